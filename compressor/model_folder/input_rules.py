@@ -69,9 +69,10 @@ def make_inputs(request: InputRequest, names: Iterable[str]) -> dict[str, Tensor
     inputs: dict[str, Tensor] = {}
     for name in names:
         rules = (rule for pattern, rule in RULES if re.fullmatch(pattern, name))
-        made = next((value for rule in rules if (value := rule(request)) is not None), None)
-        if made is not None:
-            inputs[name] = made
+        tensors = (rule(request) for rule in rules)
+        tensor = next((tensor for tensor in tensors if tensor is not None), None)
+        if tensor is not None:
+            inputs[name] = tensor
     return inputs
 
 
@@ -123,8 +124,8 @@ def _patch_mask(request: InputRequest) -> Tensor:
 
 def _patch_positions(request: InputRequest) -> Tensor:
     """Row and column of each patch, `[batch, patch, 2]`."""
-    places = torch.arange(request.side)
-    return torch.cartesian_prod(places, places).repeat(request.batch, 1, 1)
+    coordinates = torch.arange(request.side)
+    return torch.cartesian_prod(coordinates, coordinates).repeat(request.batch, 1, 1)
 
 
 RULES: tuple[tuple[str, Rule], ...] = (
