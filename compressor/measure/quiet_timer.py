@@ -19,8 +19,8 @@ class QuietTimer:
     """Times engines again while a control, which is timed in turn with them, is slower than it was before.
 
     Virtual machines have phases of many seconds in which caches or cores are shared with others. Small engines lose far
-    more in them than large ones (seen: 43% and 8%), so that ratios of engines change too. A phase that outlasts all
-    attempts counts as the speed of the machine from then on.
+    more in them than large ones, so that ratios of engines change too. A phase that outlasts all attempts counts as the
+    speed of the machine from then on.
 
     Attributes:
         timed: times engines, as `median_times`.
