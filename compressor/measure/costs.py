@@ -44,6 +44,10 @@ class GroupCosts(BaseModel):
         """The saving at any number of units, without noise: between two that were measured it is linear."""
         return float(np.interp(count, self.counts, self._smoothed))
 
+    def scaled(self, factor: float) -> GroupCosts:
+        """The row with all savings multiplied by a factor."""
+        return self.model_copy(update={"savings": tuple(factor * saving for saving in self.savings)})
+
     @property
     def cliffs(self) -> tuple[int, ...]:
         """Numbers of units that cost more than the next larger number that was measured."""
@@ -126,9 +130,7 @@ class CostTable(BaseModel):
 
     def scaled(self, factor: float) -> CostTable:
         """The table with all costs but that of dense multiplied by a factor."""
-        rows = tuple(
-            row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)}) for row in self.rows
-        )
+        rows = tuple(row.scaled(factor) for row in self.rows)
         curve = tuple((factor * total, factor * cost) for total, cost in self.curve)
         return self.model_copy(update={"whole": factor * self.whole, "rows": rows, "curve": curve})
 

@@ -200,10 +200,7 @@ def with_curve(table: CostTable, points: Sequence[tuple[Mapping[str, int], float
     saved, least = table.whole - table.least_sum, min(points[0][1], table.whole)
     if saved > 0:
         factor = (table.whole - least) / saved
-        rows = tuple(
-            row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)}) for row in table.rows
-        )
-        table = table.model_copy(update={"rows": rows})
+        table = table.model_copy(update={"rows": tuple(row.scaled(factor) for row in table.rows)})
     sums = [table.least_sum, *(table.sum_of(counts) for counts, _ in points[1:]), table.whole]
     # Noise must not make a plan with more units faster; the ends are measured best.
     times = isotonic_regression([least, *(time for _, time in points[1:]), table.whole]).x.clip(least, table.whole)

@@ -32,6 +32,30 @@ def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
     return int(min(limit for limit in limits if limit))
 
 
+def row_length(folder: ModelFolder, request: RowsConfig, *, texts: int) -> int:
+    """Number of tokens to which rows are truncated, with room for a token of each text beside the special tokens.
+
+    Args:
+        folder: its model and tokenizer limit the length.
+        request: the maximum row length.
+        texts: number of texts in a row.
+
+    Raises:
+        InputError: there is no such room.
+    """
+    longest, special = longest_row(folder, request), folder.processor.num_special_tokens_to_add(pair=texts == 2)
+    if longest < special + texts:
+        raise InputError(
+            f"{folder.path}: rows of {longest} tokens leave no room for text beside {special} special tokens;"
+            " raise --max-length",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="max_length",
+            value=longest,
+            minimum=special + texts,
+        )
+    return longest
+
+
 def pad(rows: Sequence[Any], fill: int) -> Tensor:
     """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
@@ -63,19 +87,9 @@ class LabelledTexts(Task):
         super().__init__(metric)
         self._request = request
         self._tokenizer = folder.processor
-        self._longest = longest_row(folder, request)
+        self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
         self._padding = folder.config.get_text_config().pad_token_id
-        special = self._tokenizer.num_special_tokens_to_add(pair=True)
-        if self._longest < special + 2:
-            raise InputError(
-                f"{folder.path}: rows of {self._longest} tokens leave no room for text between {special} special"
-                " tokens; raise --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self._longest,
-                minimum=special + 2,
-            )
 
     @property
     def special_ids(self) -> frozenset[int]:

@@ -20,7 +20,7 @@ from compressor.results import MetricUnit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import blocks_of, longest_row, pad
+from compressor.tasks.encoding import blocks_of, pad, row_length
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
 from compressor.tasks.retrieval import Judgements, unit_rows
@@ -94,18 +94,8 @@ class SentenceSimilarity(Task):
         self._folder, self._request = folder, request
         self._model, self._sentence, self._tokenizer = folder.model, folder.sentence, folder.processor
         self._with_token_types = takes_token_types(folder.model, folder.processor)
-        self._longest = longest_row(folder, request)
+        self._longest = row_length(folder, request, texts=1)
         self._numbers: dict[str, int] = {}
-        special = self._tokenizer.num_special_tokens_to_add()
-        if self._longest < special + 1:
-            raise InputError(
-                f"{folder.path}: rows of {self._longest} tokens leave no room for text beside {special} special tokens;"
-                " raise --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self._longest,
-                minimum=special + 1,
-            )
 
     @property
     def retrieves(self) -> bool:
