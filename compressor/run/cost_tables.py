@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,8 @@ class CostSource:
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
-        timer: times engines; it knows how fast the dense engine is on an undisturbed machine.
+        timer: times engines; its control is the engine of the whole model, which a disturbance of the machine slows
+            down more like the engines of plans than it slows down the dense engine.
     """
 
     model: PreTrainedModel
@@ -88,7 +90,8 @@ class CostSource:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, self.timer, on_progress)
+            unpruned = self._whole, self.dense
+            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, self.timer, on_progress)
         save_tables(path, key, measured)
         return measured
 
@@ -104,23 +107,28 @@ class CostSource:
             times = []
             for table in tables:
                 size = table.batch, table.seq
-                dense, seconds = self.timer.medians([self.dense, engine], self.inputs[size], 2 * _TIMED_SECONDS, size)
+                timed = [self._whole, self.dense, engine]
+                _, dense, seconds = self.timer.medians(timed, self.inputs[size], len(timed) * _TIMED_SECONDS, size)
                 times.append(table.dense * seconds / dense)
             self.engines.discard(engine)
         return times
 
     def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
-        whole = self.engines.build(self.engines.reference.plan)
         rescaled = []
         with self.log.stage("timing the whole model"):
             for table in tables:
                 size = table.batch, table.seq
-                medians = self.timer.medians([self.dense, whole], self.inputs[size], _REMEASURED_SECONDS, size)
-                dense, now = (1e3 * seconds for seconds in medians)
-                rescaled.append(table.scaled(now / table.whole).model_copy(update={"dense": dense}))
-        self.engines.discard(whole)
+                timed = [self._whole, self.dense]
+                medians = self.timer.medians(timed, self.inputs[size], _REMEASURED_SECONDS, size)
+                whole, dense = (1e3 * seconds for seconds in medians)
+                rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
         return rescaled
+
+    @functools.cached_property
+    def _whole(self) -> Engine:
+        """The engine of the whole model, of the same runtime and precision as those of plans."""
+        return self.engines.build(self.engines.reference.plan)
 
     def _key(self) -> dict[str, str]:
         """Everything that times depend on."""

@@ -152,7 +152,7 @@ def measure_times(
     engines: PlanEngines,
     groups: Sequence[PrunableGroup],
     macs_table: CostTable,
-    dense: Engine,
+    unpruned: tuple[Engine, Engine],
     inputs: Mapping[Size, Feeds],
     timer: QuietTimer,
     on_progress: ProgressCallback,
@@ -168,7 +168,7 @@ def measure_times(
         engines: builds the engine of a plan.
         groups: the groups.
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
-        dense: the runtime's own engine of the whole model.
+        unpruned: engines of the whole model: as plans are built, and the runtime's own.
         inputs: one batch of inputs for each size.
         timer: times the engines.
         on_progress: called with (engines, all engines).
@@ -178,12 +178,11 @@ def measure_times(
     for number, members in enumerate(classes):
         share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
         cases += [(number, count) for count in measured_counts(members[0], share)]
-    whole = engines.build(engines.reference.plan)
-    shares = _time_cases(engines, classes, cases, whole, inputs, timer, on_progress)
+    shares = _time_cases(engines, classes, cases, unpruned[0], inputs, timer, on_progress)
     plans = _plans_of_all(groups)
     tables = []
-    timed = _time_together(engines, groups, plans, [dense, whole], inputs, timer)
-    for size, (dense_time, whole_time, *times) in timed.items():
+    timed = _time_together(engines, groups, plans, unpruned, inputs, timer)
+    for size, (whole_time, dense_time, *times) in timed.items():
         savings = {case: whole_time * by_size[size] for case, by_size in shares.items()}
         table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
         tables.append(with_curve(table, list(zip(plans, times, strict=True))))
