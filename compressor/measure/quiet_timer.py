@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from compressor.measure.timing import median_times
 from compressor.targets.base import Engine, Feeds
 
-EXCESS = 1.04
+EXCESS = 1.03
 """Ratio of the control's time to its fastest from which on the machine counts as disturbed."""
-ATTEMPTS = 5
-"""Times that engines are timed before the control's new speed counts as that of the machine."""
+PATIENCE_SECONDS = 90.0
+"""Seconds that engines are timed before the control's new speed counts as that of the machine."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class QuietTimer:
         """
         key = (str(engines[0].path), size)
         attempts: list[list[float]] = []
-        while len(attempts) < ATTEMPTS:
+        while len(attempts) < max(2, round(PATIENCE_SECONDS / seconds)):
             attempts.append(self.timed(engines, feeds, seconds))
             control = attempts[-1][0]
             fastest = self._fastest.setdefault(key, control)

@@ -24,7 +24,7 @@ from compressor.units import PrunableGroup
 
 _REMEASURED_SECONDS = 2.0
 """Time spent on the engines of the whole model where a stored table is used."""
-_TIMED_SECONDS = 4.0
+_TIMED_SECONDS = 3.0
 """Time spent on each engine of a plan at each size."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from compressor.measure.quiet_timer import ATTEMPTS, EXCESS, QuietTimer
+from compressor.measure.quiet_timer import EXCESS, PATIENCE_SECONDS, QuietTimer
 
 CONTROL: Any = SimpleNamespace(path=Path("control"))
+ATTEMPTS = 5
 
 
 class Clock:
@@ -28,7 +29,7 @@ class Clock:
 
 
 def medians(timer: QuietTimer, size: int = 1) -> list[float]:
-    return timer.medians([CONTROL, CONTROL], {}, 1.0, size)
+    return timer.medians([CONTROL, CONTROL], {}, PATIENCE_SECONDS / ATTEMPTS, size)
 
 
 def test_engines_are_timed_once_while_the_control_is_as_fast() -> None:
