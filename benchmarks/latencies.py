@@ -5,16 +5,16 @@
 
 The model is that of `benchmarks.quantization`. Losses and the cost table of an engine are measured once, for all of
 its sizes. For each latency, units are allocated in rounds as in a run of `compress`; the engine of the plan is then
-built afresh and timed in turn with the dense engine. Ratios to the dense engine are compared: the latency, the first
-prediction and the last measurement are each divided by the dense engine's time of the same measurement. The weights of
-plans are not refitted, which does not change times.
+built afresh and timed in turn with two engines of the whole model: the dense one, ONNX Runtime's fused fp32, and that
+of the plan's runtime and precision. Its ratio to each of them is compared with that of the latency. On a machine that
+is disturbed, the latter repeats better. The weights of plans are not refitted, which does not change times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from benchmarks.quantization import SETS, rows_file, starting_model
 from benchmarks.speed import table
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
+from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs
 from compressor.run.budget import EXCESS, UNUSED, Constraint, macs_of, meet
@@ -36,6 +37,7 @@ from compressor.run.choose_engine import choices
 from compressor.run.cost_tables import CostSource
 from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
+from compressor.run.measure_costs import keep_counts
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.prune import inputs_of, pruner_of
 from compressor.run.run_log import RunLog
@@ -48,6 +50,8 @@ from compressor.workdir import open_workdir
 ENGINES = {"ort": ("ort", "fp32"), "openvino": ("openvino", "int8")}
 SIZES = ((1, 64), (1, 128), (1, 384), (8, 64), (8, 128))
 """Batch sizes and lengths, of which each latency has the next."""
+SECONDS = 45.0
+"""Time spent on the three engines of a plan that is delivered."""
 MARGIN = 0.1
 """Distance of the drawn latencies from the least possible and from the whole model's, as a share of the logarithm."""
 
@@ -132,8 +136,7 @@ def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, 
 
     groups = run.model.groups
     allocation = meet(groups, timing.losses, [Constraint(cost_table, budget)], measure)
-    (delivered,) = run.costs.time_plan(allocation.counts, [cost_table])
-    used = delivered / budget
+    to_dense, to_whole = deliver(run.costs, allocation.counts, cost_table)
     return {
         "batch": cost_table.batch,
         "tokens": cost_table.seq,
@@ -141,9 +144,21 @@ def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, 
         "dense": cost_table.dense,
         "first": measured[0][0] / measured[0][1],
         "rounds": len(measured),
-        "used": used,
-        "met": used <= EXCESS,
+        "used": to_dense / budget,
+        "used by whole": to_whole / budget,
     }
+
+
+def deliver(costs: CostSource, counts: Mapping[str, int], cost_table: CostTable) -> tuple[float, float]:
+    """Milliseconds of the engine of a plan, built afresh, by its ratio to the dense engine and to the whole model's.
+
+    All three are timed in turn; the table has the times that both ratios are multiplied by.
+    """
+    engine = costs.engines.build(keep_counts(costs.engines.reference.plan, costs.groups, counts))
+    timed = [costs.whole, costs.dense, engine]
+    whole, dense, seconds = paired_times(timed, costs.inputs[cost_table.batch, cost_table.seq], SECONDS)
+    costs.engines.discard(engine)
+    return cost_table.dense * seconds / dense, cost_table.whole * seconds / whole
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -156,19 +171,20 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             "of dense": f"{row['budget'] / row['dense']:.2f}",
             "first prediction over measured": f"{row['first']:.3f}",
             "rounds": row["rounds"],
-            "delivered over latency": f"{row['used']:.3f}",
-            "met": "yes" if row["met"] else "no",
+            "delivered over latency, by dense": f"{row['used']:.3f}",
+            "by the whole model": f"{row['used by whole']:.3f}",
         }
         for row in rows
     ]
     print(table(lines))
+    for name, key in (("dense", "used"), ("the whole model", "used by whole")):
+        used = [row[key] for row in rows]
+        print(
+            f"\nby {name}: {sum(share <= EXCESS for share in used)} of {len(rows)} met (within {EXCESS}), of which"
+            f" {sum(UNUSED <= share <= EXCESS for share in used)} use at least {UNUSED:.0%}"
+        )
     error = float(np.median([abs(row["first"] - 1) for row in rows]))
-    print(
-        f"\n{sum(row['met'] for row in rows)} of {len(rows)} met (within {EXCESS}), of which"
-        f" {sum(row['met'] and row['used'] >= UNUSED for row in rows)} use at least {UNUSED:.0%};"
-        f" median error of the first prediction {error:.1%}",
-        flush=True,
-    )
+    print(f"median error of the first prediction {error:.1%}", flush=True)
 
 
 def main() -> None:

@@ -4,13 +4,12 @@ from compressor.measure.bench import BenchResult, bench, facts, file_bytes, requ
 from compressor.measure.bench_folder import bench_folder
 from compressor.measure.bootstrap import Interval, paired_interval
 from compressor.measure.macs import macs
-from compressor.measure.quiet_timer import QuietTimer
-from compressor.measure.timing import interleave, median_times, saved_share
+from compressor.measure.timing import interleave, saved_share
+from compressor.measure.turns import median_times, paired_times
 
 __all__ = [
     "BenchResult",
     "Interval",
-    "QuietTimer",
     "bench",
     "bench_folder",
     "facts",
@@ -19,6 +18,7 @@ __all__ = [
     "macs",
     "median_times",
     "paired_interval",
+    "paired_times",
     "require_run",
     "saved_share",
 ]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure.throughput import rows_per_second
-from compressor.measure.timing import median_times, wait_until_idle
+from compressor.measure.timing import wait_until_idle
+from compressor.measure.turns import median_times
 from compressor.progress import Listener, NullListener
 from compressor.targets import Engine, Feeds, Precision, target
 from compressor.targets.random_inputs import random_feeds

@@ -5,9 +5,8 @@ Times are taken in rounds: several calls of one engine after another. A pair of 
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,7 +24,7 @@ ROUNDS = (10, 100)
 """Minimum and maximum number of pairs of rounds; too few would give no useful interval."""
 OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
-_ROUND_SECONDS = 0.1
+ROUND_SECONDS = 0.1
 """Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement."""
 _QUIET_SECONDS = 0.005
 """Duration without computation after which a process counts as idle; twice in a row."""
@@ -119,41 +118,6 @@ def interleave(
     )
 
 
-def median_times(
-    engines: Sequence[Engine],
-    feeds: Feeds,
-    seconds: float,
-    *,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
-) -> list[float]:
-    """Median seconds of a call of each engine, timed in rounds in turn; every second turn goes backwards.
-
-    Args:
-        engines: the engines.
-        feeds: one batch of inputs.
-        seconds: approximate duration; at least four rounds of each engine are timed.
-        wait: returns when no thread of earlier calls computes.
-        clock: returns seconds; None: `time.perf_counter`.
-    """
-    clock = clock or time.perf_counter
-    calls = [functools.partial(engine.run, feeds) for engine in engines]
-    for call in calls:
-        for _ in range(WARM_UP_CALLS):
-            call()
-    times: list[list[float]] = [[] for _ in engines]
-    start, turn = clock(), 0
-    while turn < 4 or clock() - start < seconds:
-        order = range(len(engines)) if turn % 2 == 0 else reversed(range(len(engines)))
-        for index in order:
-            probe = _round(calls[index], 1, wait, clock)[0]
-            times[index] += _round(
-                calls[index], int(np.clip(_ROUND_SECONDS / probe, *ROUND_CALLS)), lambda: None, clock
-            )
-        turn += 1
-    return [float(np.median(sample)) for sample in times]
-
-
 def alternate_calls(
     first: Callable[[], object],
     second: Callable[[], object],
@@ -186,14 +150,14 @@ def alternate_calls(
     start = clock()
     wait()
     idle = clock() - start
-    pair = sum(float(np.median(_round(call, PROBE_CALLS, wait, clock))) for call in (first, second))
-    calls = int(np.clip(2 * _ROUND_SECONDS / pair, *ROUND_CALLS))
+    pair = sum(float(np.median(timed_round(call, PROBE_CALLS, wait, clock))) for call in (first, second))
+    calls = int(np.clip(2 * ROUND_SECONDS / pair, *ROUND_CALLS))
     planned = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *ROUNDS))
     start, number = clock(), 0
     while number < planned and (number < ROUNDS[0] or clock() - start < OVERTIME * seconds):
         times = np.empty((2, calls))
         for side in (0, 1) if number % 2 == 0 else (1, 0):
-            times[side] = _round((first, second)[side], calls, wait, clock)
+            times[side] = timed_round((first, second)[side], calls, wait, clock)
         if on_progress is not None:
             on_progress(number + 1, planned)
         yield times
@@ -202,7 +166,7 @@ def alternate_calls(
             planned, needs_more = 2 * planned, None
 
 
-def _round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
+def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
     """Seconds of each timed call of one round, which begins with a call that is not timed."""
     wait()
     call()

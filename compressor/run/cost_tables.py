@@ -6,12 +6,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, machine
-from compressor.measure import QuietTimer
+from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
 from compressor.run.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
@@ -22,10 +22,8 @@ from compressor.targets.base import Feeds
 from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
-_REMEASURED_SECONDS = 2.0
-"""Time spent on the engines of the whole model where a stored table is used."""
-_TIMED_SECONDS = 3.0
-"""Time spent on each engine of a plan at each size."""
+_TIMED_SECONDS = 8.0
+"""Time spent on each of two engines that are timed in turn, at each size."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -41,8 +39,6 @@ class CostSource:
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
-        timer: times engines; its control is the engine of the whole model, which a disturbance of the machine slows
-            down more like the engines of plans than it slows down the dense engine.
     """
 
     model: PreTrainedModel
@@ -51,7 +47,6 @@ class CostSource:
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
-    timer: QuietTimer = field(default_factory=QuietTimer)
 
     def counted(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
@@ -90,26 +85,28 @@ class CostSource:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            unpruned = self._whole, self.dense
-            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, self.timer, on_progress)
+            unpruned = self.whole, self.dense
+            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, on_progress)
         save_tables(path, key, measured)
         return measured
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
-        """Milliseconds of a call of the engine of a plan at the size of each table, timed in turn with dense.
+        """Milliseconds of a call of the engine of a plan at the size of each table.
+
+        The engine is timed in turn with that of the whole model in the same precision, which a disturbance of the
+        machine slows down more alike than the dense engine; the table has the ratio of those two.
 
         Args:
             counts: name of the group -> number of units that the plan keeps; the others keep all.
-            tables: tables of times; each gives the time of the dense engine that ratios are related to.
+            tables: tables of times.
         """
         with self.log.stage("timing the plan"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
             times = []
             for table in tables:
-                size = table.batch, table.seq
-                timed = [self._whole, self.dense, engine]
-                _, dense, seconds = self.timer.medians(timed, self.inputs[size], len(timed) * _TIMED_SECONDS, size)
-                times.append(table.dense * seconds / dense)
+                feeds = self.inputs[table.batch, table.seq]
+                whole, seconds = paired_times([self.whole, engine], feeds, 2 * _TIMED_SECONDS)
+                times.append(table.whole * seconds / whole)
             self.engines.discard(engine)
         return times
 
@@ -118,15 +115,14 @@ class CostSource:
         rescaled = []
         with self.log.stage("timing the whole model"):
             for table in tables:
-                size = table.batch, table.seq
-                timed = [self._whole, self.dense]
-                medians = self.timer.medians(timed, self.inputs[size], _REMEASURED_SECONDS, size)
-                whole, dense = (1e3 * seconds for seconds in medians)
+                feeds = self.inputs[table.batch, table.seq]
+                seconds = paired_times([self.whole, self.dense], feeds, 2 * _TIMED_SECONDS)
+                whole, dense = (1e3 * value for value in seconds)
                 rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
         return rescaled
 
     @functools.cached_property
-    def _whole(self) -> Engine:
+    def whole(self) -> Engine:
         """The engine of the whole model, of the same runtime and precision as those of plans."""
         return self.engines.build(self.engines.reference.plan)
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from scipy.optimize import isotonic_regression
 
 import graph_passes
-from compressor.measure import QuietTimer, macs
+from compressor.measure import macs, paired_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.run.plan_engines import PlanEngines
@@ -35,6 +35,8 @@ _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
 _SECONDS = 0.5
 """Time spent on each engine at each size; at least four rounds."""
+_SECONDS_OF_ALL = 3.0
+"""Time spent on each engine in which all groups keep the same share, and on those of the whole model."""
 
 
 def keep_counts(plan: Plan, groups: Sequence[PrunableGroup], counts: Mapping[str, int]) -> Plan:
@@ -154,7 +156,6 @@ def measure_times(
     macs_table: CostTable,
     unpruned: tuple[Engine, Engine],
     inputs: Mapping[Size, Feeds],
-    timer: QuietTimer,
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
@@ -170,7 +171,6 @@ def measure_times(
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
         inputs: one batch of inputs for each size.
-        timer: times the engines.
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
@@ -178,10 +178,10 @@ def measure_times(
     for number, members in enumerate(classes):
         share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
         cases += [(number, count) for count in measured_counts(members[0], share)]
-    shares = _time_cases(engines, classes, cases, unpruned[0], inputs, timer, on_progress)
+    shares = _time_cases(engines, classes, cases, unpruned[0], inputs, on_progress)
     plans = _plans_of_all(groups)
     tables = []
-    timed = _time_together(engines, groups, plans, unpruned, inputs, timer)
+    timed = _time_together(engines, groups, plans, unpruned, inputs)
     for size, (whole_time, dense_time, *times) in timed.items():
         savings = {case: whole_time * by_size[size] for case, by_size in shares.items()}
         table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
@@ -212,7 +212,6 @@ def _time_cases(
     cases: Sequence[Case],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
-    timer: QuietTimer,
     on_progress: ProgressCallback,
 ) -> dict[Case, dict[Size, float]]:
     """The share of the whole model's time that one group saves at a number of units, by case and size."""
@@ -226,7 +225,7 @@ def _time_cases(
             for number, count in batch
         ]
         for size, feeds in inputs.items():
-            reference, *times = timer.medians([whole, *built], feeds, _SECONDS * (len(built) + 1), size)
+            reference, *times = paired_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
             for case, seconds in zip(batch, times, strict=True):
                 shares[case][size] = (1 - seconds / reference) / len(classes[case[0]])
         for engine in built:
@@ -281,12 +280,11 @@ def _time_together(
     plans: Sequence[Mapping[str, int]],
     unpruned: Sequence[Engine],
     inputs: Mapping[Size, Feeds],
-    timer: QuietTimer,
 ) -> dict[Size, list[float]]:
     """Milliseconds of engines of the whole model and of those of plans at each size, all timed in turn."""
     built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in plans]
     timed = [*unpruned, *built]
-    times = {size: timer.medians(timed, feeds, 2 * _SECONDS * len(timed), size) for size, feeds in inputs.items()}
+    times = {size: paired_times(timed, feeds, _SECONDS_OF_ALL * len(timed)) for size, feeds in inputs.items()}
     for engine in built:
         engines.discard(engine)
     return {size: [1e3 * value for value in seconds] for size, seconds in times.items()}

@@ -1,0 +1,82 @@
+"""Time several engines in rounds in turn, so that disturbances of the machine affect all of them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from compressor.measure.timing import ROUND_CALLS, ROUND_SECONDS, WARM_UP_CALLS, Clock, timed_round, wait_until_idle
+from compressor.targets.base import Engine, Feeds
+
+
+def median_times(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[float]:
+    """Median seconds of a call of each engine, timed in rounds in turn; every second turn goes backwards.
+
+    Args:
+        engines: the engines.
+        feeds: one batch of inputs.
+        seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
+    """
+    turns = list(_turns(engines, feeds, seconds, wait, clock))
+    return [float(np.median([call for turn in turns for call in turn[index]])) for index in range(len(engines))]
+
+
+def paired_times(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[float]:
+    """Seconds of a call of each engine, whose ratios repeat on a machine that is disturbed.
+
+    The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
+    engine is the median time of the first engine, the control, multiplied by the median ratio of neighbouring rounds of
+    both. Such ratios repeat far better than those of medians, the more so the more alike the engines are.
+
+    Args:
+        engines: the engines; the first one is the control.
+        feeds: one batch of inputs.
+        seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
+    """
+    turns = _turns(engines, feeds, seconds, wait, clock)
+    medians = np.array([[np.median(times) for times in turn] for turn in turns])
+    ratios = np.median(medians / medians[:, :1], axis=0)
+    times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
+    return times
+
+
+def _turns(
+    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
+) -> Iterator[list[list[float]]]:
+    """Seconds of every timed call of each engine, turn by turn; every second turn goes backwards."""
+    clock = clock or time.perf_counter
+    calls = [functools.partial(engine.run, feeds) for engine in engines]
+    for call in calls:
+        for _ in range(WARM_UP_CALLS):
+            call()
+    start, number = clock(), 0
+    while number < 4 or clock() - start < seconds:
+        times: list[list[float]] = [[] for _ in engines]
+        order = range(len(engines)) if number % 2 == 0 else reversed(range(len(engines)))
+        for index in order:
+            probe = timed_round(calls[index], 1, wait, clock)[0]
+            repeats = int(np.clip(ROUND_SECONDS / probe, *ROUND_CALLS))
+            times[index] = timed_round(calls[index], repeats, lambda: None, clock)
+        yield times
+        number += 1
