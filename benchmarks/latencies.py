@@ -1,6 +1,7 @@
 """Draw latencies between the least possible and the whole model's, and print whether the plans for them meet them.
 
     python -m benchmarks.latencies sst2              # 20 latencies: ONNX Runtime in fp32 and OpenVINO in int8
+    python -m benchmarks.latencies sst2 --threads 1  # one thread, which is disturbed less on a shared machine
     python -m benchmarks.latencies sst2 --number 4 --engines ort
 
 The model is that of `benchmarks.quantization`. Losses and the cost table of an engine are measured once, for all of
@@ -74,7 +75,13 @@ class Timing:
 
 
 def prepare(
-    engine: str, name: str, folder: Path, scratch: Path, log: RunLog, timed: Sequence[tuple[int, int]] = SIZES
+    engine: str,
+    name: str,
+    folder: Path,
+    scratch: Path,
+    log: RunLog,
+    timed: Sequence[tuple[int, int]] = SIZES,
+    threads: int | None = None,
 ) -> Timing:
     """Export the model, build the dense engine, and measure losses and the cost table of each size."""
     runtime, precision = ENGINES[engine]
@@ -89,6 +96,7 @@ def prepare(
         "seq": sorted({seq for _, seq in timed}),
         "shapes": shapes,
         "speedup": 2,
+        "threads": threads,
         "statistics": folder / "statistics",
         "out": scratch / "out",
     }
@@ -193,6 +201,9 @@ def main() -> None:
     parser.add_argument("name", choices=list(SETS))
     parser.add_argument("--number", type=int, default=10, help="latencies for each engine")
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument(
+        "--threads", type=int, help="threads of the engines; default: as many as cores, whose disturbances add up"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     args = parser.parse_args()
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}; seed 0", flush=True)
@@ -200,11 +211,12 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for engine in args.engines:
-        file = folder / f"latencies-{engine}.json"
+        stem = f"latencies-{engine}" if args.threads is None else f"latencies-{engine}-threads{args.threads}"
+        file = folder / f"{stem}.json"
         stored: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
         if len(stored) < args.number:
-            with open_workdir(folder / f"latencies-{engine}", force=True) as work:
-                timing = prepare(engine, args.name, folder, work.scratch, RunLog(Console()))
+            with open_workdir(folder / stem, force=True) as work:
+                timing = prepare(engine, args.name, folder, work.scratch, RunLog(Console()), threads=args.threads)
                 for number in range(len(stored), args.number):
                     numbers = request(timing, number, np.random.default_rng(number))
                     stored.append({"engine": engine, **numbers})
