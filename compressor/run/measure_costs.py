@@ -27,13 +27,15 @@ _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 _SHARES_OF_FEW = (0.0, 1 / 2)
 """Shares where a group accounts for little of the multiply-accumulates."""
 _LITTLE = 0.05
+_NEGLIGIBLE = 0.01
+"""Share of the multiply-accumulates below which times are not resolved: costs are in proportion to the former."""
 _SHARES_OF_ALL = (0.0, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Shares of the units of all groups, at which times are compared with the sums of costs."""
-TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_ALL)
+TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_ALL, (_NEGLIGIBLE,))
 """Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
-_SECONDS = 0.5
+_SECONDS = 0.75
 """Time spent on each engine at each size; at least four rounds."""
 _SECONDS_OF_ALL = 3.0
 """Time spent on each engine in which all groups keep the same share, and on those of the whole model."""
@@ -174,16 +176,21 @@ def measure_times(
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
+    counted = {
+        number: macs_table.saving(members[0].name, 0) / macs_table.whole for number, members in enumerate(classes)
+    }
     cases = []
     for number, members in enumerate(classes):
-        share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
-        cases += [(number, count) for count in measured_counts(members[0], share)]
+        share = len(members) * counted[number]
+        if share >= _NEGLIGIBLE:
+            cases += [(number, count) for count in measured_counts(members[0], share)]
     shares = _time_cases(engines, classes, cases, unpruned[0], inputs, on_progress)
     plans = _plans_of_all(groups)
     tables = []
     timed = _time_together(engines, groups, plans, unpruned, inputs)
     for size, (whole_time, dense_time, *times) in timed.items():
-        savings = {case: whole_time * by_size[size] for case, by_size in shares.items()}
+        savings = {(number, 0): whole_time * share for number, share in counted.items()}
+        savings |= {case: whole_time * by_size[size] for case, by_size in shares.items()}
         table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
         tables.append(with_curve(table, list(zip(plans, times, strict=True))))
     return tables
@@ -247,12 +254,14 @@ def _time_table(
     rows = []
     for number, members in enumerate(classes):
         counts = [count for case_class, count in savings if case_class == number]
+        times = [savings[number, count] for count in counts]
         rows.append(
             GroupCosts(
                 groups=tuple(group.name for group in members),
                 type=members[0].type,
                 counts=(*counts, members[0].units),
-                savings=(*(savings[number, count] for count in counts), 0.0),
+                # An empty group computes nothing, so that what it takes longer by is noise.
+                savings=(max(*times, 0.0), *times[1:], 0.0),
             )
         )
     return CostTable(

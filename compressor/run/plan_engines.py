@@ -29,8 +29,8 @@ _NORM_SECONDS = 0.3
 class PlanEngines:
     """Builds the engine of any plan of one model, to time it.
 
-    Quantizing a graph takes far longer than building its engine. Therefore the graph of the whole model is quantized
-    once, and plans are carried out on the quantized graph.
+    The graph of the whole model is written once, quantized where the engine is, and plans are carried out on it:
+    quantizing a graph takes far longer than building its engine.
 
     Attributes:
         reference: the reference graph of the whole model, with a gate for each group.
@@ -50,10 +50,12 @@ class PlanEngines:
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def graph(self, plan: Plan) -> ir.Model:
-        """The graph of a plan: in floats, or with the products of the quantized graph of the whole model."""
-        if self.choice.quantized_graph is None:
-            return self.float_graph(plan)
-        path, products = self._quantized
+        """The graph of a plan, with the products and the positions of the graph of the whole model.
+
+        Where a plan removes the last attentions, even fewer positions are read. They are computed all the same, because
+        the cost of a group would otherwise depend on what is left of the others.
+        """
+        path, products = self._whole
         model = graph_passes.load(path)
         Normalize()(model)
         InsertProductGates(plan, products)(model)
@@ -81,13 +83,14 @@ class PlanEngines:
         shutil.rmtree(engine.path.parent, ignore_errors=True)
 
     @functools.cached_property
-    def _quantized(self) -> tuple[Path, Mapping[str, tuple[str, ...]]]:
-        """The quantized graph of the whole model, and the products of each group."""
+    def _whole(self) -> tuple[Path, Mapping[str, tuple[str, ...]]]:
+        """The graph of the whole model, in floats or quantized, and the products of each group."""
         gated = graph_passes.load(self.reference.path)
         Normalize()(gated)
         products = products_of_groups(gated)
         self.scratch.mkdir(parents=True, exist_ok=True)
-        plain = self.scratch / "whole.onnx"
-        graph_passes.save(self.float_graph(self.reference.plan), plain)
-        assert self.choice.quantized_graph is not None
-        return quantize_as(self.choice.quantized_graph, plain, [self.row]).path, products
+        path = self.scratch / "whole.onnx"
+        graph_passes.save(self.float_graph(self.reference.plan), path)
+        if self.choice.quantized_graph is not None:
+            path = quantize_as(self.choice.quantized_graph, path, [self.row]).path
+        return path, products
