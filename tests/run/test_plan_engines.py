@@ -83,6 +83,19 @@ def test_counts_are_linear_in_the_number_of_units(
     assert all([group] in classes for group in last)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_group_saves_does_not_depend_on_the_others(
+    reference: ExportedGraph, groups: list[PrunableGroup], tmp_path: Path, seed: int
+) -> None:
+    engines = plan_engines(reference, "", tmp_path)
+    _, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    rng = np.random.default_rng(seed)
+    # Without its last attentions, a graph would read fewer positions.
+    counts = {group.name: int(rng.choice([0, group.units // 2, group.units])) for group in groups}
+    graph = engines.graph(keep_counts(reference.plan, groups, counts))
+    assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
+
+
 def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: Path) -> None:
     model, inputs = GROUPED(0)
     groups = find_groups(model, inputs, group_by="query")
