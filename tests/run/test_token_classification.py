@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from compressor.tasks import open_data
 from compressor.units import gated
 from graph_passes import Plan
 from tests.folders import rows_config
-from tests.run.runs import learning_recipe
+from tests.run.runs import learn, learning_recipe
 from tests.tasks.questions import wordpieces
 from tests.tasks.tags import bert, conll, sentence
 
@@ -78,3 +79,25 @@ def assert_equal_to_the_pipeline(out: Path) -> None:
         scored = tags[special[row] == 0]
         assert [token["entity"] for token in answer] == [folder.config.id2label[index] for index in scored.argmax(-1)]
         assert np.array([token["score"] for token in answer]) == pytest.approx(scored.max(-1), abs=1e-4)
+
+
+@pytest.mark.parametrize("rows", ["words.jsonl", "texts.txt"])
+def test_rows_without_tags_are_enough_to_prune_and_distill(rows: str, trained: Path, tmp_path: Path) -> None:
+    sentences = [sentence(seed)["words"] for seed in range(100, 132)]
+    with (tmp_path / rows).open("w") as file:
+        lines = sentences if rows == "words.jsonl" else [" ".join(words) for words in sentences]
+        file.writelines((json.dumps({"words": line}) if rows == "words.jsonl" else line) + "\n" for line in lines)
+    labelled = str(trained / "rows.conll")
+    fields = {"data": str(tmp_path / rows), "eval_data": labelled, "test_data": labelled, "metric": "accuracy"}
+    budget = {"keep": None, "steps": None, "macs": "70%"}
+    learned = learn(
+        learning_recipe(trained, tmp_path / "out", **fields, **budget, distill=True, distill_steps=4, max_length=16)
+    )
+    assert NoteCode.ROWS_UNLABELLED in learned.codes
+    assert learned.codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN}
+
+
+def test_heads_are_learned_from_tags(trained: Path, tmp_path: Path) -> None:
+    rows = str(trained / "rows.conll")
+    learned = learn(learning_recipe(trained, tmp_path / "out", data=rows, eval_data=rows, test_data=rows))
+    assert learned.selected.plan.heads_kept == 1
