@@ -28,7 +28,7 @@ class NoteCode(StrEnum):
     ROWS_SET_ASIDE = "rows-set-aside"
     """Evaluation or test rows were taken out of other rows."""
     ROWS_LEFT_OUT = "rows-left-out"
-    """Rows of text without a token that can be masked."""
+    """Rows of text without a token that is scored, such as empty lines."""
     WORDS_CUT = "words-cut"
     """Words beyond the maximum length of a row have tags that are not scored."""
     TEST_IS_EVAL = "test-is-eval"

@@ -15,12 +15,8 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
-from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import blocks_of
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric, perplexity, share
-from compressor.tasks.row_store import RowStore
 from compressor.tasks.token_labels import TokenLabels
 
 MASKED_SHARE = 0.15
@@ -36,7 +32,7 @@ class FillMask(TokenLabels):
     In each row 15% of the tokens are masked, at least one, all at once. Which ones depends on the tokens of the row
     alone, so that every model, every engine and every evaluation gets the same. The pseudo-perplexity is `exp` of the
     mean loss of the masked tokens. Salazar et al. (2020, "Masked language model scoring") mask each token of a text by
-    itself, which takes as many forwards as there are tokens, and gives lower values.
+    itself, which takes as many forwards as there are tokens, and usually gives lower values.
 
     Args:
         folder: its tokenizer encodes the text.
@@ -50,11 +46,11 @@ class FillMask(TokenLabels):
 
     name = "fill-mask"
     metrics: ClassVar[tuple[Metric, ...]] = (_ACCURACY, _PSEUDO_PERPLEXITY)
-    text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
-        if self._tokenizer.mask_token_id is None:
+        self._mask_id, self._special_ids = self._tokenizer.mask_token_id, frozenset(self._tokenizer.all_special_ids)
+        if self._mask_id is None:
             raise InputError(
                 f"{folder.path}: its tokenizer has no mask token (mask_token), so no token can be masked; save the"
                 " tokenizer that the model was trained with",
@@ -80,36 +76,22 @@ class FillMask(TokenLabels):
         self.notes = (Note(text=text, code=NoteCode.METRIC_SETTINGS),)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts with masked tokens, whose ids are the labels; rows without a token to mask are left out.
+        """Encode texts with masked tokens, whose ids are the labels; rows without a token to mask are left out."""
+        return self.encode_texts(rows, source)
 
-        Raises:
-            InputError: no row has a token to mask.
+    def label_text(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids with some masked, and the ids of the masked tokens.
+
+        Special tokens, with that of unknown words, are not masked. The seed is a hash of the ids.
         """
-        (column,) = self.text_columns.find(rows, self._request.text_columns, source)
-        store, encoded = RowStore(), 0
-        for _, block in blocks_of(rows):
-            examples = [
-                masked for ids in self._tokenize(list(block[column])) if (masked := self._mask(ids)) is not None
-            ]
-            encoded += len(examples)
-            columns = {
-                "input_ids": [ids for ids, _ in examples],
-                "labels": [labels for _, labels in examples],
-                "length": [len(ids) for ids, _ in examples],
-            }
-            if examples:
-                store.add(Dataset.from_dict(columns).data.table)
-        if not encoded:
-            raise InputError(
-                f"{source}: no row has a token that can be masked; give rows of text",
-                code=ErrorCode.TOO_FEW_ROWS,
-                column=column,
-                rows=0,
-            )
-        if encoded < len(rows):
-            text = f"{source}: {len(rows) - encoded} of {len(rows)} rows have no token to mask and are left out"
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.ROWS_LEFT_OUT))
-        return store.finish()
+        positions = [position for position, token in enumerate(ids) if token not in self._special_ids]
+        masked, labels = list(ids), [IGNORED] * len(ids)
+        if positions:
+            seed = int.from_bytes(hashlib.sha256(np.array(ids, np.int64).tobytes()).digest()[:8], "little")
+            count = max(1, round(MASKED_SHARE * len(positions)))
+            for position in np.random.default_rng(seed).choice(positions, count, replace=False).tolist():
+                masked[position], labels[position] = self._mask_id, ids[position]
+        return masked, labels
 
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """The number of correct tokens of a row, or their summed loss in nats, and the number of all masked ones."""
@@ -117,27 +99,3 @@ class FillMask(TokenLabels):
             return (logits.argmax(-1) == labels).sum(), len(labels)
         losses = cross_entropy(torch.from_numpy(logits).float(), torch.from_numpy(labels), reduction="none")
         return float(losses.double().sum()), len(labels)
-
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        with quiet_transformers():
-            ids: list[list[int]] = self._tokenizer(texts, truncation=True, max_length=self._longest)["input_ids"]
-        return ids
-
-    def _mask(self, ids: list[int]) -> tuple[list[int], list[int]] | None:
-        """The ids with some masked, and the labels; None without a token to mask.
-
-        Special tokens are not masked; the seed is a hash of the ids.
-        """
-        special = frozenset(self._tokenizer.all_special_ids)
-        positions = [position for position, token in enumerate(ids) if token not in special]
-        if not positions:
-            return None
-        seed = int.from_bytes(hashlib.sha256(np.array(ids, np.int64).tobytes()).digest()[:8], "little")
-        count = max(1, round(MASKED_SHARE * len(positions)))
-        chosen = np.random.default_rng(seed).choice(positions, count, replace=False)
-        masked, labels = list(ids), [IGNORED] * len(ids)
-        for position in chosen.tolist():
-            masked[position], labels[position] = self._tokenizer.mask_token_id, ids[position]
-        return masked, labels

@@ -64,6 +64,10 @@ class TagIds:
         self.names = tuple(names)
         self._ids = {name: index for index, name in enumerate(names)}
 
+    def number(self, name: str) -> int | None:
+        """The class of a tag; None if the model does not have it."""
+        return self._ids.get(name)
+
     def of(
         self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
     ) -> list[list[int]]:

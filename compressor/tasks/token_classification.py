@@ -29,7 +29,7 @@ from compressor.tasks.tagged_words import (
     word_column,
     words_of,
 )
-from compressor.tasks.token_labels import TokenLabels
+from compressor.tasks.token_labels import TokenLabels, table_of
 
 _F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
 _ACCURACY = Metric("accuracy", share, MetricUnit.POINTS, maximum=1.0)
@@ -58,6 +58,7 @@ class TokenClassification(TokenLabels):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         require_fast_tokenizer(folder, "which word a token is a part of")
         super().__init__(folder, request, metric)
+        self._special_ids = frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         names = folder.config.id2label or {}
         self._tags = TagIds([str(names[index]) for index in sorted(names)])
         other = next((name for name in self._tags.names if not is_entity_tag(name)), None)
@@ -84,14 +85,32 @@ class TokenClassification(TokenLabels):
         self.notes = (Note(text=text, code=NoteCode.METRIC_SETTINGS),)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode words as tokens, with the class of the tag at the first piece of each word as its label."""
-        tags = TAG_COLUMN.find(rows, self._request.label_column, source)
-        return self._encode_words(rows, self._find_words(rows, source), source, tags)
+        """Encode words as tokens, with the class of the tag at the first piece of each word as its label.
+
+        Raises:
+            InputError: F1 is scored, and no row has an entity.
+        """
+        column = TAG_COLUMN.find(rows, self._request.label_column, source)
+        encoded = self._encode_words(rows, self._find_words(rows, source), source, column)
+        outside = {IGNORED, self._tags.number("O")}
+        if self._metric == _F1 and all(outside.issuperset(labels) for labels in encoded["labels"]):
+            raise InputError(
+                f"{source}: every tag in {column!r} is O, so there is no entity to find; give rows with entities, or"
+                " score each tag (--metric accuracy)",
+                code=ErrorCode.INVALID_ROWS,
+                column=column,
+                value="O",
+            )
+        return encoded
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode words, of which the first pieces count, or plain texts, of which all tokens do; labels are zero."""
         words = word_column(rows, self._request.text_columns)
-        return self._encode_texts(rows, source) if words is None else self._encode_words(rows, words, source)
+        return self.encode_texts(rows, source) if words is None else self._encode_words(rows, words, source)
+
+    def label_text(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids, and zero for each but those of special tokens."""
+        return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """`entity_counts` of a row, or the numbers of correct tags and of all."""
@@ -142,37 +161,16 @@ class TokenClassification(TokenLabels):
                 labels.append([IGNORED] * len(encoding.ids))
                 for word, position in positions.items():
                     labels[-1][position] = classes[row][word]
-            store.add(_table(encodings, labels))
+            store.add(table_of([encoding.ids for encoding in encodings], labels))
         if cut:
             text = f"{source}: {cut} words lie beyond {self._longest} tokens of their row and are not read"
             self.notes = (*self.notes, Note(text=text, code=NoteCode.WORDS_CUT))
         return store.finish()
 
-    def _encode_texts(self, rows: Dataset, source: str) -> Dataset:
-        """The tokens of plain texts; all but the special ones have the label zero."""
-        (column,) = self.text_columns.find(rows, self._request.text_columns, source)
-        store = RowStore()
-        for before, block in blocks_of(rows):
-            encodings = self._tokenize(list(block[column]), is_split_into_words=False)
-            labels = [[IGNORED if special else 0 for special in encoding.special_tokens_mask] for encoding in encodings]
-            for row, scored in enumerate(labels, before + 1):
-                if not any(label != IGNORED for label in scored):
-                    raise invalid_row(source, row, column, "has no token; fill it or remove the row")
-            store.add(_table(encodings, labels))
-        return store.finish()
-
-    def _tokenize(self, texts: Sequence[Any], *, is_split_into_words: bool = True) -> list[Any]:
-        """The encodings of rows by the library tokenizers, cut at the maximum row length."""
-        if not texts:
+    def _tokenize(self, sentences: list[list[str]]) -> list[Any]:
+        """The encodings of sentences by the library tokenizers, cut at the maximum row length."""
+        if not sentences:
             return []
         with quiet_transformers():
-            batch = self._tokenizer(
-                list(texts), truncation=True, max_length=self._longest, is_split_into_words=is_split_into_words
-            )
+            batch = self._tokenizer(sentences, truncation=True, max_length=self._longest, is_split_into_words=True)
         return list(batch.encodings)
-
-
-def _table(encodings: Sequence[Any], labels: Sequence[Sequence[int]]) -> Any:
-    """Encoded rows as a table."""
-    ids = [encoding.ids for encoding in encodings]
-    return Dataset.from_dict({"input_ids": ids, "length": list(map(len, ids)), "labels": labels}).data.table

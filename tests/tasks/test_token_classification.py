@@ -194,11 +194,14 @@ def test_scored_rows_need_tags(tmp_path: Path) -> None:
         open_data(rows_config(tsv(tmp_path / "a.tsv", "who", "in", header="text")), folder_of(), drawn_rows=2)
 
 
-def test_texts_without_tokens_are_refused(tmp_path: Path) -> None:
+def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
     labelled = conll(tmp_path / "test.conll", *(sentence(seed) for seed in range(4)))
     texts = text(tmp_path / "texts.txt", "who", "", "in")
-    with fails_with(ErrorCode.INVALID_ROWS, column="text", row=2):
-        open_data(rows_config(texts, labelled, labelled), folder_of(), drawn_rows=2)
+    data = open_data(rows_config(texts, labelled, labelled), folder_of(), drawn_rows=2)
+    assert len(data.train) == 2
+    assert NoteCode.ROWS_LEFT_OUT in {note.code for note in data.notes}
+    with fails_with(ErrorCode.TOO_FEW_ROWS, column="text"):
+        task_of().encode_unlabelled(Dataset.from_dict({"text": [" ", ""]}), "rows")
 
 
 def test_a_tokenizer_without_words_is_refused() -> None:
@@ -213,6 +216,13 @@ def test_f1_needs_tags_of_entities() -> None:
     with fails_with(ErrorCode.LABEL_MISMATCH, field="metric", value="NN"):
         task_of(tags=("NN", "VB"))
     assert task_of(tags=("NN", "VB"), metric="accuracy").metric == "accuracy"
+
+
+def test_f1_needs_entities(tmp_path: Path) -> None:
+    rows = [{"words": ["who"], "tags": ["O"]}] * 2
+    with fails_with(ErrorCode.INVALID_ROWS, column="tags", value="O"):
+        encode(task_of(), *rows)
+    assert len(encode(task_of(metric="accuracy"), *rows)) == 2
 
 
 def test_words_need_room() -> None:
