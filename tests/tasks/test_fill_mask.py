@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -129,12 +128,7 @@ def test_an_encoder_decoder_is_refused(filler: ModelFolder) -> None:
         task_of(folder)
 
 
-def test_augmented_rows_are_refused(filler: ModelFolder) -> None:
-    assert task_of(filler).special_ids is None
-
-
 def test_unknown_metrics_are_refused(filler: ModelFolder, tmp_path: Path) -> None:
     lines = text(tmp_path / "a.txt", "good film", "bad plot")
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, value="f1", known=("accuracy", "pseudo_perplexity")):
         open_data(rows_config(lines, metric="f1"), filler)
-    assert np.isfinite(task_of(filler).metric_maximum)
