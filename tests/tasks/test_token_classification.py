@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from compressor.errors import ErrorCode
+from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
 from compressor.tasks import open_data, statistics
 from compressor.tasks.divergence import divergence
 from compressor.tasks.raw_texts import read_texts
+from compressor.tasks.row_files import read_rows
 from compressor.tasks.token_classification import TokenClassification
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -167,6 +168,25 @@ def test_invalid_rows_are_named(row: dict[str, Any], code: ErrorCode, details: d
     valid = {"words": ["who"], "tags": [0] if numeric else ["O"]}
     with fails_with(code, row=2, **details):
         encode(task_of(), valid, row)
+
+
+WORDS_CELL = st.none() | st.text(max_size=4) | st.lists(st.none() | WORD | st.text(max_size=4), max_size=4)
+TAGS_CELL = (
+    st.none() | st.lists(st.sampled_from((*TAGS, "B-PER")), max_size=4) | st.lists(st.integers(-1, 4), max_size=4)
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.fixed_dictionaries({"words": WORDS_CELL, "tags": TAGS_CELL}), min_size=1, max_size=3))
+def test_any_rows_are_encoded_or_give_one_error(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        encoded = task_of(metric="accuracy").encode(read_rows([Path(jsonl(tmp_path / "a.jsonl", *rows))]), "a")
+    except InputError as error:
+        assert "\n" not in str(error)
+        assert error.code is not ErrorCode.UNSPECIFIED
+    else:
+        scored = [sum(label != -100 for label in labels) for labels in encoded["labels"]]
+        assert scored == [len(row["words"]) for row in rows]
 
 
 def test_tags_need_words(tmp_path: Path) -> None:
