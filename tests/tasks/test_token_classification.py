@@ -179,14 +179,17 @@ TAGS_CELL = (
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.fixed_dictionaries({"words": WORDS_CELL, "tags": TAGS_CELL}), min_size=1, max_size=3))
 def test_any_rows_are_encoded_or_give_one_error(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    path = Path(jsonl(tmp_path / "a.jsonl", *rows))
     try:
-        encoded = task_of(metric="accuracy").encode(read_rows([Path(jsonl(tmp_path / "a.jsonl", *rows))]), "a")
+        encoded = task_of(metric="accuracy", max_length=60).encode(read_rows([path]), "a")
     except InputError as error:
-        assert "\n" not in str(error)
-        assert error.code is not ErrorCode.UNSPECIFIED
+        message, code = str(error), error.code
     else:
         scored = [sum(label != -100 for label in labels) for labels in encoded["labels"]]
         assert scored == [len(row["words"]) for row in rows]
+        return
+    assert "\n" not in message
+    assert code is not ErrorCode.UNSPECIFIED
 
 
 def test_tags_need_words(tmp_path: Path) -> None:
