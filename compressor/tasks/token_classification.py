@@ -59,7 +59,7 @@ class TokenClassification(TokenLabels):
         require_fast_tokenizer(folder, "which word a token is a part of")
         super().__init__(folder, request, metric)
         self._special_ids = frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
-        names = folder.config.id2label or {}
+        names: dict[Any, str] = dict(folder.config.id2label or {})
         self._tags = TagIds([str(names[index]) for index in sorted(names)])
         other = next((name for name in self._tags.names if not is_entity_tag(name)), None)
         if metric == _F1 and other is not None:

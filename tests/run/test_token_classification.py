@@ -67,6 +67,7 @@ def test_the_report_compares_f1_on_the_engines(trained: Path, tmp_path: Path) ->
 def assert_equal_to_the_pipeline(out: Path) -> None:
     """Compare the probabilities of the engine with those of the pipeline, on the pruned model's weights."""
     folder = load(out)
+    names: dict[Any, str] = dict(folder.config.id2label or {})
     engine = target("ort").load(out / "engine.onnx")
     with gated(folder.model, Plan.load(out / "plan.json")) as model:
         tagger = pipeline("token-classification", model=model, tokenizer=folder.processor, ignore_labels=[])
@@ -77,16 +78,16 @@ def assert_equal_to_the_pipeline(out: Path) -> None:
     probabilities = logits.softmax(-1).numpy()
     for row, (answer, tags) in enumerate(zip(answers, probabilities, strict=True)):
         scored = tags[special[row] == 0]
-        assert [token["entity"] for token in answer] == [folder.config.id2label[index] for index in scored.argmax(-1)]
+        assert [token["entity"] for token in answer] == [names[index] for index in scored.argmax(-1)]
         assert np.array([token["score"] for token in answer]) == pytest.approx(scored.max(-1), abs=1e-4)
 
 
 @pytest.mark.parametrize("rows", ["words.jsonl", "texts.txt"])
 def test_rows_without_tags_are_enough_to_prune_and_distill(rows: str, trained: Path, tmp_path: Path) -> None:
     sentences = [sentence(seed)["words"] for seed in range(100, 132)]
-    with (tmp_path / rows).open("w") as file:
-        lines = sentences if rows == "words.jsonl" else [" ".join(words) for words in sentences]
-        file.writelines((json.dumps({"words": line}) if rows == "words.jsonl" else line) + "\n" for line in lines)
+    as_text = rows == "texts.txt"
+    lines = [" ".join(words) if as_text else json.dumps({"words": words}) for words in sentences]
+    (tmp_path / rows).write_text("\n".join(lines) + "\n")
     labelled = str(trained / "rows.conll")
     fields = {"data": str(tmp_path / rows), "eval_data": labelled, "test_data": labelled, "metric": "accuracy"}
     budget = {"keep": None, "steps": None, "macs": "70%"}

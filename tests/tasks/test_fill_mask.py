@@ -121,8 +121,14 @@ def test_a_tokenizer_without_mask_is_refused(filler: ModelFolder, tmp_path: Path
 
 
 def test_an_encoder_decoder_is_refused(filler: ModelFolder) -> None:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
-    model = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=25, decoder_attention_heads=2, **sizes))
+    sizes: dict[str, Any] = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8,
+    }
+    model = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=25, max_position_embeddings=32, **sizes))
     folder = ModelFolder(Path("bart"), model, filler.processor, model.config, "sha256:1", "fill-mask", "bart")
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="task"):
         task_of(folder)

@@ -90,10 +90,10 @@ def test_a_model_is_scored_in_batches(tmp_path: Path) -> None:
     rows = conll(tmp_path / "rows.conll", *(sentence(seed) for seed in range(12)))
     data = open_data(rows_config(rows, rows, rows), folder)
     folder.model.eval()
-    scores = [statistics(data.task, data.test, forward_of(data.task, folder.model), size) for size in (1, 5)]
-    assert np.array_equal(*scores)
-    assert scores[0].shape == (12, 3)
-    assert 0 <= data.task.score(scores[0]) <= 1
+    singly, together = (statistics(data.task, data.test, forward_of(data.task, folder.model), size) for size in (1, 5))
+    assert np.array_equal(singly, together)
+    assert singly.shape == (12, 3)
+    assert 0 <= data.task.score(singly) <= 1
     assert (data.task.metric, data.task.metric_heading) == ("f1", "f1, %")
 
 
