@@ -42,6 +42,8 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("causal-lm", "causal_lm:CausalLM", "text-generation"),
     _task("translation", "translation:Translation", "text2text-generation"),
     _task("question-answering", "question_answering:QuestionAnswering"),
+    _task("token-classification", "token_classification:TokenClassification"),
+    _task("fill-mask", "fill_mask:FillMask"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
 """Where several classes share a name, the first that accepts a model folder is used."""

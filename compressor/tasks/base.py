@@ -38,7 +38,7 @@ class Task(ABC):
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them.
         label_name: the key of the labels in a collated batch.
-        notes: how rows are read and scored; complete after `learn_labels`.
+        notes: how rows are read and scored; complete when all rows are encoded.
         beams: number of hypotheses per row that the model processes at once.
         max_new_tokens: maximum number of tokens generated for a row; 0 if the metric needs one forward only.
     """

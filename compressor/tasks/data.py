@@ -61,11 +61,11 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, unlabelled_training=drawn_rows is not None)
-    notes += task.notes
     encoded = {
         name: (task.encode_unlabelled if name in unlabelled else task.encode)(split.rows, split.source)
         for name, split in splits.items()
     }
+    notes += task.notes
     if unlabelled:
         text = (
             f"{splits['train'].source}: its rows have no labels, and none are needed to choose units, to refit"

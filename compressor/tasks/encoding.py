@@ -56,6 +56,24 @@ def row_length(folder: ModelFolder, request: RowsConfig, *, texts: int) -> int:
     return longest
 
 
+def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
+    """Raise InputError unless the tokenizer reports where in a text its tokens are.
+
+    Args:
+        folder: its tokenizer is checked.
+        purpose: what is needed of it, for the message: `which characters a token is`.
+    """
+    tokenizer = folder.processor
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"{folder.path}: its tokenizer ({type(tokenizer).__name__}) does not report {purpose}; save the fast"
+            " tokenizer there (tokenizer.json)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=folder.path,
+            tokenizer=type(tokenizer).__name__,
+        )
+
+
 def pad(rows: Sequence[Any], fill: int) -> Tensor:
     """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)

@@ -48,6 +48,12 @@ def accuracy(statistics: np.ndarray) -> float:
     return float(accuracy_score(labels, predicted))
 
 
+def share(statistics: np.ndarray) -> float:
+    """Share of tokens that are predicted, from the numbers of predicted and of all tokens of each row `[rows, 2]`."""
+    predicted, tokens = statistics.sum(axis=0)
+    return float(predicted / tokens)
+
+
 def f1(statistics: np.ndarray) -> float:
     """F1 from predicted and true class of each row `[rows, 2]`; 0 where it is undefined.
 

@@ -18,7 +18,7 @@ from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import longest_row, pad
+from compressor.tasks.encoding import longest_row, pad, require_fast_tokenizer
 from compressor.tasks.metrics import Metric
 from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, windows_of
 from compressor.tasks.squad import answers_of, exact_match, f1
@@ -73,14 +73,7 @@ class QuestionAnswering(Task):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
         tokenizer, model = folder.processor, folder.model
-        if not getattr(tokenizer, "is_fast", False):
-            raise InputError(
-                f"{folder.path}: its tokenizer ({type(tokenizer).__name__}) does not report which characters a token"
-                " is; save the fast tokenizer there (tokenizer.json)",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=folder.path,
-                tokenizer=type(tokenizer).__name__,
-            )
+        require_fast_tokenizer(folder, "which characters a token is")
         self._request, self._tokenizer = request, tokenizer
         self._columns: tuple[str, ...] = request.text_columns
         self._answers = request.label_column

@@ -10,12 +10,13 @@ from compressor.model_folder import load_processor
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.splits import named_splits, pick
+from compressor.tasks.tagged_words import word_column, words_of
 
 
 def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[str, ...]]:
     """The first texts of a file or a data set, one or two per row.
 
-    The rows are those of the test split, else of the evaluation split, else of the first one.
+    The rows are those of the test split, else of the evaluation split, else of the first one. Words are joined.
 
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
@@ -28,6 +29,8 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
     splits = named_splits(source)
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
     rows = rows.select(range(min(maximum, len(rows))))
+    if (words := word_column(rows, columns)) is not None:
+        return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
     return list(zip(*(list(rows[name]) for name in TextColumns().find(rows, columns, source)), strict=True))
 
 

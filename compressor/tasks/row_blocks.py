@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,9 +21,11 @@ import pyarrow.parquet
 from compressor.tasks.text_file import TextFile
 
 PARQUET = ".parquet"
-FORMATS = (".tsv", ".csv", ".jsonl", ".txt", PARQUET)
+FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".conll", PARQUET)
 _BLOCK = 2**21
 """Bytes that are parsed at once; a row may not be longer."""
+_DOCUMENT = "-DOCSTART-"
+"""First column of the lines of CoNLL between documents."""
 
 
 class LineError(ValueError):
@@ -55,6 +58,8 @@ def parse_blocks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
         yield from _plain_blocks(text)
     elif file_format == ".jsonl":
         yield from _json_blocks(text)
+    elif file_format == ".conll":
+        yield from _sentence_blocks(text)
     else:
         yield from _table_blocks(text, is_quoted=file_format == ".csv")
 
@@ -89,6 +94,39 @@ def _plain_blocks(text: TextFile) -> Iterator[pa.Table]:
         blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
         if blank < len(lines):
             yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})
+
+
+def _sentence_blocks(text: TextFile) -> Iterator[pa.Table]:
+    """One row per sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
+    columns = 0
+    sentence: list[list[str]] = []
+    for first, block in _line_blocks(text):
+        sentences = []
+        for number, line in enumerate(block.split("\n"), first):
+            cells = re.split(r"[ \t]+", line.strip(" \t\r"))
+            if cells[0] not in ("", _DOCUMENT):
+                columns = columns or len(cells)
+                if len(cells) != columns:
+                    raise LineError(number, f"has {len(cells)} columns, the lines before it have {columns}")
+                sentence.append(cells)
+            elif sentence:
+                sentences.append(sentence)
+                sentence = []
+        yield from _tables_of_sentences(sentences, has_tags=columns > 1)
+    yield from _tables_of_sentences([sentence] if sentence else [], has_tags=columns > 1)
+
+
+def _tables_of_sentences(sentences: list[list[list[str]]], *, has_tags: bool) -> Iterator[pa.Table]:
+    """The table of some sentences; none without sentences."""
+    if sentences:
+        numbers = {"words": 0, **({"tags": -1} if has_tags else {})}
+        cells = pa.list_(pa.string())
+        yield pa.table(
+            {
+                name: pa.array([[line[number] for line in sentence] for sentence in sentences], cells)
+                for name, number in numbers.items()
+            }
+        )
 
 
 def _line_blocks(text: TextFile) -> Iterator[tuple[int, str]]:

@@ -22,7 +22,7 @@ from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
-FORMATS = (".tsv", ".csv", ".jsonl", ".txt")
+FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -34,7 +34,7 @@ class RowsConfig(Config):
 
     data: str | None = config_field(
         DATA,
-        "training rows: a TSV, CSV, JSONL, text or Parquet file, a folder of such files, or a Hugging Face data set",
+        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of them, or a Hugging Face data set",
         decides_plan=True,
     )
     eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)

@@ -1,0 +1,152 @@
+"""Words of rows and their tags: lists in columns, checked row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from datasets import ClassLabel, Dataset
+
+from compressor.errors import ErrorCode, InputError
+from compressor.tasks.columns import LabelColumn
+from compressor.tasks.labels import shorten
+
+WORD_COLUMNS = ("words", "tokens")
+"""Usual names of the column of words."""
+TAG_COLUMN = LabelColumn(
+    usual=("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "label"),
+    description="tag",
+)
+
+
+def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
+    """The column that holds words, as a list in each row: the requested one, else the first of a usual name.
+
+    Args:
+        rows: the rows.
+        requested: names from the recipe; empty: the usual names.
+    """
+    names = requested if len(requested) == 1 else () if requested else WORD_COLUMNS
+    return next((name for name in names if name in rows.column_names and _holds_lists(rows, name)), None)
+
+
+def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[list[str]]:
+    """The words of every row.
+
+    Args:
+        rows: some rows.
+        column: the column of words.
+        source: name of the rows in error messages.
+        before: number of rows before these.
+
+    Raises:
+        InputError: a row has no words, or a word is empty or no text.
+    """
+    sentences = []
+    for row, words in enumerate(rows[column], before + 1):
+        if not words:
+            raise invalid_row(source, row, column, "has no words; fill it or remove the row")
+        for number, word in enumerate(words, 1):
+            if not isinstance(word, str) or not word.strip():
+                raise invalid_row(source, row, column, f"has no text as word {number}; remove the word and its tag")
+        sentences.append(list(words))
+    return sentences
+
+
+class TagIds:
+    """Maps tags to the classes of a model.
+
+    Args:
+        names: the model's names of its classes, in order.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._ids = {name: index for index, name in enumerate(names)}
+
+    def number(self, name: str) -> int | None:
+        """The class of a tag; None if the model does not have it."""
+        return self._ids.get(name)
+
+    def of(
+        self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
+    ) -> list[list[int]]:
+        """The classes of the tags of every row, as many as it has words.
+
+        Tags are names of classes, or their numbers; numbers of a column with names (`ClassLabel`) are read as names.
+
+        Args:
+            rows: some rows.
+            column: the column of tags.
+            words: the words of each row.
+            source: name of the rows in error messages.
+            before: number of rows before these.
+
+        Raises:
+            InputError: a row has no tags or more or fewer than words, or a tag is not one of the model's.
+        """
+        convert = self._conversion(rows, column)
+        classes = []
+        for row, (tags, sentence) in enumerate(zip(rows[column], words, strict=True), before + 1):
+            if tags is None:
+                raise invalid_row(source, row, column, "is missing; fill it or remove the row")
+            if not isinstance(tags, list):
+                raise invalid_row(source, row, column, "is not a list of tags; give one tag for each word")
+            if len(tags) != len(sentence):
+                problem = f"has {len(tags)} tags for {len(sentence)} words; give one for each word"
+                raise invalid_row(source, row, column, problem)
+            classes.append([self._class(convert(tag), row, column, source) for tag in tags])
+        return classes
+
+    def _conversion(self, rows: Dataset, column: str) -> Callable[[Any], Any]:
+        """The conversion of tags as they are stored: the numbers of a `ClassLabel` become names."""
+        feature = getattr(rows.features[column], "feature", None)
+        if not isinstance(feature, ClassLabel) or not set(feature.names) & self._ids.keys():
+            return lambda tag: tag
+        names: Mapping[int, str] = dict(enumerate(feature.names))
+        return lambda tag: names.get(tag, tag)
+
+    def _class(self, tag: Any, row: int, column: str, source: str) -> int:
+        number = self._ids.get(tag) if isinstance(tag, str) else tag
+        if type(number) is int and 0 <= number < len(self.names):
+            return number
+        raise InputError(
+            f"{source}: row {row}: {column!r} has the tag {tag!r}, which is not among the model's"
+            f" ({shorten(self.names)}; id2label in its config.json); correct the tag or remove the row",
+            code=ErrorCode.LABEL_MISMATCH,
+            column=column,
+            row=row,
+            value=tag,
+            labels=self.names,
+        )
+
+
+def first_pieces(encoding: Any, words: int) -> tuple[dict[int, int], list[int]]:
+    """The position of the first piece of each word, and the words that have none at all.
+
+    Words beyond the maximum row length have no position, but pieces.
+
+    Args:
+        encoding: an encoding of the library tokenizers, with what was cut off.
+        words: number of words of the row.
+    """
+    positions: dict[int, int] = {}
+    for position, word in enumerate(encoding.word_ids):
+        if word is not None:
+            positions.setdefault(word, position)
+    cut = {word for rest in encoding.overflowing for word in rest.word_ids}
+    return positions, [word for word in range(words) if word not in positions and word not in cut]
+
+
+def with_spaces(words: Sequence[str]) -> list[str]:
+    """Words with the spaces before them, as in a text, where some tokenizers take a space for a part of the word."""
+    return [word if number == 0 else f" {word}" for number, word in enumerate(words)]
+
+
+def invalid_row(source: str, row: int, column: str, problem: str) -> InputError:
+    """The error of a row whose column cannot be read."""
+    return InputError(f"{source}: row {row}: {column!r} {problem}", code=ErrorCode.INVALID_ROWS, column=column, row=row)
+
+
+def _holds_lists(rows: Dataset, name: str) -> bool:
+    return hasattr(rows.features[name], "feature")
