@@ -6,11 +6,11 @@ from pathlib import Path
 
 from compressor.config.fields import Config, config_field
 from compressor.config.sections.headings import MEASURING, OUTPUT
-from compressor.config.values import Positive, Sizes
+from compressor.config.values import Natural, Positive, Sizes
 
 
 class MeasureConfig(Config):
-    """The sizes at which engines are timed, and the time spent on each."""
+    """The sizes at which engines are timed, the time spent on each, and the rows that are shown."""
 
     batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8))
     seq: Sizes | None = config_field(
@@ -20,6 +20,9 @@ class MeasureConfig(Config):
     )
     seconds: Positive = config_field(
         MEASURING, "approximate time spent on each size; at least ten pairs of rounds", 10.0
+    )
+    report_rows: Natural = config_field(
+        MEASURING, "test rows that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )
 
 
