@@ -115,10 +115,10 @@ def _check_task(name: str, class_name: str, task_class: Any) -> None:
 
 
 def _source_hash(name: str, task_class: Any) -> str:
-    """`sha256:...` of the files of a class and of those that it inherits from, without those of this package."""
-    digest = hashlib.sha256()
-    modules = {base.__module__: None for base in task_class.__mro__ if _is_task(base)}
-    for module in (sys.modules[key] for key in modules if not key.startswith("compressor.")):
+    """`sha256:...` of the files of a class and of those that it inherits from, without this package and Python's."""
+    digest, others = hashlib.sha256(), {*sys.stdlib_module_names, __package__.partition(".")[0]}
+    modules = dict.fromkeys(base.__module__ for base in task_class.__mro__)
+    for module in (sys.modules[key] for key in modules if key.partition(".")[0] not in others):
         loader: Any = module.__loader__
         try:
             digest.update(loader.get_data(module.__file__))
