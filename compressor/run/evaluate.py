@@ -51,7 +51,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     """
     if data is None:
         return Evaluated()
-    selection, count = recipe.selection, recipe.measure.report_rows
+    selection, count = recipe.selection, recipe.output.report_rows
     has_embeddings = isinstance(data.task, SentenceSimilarity)
     statistics, logits = [], []
     for variant in variants:

@@ -115,9 +115,10 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
         if name in BUILD_FIELDS and value is not None and not extra_of(FIELDS[name], "runs_code")
     }
     if "target" in fields and fields["target"] != kept.get("target"):
-        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds", "report_rows")}
+        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
+    others = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows")}
     try:
-        return Recipe(**{**kept, **fields, "model": Path(os.devnull), "seed": stored.get("seed", 0)})
+        return Recipe(**{**kept, **fields, "model": Path(os.devnull), **others})
     except pydantic.ValidationError as error:
         raise usage_error(error, FIELDS, flag_of) from error
 

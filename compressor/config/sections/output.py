@@ -10,7 +10,7 @@ from compressor.config.values import Natural, Positive, Sizes
 
 
 class MeasureConfig(Config):
-    """The sizes at which engines are timed, the time spent on each, and the rows that are shown."""
+    """The sizes at which engines are timed, and the time spent on each."""
 
     batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8))
     seq: Sizes | None = config_field(
@@ -21,15 +21,15 @@ class MeasureConfig(Config):
     seconds: Positive = config_field(
         MEASURING, "approximate time spent on each size; at least ten pairs of rounds", 10.0
     )
-    report_rows: Natural = config_field(
-        MEASURING, "test rows that the report shows with the answers of both engines, their texts cut; 0: none", 8
-    )
 
 
 class OutputConfig(Config):
-    """The folder to write."""
+    """The folder to write, and what its report shows of the rows."""
 
     out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True)
     force: bool = config_field(
         OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False
+    )
+    report_rows: Natural = config_field(
+        OUTPUT, "test rows that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )
