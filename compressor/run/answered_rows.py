@@ -70,14 +70,14 @@ def embedded_rows(
         data: the rows, and a task that embeds texts.
         count: maximum number of rows.
     """
-    rows = []
+    rows: list[tuple[float, int, float, float]] = []
     groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
     for (indices, batch), dense, compressed in groups:
         pairs = batch[data.task.label_name].numpy()
         both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
         lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
         before, after = (_pair_cosines(embeddings, pairs) for embeddings in (dense, compressed))
-        rows += zip(lowest.tolist(), indices, before.tolist(), after.tolist(), strict=True)
+        rows.extend(zip(lowest.tolist(), indices, before.tolist(), after.tolist(), strict=True))
     return tuple(
         AnsweredRow(
             number=index + 1,

@@ -60,7 +60,8 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
             on_logits = batches.append if has_embeddings else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(batches)
-    scores = (score(*statistics, data, selection.seed),)
+    dense, compressed = statistics
+    scores = (score(dense, compressed, data, selection.seed),)
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])

@@ -132,7 +132,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
 
 def code_of(own_task: OwnTask | None) -> TaskCode | None:
     """The code of a task of one's own, as a report states it."""
-    return own_task and TaskCode(path=own_task.path, source=own_task.source)
+    return None if own_task is None else TaskCode(path=own_task.path, source=own_task.source)
 
 
 def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:

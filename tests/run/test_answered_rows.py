@@ -16,10 +16,11 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.model_folder import load
 from compressor.run.answered_rows import answered_rows, embedded_rows
-from compressor.tasks import Data
+from compressor.tasks import Data, batches
 from tests import folders
 from tests.run.conftest import FinishedRun
 from tests.run.runs import write_inputs
+from tests.tasks.test_sentence_similarity import pairs
 
 
 class Copies:
@@ -70,9 +71,6 @@ def test_a_task_without_text_shows_no_rows() -> None:
 
 
 def test_rows_of_embeddings_are_those_of_the_lowest_cosine(tmp_path: Path) -> None:
-    from compressor.tasks import batches
-    from tests.tasks.test_sentence_similarity import pairs
-
     encoder = load(folders.save_sentence_encoder(tmp_path / "model"))
     data = pairs(tmp_path, encoder)
     rng = np.random.default_rng(0)
