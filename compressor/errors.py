@@ -29,6 +29,8 @@ class ErrorCode(StrEnum):
     OUTPUT_EXISTS = "output-exists"
     UNSAFE_RECIPE = "unsafe-recipe"
     """The recipe inside a model folder sets a field that only the command line or `--recipe` may set."""
+    IMPORT_FAILED = "import-failed"
+    """The module of a task of one's own raises an error when it is imported."""
 
     # Files and models.
     FILE_MISSING = "file-missing"

@@ -15,6 +15,7 @@ import pydantic
 
 from compressor.config.fields import as_list, extra_of, flag_of, usage_error
 from compressor.config.methods import BUDGET_METHODS
+from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUDGETS, FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.errors import ErrorCode, UsageError, nearest
 
@@ -259,7 +260,7 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
     """
     for name, value in recipe.fields.items():
-        if extra_of(FIELDS[name], "runs_code") and value is not False:
+        if (extra_of(FIELDS[name], "runs_code") and value is not False) or (name == "task" and is_own_task(value)):
             raise UsageError(
                 f"{recipe.path}: {name} may not be set by the model folder's own recipe, because it can run code; if"
                 f" you trust the folder, use {flag_of(name)} or --recipe {shlex.quote(str(recipe.path))}",

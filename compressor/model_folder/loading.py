@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from compressor.config.own_tasks import OwnTask, load_own_task
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
@@ -47,6 +48,7 @@ class ModelFolder:
         notes: facts for the reader, e.g. tensors of the folder that the model does not use.
         example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
         sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
+        own_task: the task of one's own that reads its rows; None: that of `task` does.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class ModelFolder:
     notes: tuple[Note, ...] = ()
     example: Mapping[str, Tensor] = field(default_factory=dict)
     sentence: SentenceModules | None = None
+    own_task: OwnTask | None = None
 
 
 def load(
@@ -77,7 +80,7 @@ def load(
 
     Args:
         path: the folder.
-        task: the task of the model, if its class does not determine it.
+        task: the task of the model, if its class does not determine it, or a task of one's own.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
         needs_processor: raise an error for a text model without a tokenizer.
@@ -89,6 +92,9 @@ def load(
         InputError: the folder cannot be used.
         UsageError: the task does not exist, or transformers has no class of this family for it.
     """
+    own_task = load_own_task(task)
+    if own_task is not None:
+        task = own_task.task_class.model_task
     path = Path(path)
     raw = _read_config(path)
     if raw.get("auto_map") and not trust_remote_code:
@@ -124,7 +130,9 @@ def load(
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     example = {} if example_inputs is None else read_example(example_inputs, model)
     family = model.config.model_type
-    return ModelFolder(path, model, processor, model.config, fingerprint(model), name, family, notes, example, sentence)
+    return ModelFolder(
+        path, model, processor, model.config, fingerprint(model), name, family, notes, example, sentence, own_task
+    )
 
 
 def _sentence_modules(path: Path, task: str, *, named: bool) -> SentenceModules | None:

@@ -11,6 +11,7 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor import models
+from compressor.config.own_tasks import entry_point_names
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.silence_libraries import one_line
@@ -102,7 +103,8 @@ def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> 
             raise UsageError(
                 f"--task {requested}: {one_line(error)}; name another task", code=ErrorCode.UNSUPPORTED_MODEL, **details
             ) from error
-        known = sorted({_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()} | set(TASK_NAMES))
+        optimum_names = {_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()}
+        known = sorted({*optimum_names, *TASK_NAMES, *entry_point_names()})
         similar = difflib.get_close_matches(requested, known, n=3) or TASK_NAMES
         raise UsageError(
             f"--task {requested}: no such task; name one such as {', '.join(similar)}",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.sentence_modules import MODULES
@@ -24,7 +26,8 @@ _PATTERNS = (
     "*.spm",
     "*.tiktoken",
     "chat_template.*",
-    "preprocessor_config.json",
+    "additional_chat_templates/*",
+    "*preprocessor_config.json",
     "processor_config.json",
     "modules.json",
     "sentence_bert_config.json",
@@ -43,13 +46,19 @@ _LIBRARY_NAMES = {
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`."""
-    for pattern in _PATTERNS:
+    for pattern in dict.fromkeys((*_PATTERNS, *_vocabulary_files(folder.processor))):
         for file in sorted(folder.path.glob(pattern)):
             if file.is_file():
                 copy = out / file.relative_to(folder.path)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copy)
     _save_label_names(folder, out / "config.json")
+
+
+def _vocabulary_files(processor: Any) -> Iterator[str]:
+    """The files that a tokenizer, or that of a processor, reads its vocabulary from, by the names of its class."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    yield from getattr(tokenizer, "vocab_files_names", {}).values()
 
 
 def link_library_files(out: Path) -> None:

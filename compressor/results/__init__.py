@@ -1,5 +1,6 @@
 """The results of a run as data: `report.json`. The page, the command's output and the exit code derive from it."""
 
+from compressor.results.answers import AnsweredRow
 from compressor.results.budgets import BudgetRow, CostShare, CostUnit
 from compressor.results.certificates import CertificateScope, CertifiedLoss
 from compressor.results.embeddings import EmbeddingAgreement
@@ -7,11 +8,12 @@ from compressor.results.engines import BuiltLayer, Candidate, EngineBuild, Engin
 from compressor.results.metrics import CurvePoint, MetricUnit, Score
 from compressor.results.notes import AnyNote, Note, NoteCode
 from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
-from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks
+from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks, TaskCode
 from compressor.results.times import Latency, RowRates, Speed, Throughput
 
 __all__ = [
     "FLOAT_STAGES",
+    "AnsweredRow",
     "AnyNote",
     "BudgetRow",
     "BuiltLayer",
@@ -39,6 +41,7 @@ __all__ = [
     "Score",
     "SiteBlocks",
     "Speed",
+    "TaskCode",
     "Throughput",
     "VariantName",
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from compressor.results.answers import AnsweredRow
 from compressor.results.budgets import BudgetRow, CostShare
 from compressor.results.certificates import CertifiedLoss
 from compressor.results.embeddings import EmbeddingAgreement
@@ -48,6 +49,13 @@ class SiteBlocks(Row):
     milliseconds: dict[int, dict[str, float]] = Field(default_factory=dict)
 
 
+class TaskCode(Row):
+    """The code of a task of one's own: `path` is `module:class`, `source` the hash `sha256:...` of its file."""
+
+    path: str
+    source: str
+
+
 class DropStatus(StrEnum):
     """Whether the metric fell by more than `--max-drop` allows."""
 
@@ -80,6 +88,8 @@ class Report(BaseModel):
     family: str
     """transformers' model type, e.g. `bert`."""
     task: str | None
+    task_code: TaskCode | None = None
+    """Where the code of the task is; None for a task of this package."""
     plan: Plan
     notes: tuple[AnyNote, ...] = ()
     """Facts for the reader, e.g. that test rows were set aside from the evaluation rows."""
@@ -105,6 +115,9 @@ class Report(BaseModel):
     """Where the cost goes, before and after; empty without a budget."""
     embeddings: EmbeddingAgreement | None = None
     """How far the embeddings are those of the dense engine; None for other tasks than sentence similarity."""
+    answers: tuple[AnsweredRow, ...] = ()
+    """A few test rows with the answers of both engines, those that changed first; for embeddings those with the lowest
+    cosine. Empty without rows, and where answers have no text."""
     certificate: CertifiedLoss | None = None
     """The loss that is certified; None where no certificate was requested."""
     drop_status: DropStatus = DropStatus.NOT_CHECKED

@@ -1,4 +1,4 @@
-"""The metric of both engines on the test rows."""
+"""The metric of both engines on the test rows, and their answers to a few of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.config.sections import SelectionConfig
+from compressor.config.run import Recipe
 from compressor.measure import paired_interval
 from compressor.progress import ProgressCallback
-from compressor.results import EmbeddingAgreement, Score
+from compressor.results import AnsweredRow, EmbeddingAgreement, Score
+from compressor.run.answered_rows import answered_rows, embedded_rows
 from compressor.run.embeddings import agreement_note, agreement_of
 from compressor.run.products import Variant
 from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
-from compressor.tasks import Data, statistics
+from compressor.tasks import Data, Task, statistics
+from compressor.tasks.base import Forward
 from compressor.tasks.segment_streams import Streams, read
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 
@@ -30,23 +32,26 @@ class Evaluated:
     Attributes:
         scores: the metric of both; empty without rows.
         embeddings: how far their embeddings agree; None for other tasks.
+        answers: a few rows with the answers of both.
     """
 
     scores: tuple[Score, ...] = ()
     embeddings: EmbeddingAgreement | None = None
+    answers: tuple[AnsweredRow, ...] = ()
 
 
-def evaluate(variants: Sequence[Variant], data: Data | None, selection: SelectionConfig, log: RunLog) -> Evaluated:
+def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> Evaluated:
     """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree.
 
     Args:
         variants: the dense and the compressed variant.
         data: the test rows and the task; None: there are none.
-        selection: batch size, and seed of the bootstrap.
+        recipe: batch size, seed of the bootstrap, and number of rows whose answers are shown.
         log: receives stages and notes.
     """
     if data is None:
         return Evaluated()
+    selection, count = recipe.selection, recipe.output.report_rows
     has_embeddings = isinstance(data.task, SentenceSimilarity)
     statistics, logits = [], []
     for variant in variants:
@@ -55,11 +60,35 @@ def evaluate(variants: Sequence[Variant], data: Data | None, selection: Selectio
             on_logits = batches.append if has_embeddings else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(batches)
-    agreement = agreement_of(logits[0], logits[1], data) if has_embeddings else None
-    if agreement is not None:
-        log.add_notes([agreement_note(agreement)])
     dense, compressed = statistics
-    return Evaluated((score(dense, compressed, data, selection.seed),), agreement)
+    scores = (score(dense, compressed, data, selection.seed),)
+    if has_embeddings:
+        agreement = agreement_of(logits[0], logits[1], data)
+        log.add_notes([agreement_note(agreement)])
+        return Evaluated(scores, agreement, embedded_rows(logits[0], logits[1], data, count))
+    if not count or any(_reads_in_order(variant, data.task) for variant in variants):
+        return Evaluated(scores)
+    with log.stage("comparing answers"):
+        forwards = [_forward_of(variant, data.task) for variant in variants]
+        return Evaluated(scores, answers=answered_rows(forwards, statistics, data, count))
+
+
+def _reads_in_order(variant: Variant, task: Task) -> bool:
+    """Whether an engine reads rows with the memory of earlier ones; without memory a segment is a row."""
+    return isinstance(task, Streams) and limits(variant.graph.path) is not None
+
+
+def _forward_of(variant: Variant, task: Task, on_logits: Callable[[np.ndarray], None] | None = None) -> Forward:
+    """Runs a batch with the engine; `on_logits` is called with the logits."""
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
+        logits = task.logits(task.scored_outputs(outputs, batch))
+        if on_logits is not None:
+            on_logits(logits)
+        return logits
+
+    return forward
 
 
 def statistics_of(
@@ -83,25 +112,19 @@ def statistics_of(
     """
     rows, scored = data.test if rows is None else rows, 0
 
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
-        logits = data.task.logits(data.task.scored_outputs(outputs, batch))
-        if on_logits is not None:
-            on_logits(logits)
-        return logits
-
     def progress(count: int) -> None:
         nonlocal scored
         on_progress(scored := scored + count, len(rows))
 
-    if isinstance(data.task, Streams) and limits(variant.graph.path) is not None:  # without memory a segment is a row
+    if _reads_in_order(variant, data.task):
+        assert isinstance(data.task, Streams)
         stream = Stream(variant.engine, variant.graph.path)
 
         def segment(ids: Tensor) -> Tensor:
             return torch.from_numpy(stream.read(ids.numpy()))
 
         return read(data.task, rows, segment, batch_size, progress)
-    return statistics(data.task, rows, forward, progress=progress)
+    return statistics(data.task, rows, _forward_of(variant, data.task, on_logits), progress=progress)
 
 
 def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> Score:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from compressor import report as reports
+from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, CompressorError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
@@ -16,6 +17,7 @@ from compressor.report import frontier_page
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.pipeline import compress
+from compressor.run.write_report import code_of
 from compressor.training.processes import process_count
 
 _TEACHER_OUTPUTS = "teacher-outputs"
@@ -105,7 +107,8 @@ def _finished(recipe: Recipe) -> Report | None:
         return None
     report = reports.load(folder)
     ignored = {"teacher_outputs": None}
-    return report if {**report.recipe, **ignored} == {**recipe.flat(), **ignored} else None
+    is_same_recipe = {**report.recipe, **ignored} == {**recipe.flat(), **ignored}
+    return report if is_same_recipe and report.task_code == code_of(load_own_task(recipe.source.task)) else None
 
 
 def _is_unreachable(error: CompressorError) -> bool:

@@ -123,7 +123,7 @@ def open_learning_store(
 
     Args:
         recipe: the recipe, whose fields that decide what is learned are part of the store's key.
-        model: the model, whose fingerprint is part of the key.
+        model: the model, whose fingerprint is part of the key, as is the source of a task of one's own.
         data: the rows, whose hashes are part of the key.
         path: folder of the store.
         state: the processes of the run.
@@ -134,6 +134,8 @@ def open_learning_store(
     notes: tuple[Note, ...] = ()
     if state.is_main_process:
         hashes = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
+        if model.folder.own_task is not None:
+            hashes["task_source"] = model.folder.own_task.source
         key = recipe.learning_key(model=model.folder.fingerprint, **hashes)
         notes = (*_claim(path, key, force=recipe.output.force), *_resumed(path, own_maps=recipe.blocks.maps is None))
     state.wait_for_everyone()
@@ -148,14 +150,15 @@ def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
     if store.exists():
         if not force and (progress := _progress(store)):
             raise UsageError(
-                f"{store}: an interrupted run with another recipe, model or rows learned here ({progress}); run it to"
-                " its end, write to another folder (-o), or discard its work (--force)",
+                f"{store}: an interrupted run with another recipe, model, task or rows learned here ({progress}); run"
+                " it to its end, write to another folder (-o), or discard its work (--force)",
                 code=ErrorCode.RUN_DIFFERS,
                 path=store,
             )
         yield Note(
             code=NoteCode.STARTED_AFRESH,
-            text="the recipe, the model or the rows differ from those of the interrupted run: learning starts afresh",
+            text="the recipe, the model, the task or the rows differ from those of the interrupted run: learning starts"
+            " afresh",
         )
         shutil.rmtree(store)
     store.mkdir()

@@ -17,6 +17,7 @@ import pydantic
 
 from compressor import model_folder
 from compressor import report as reports
+from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
 from compressor.environment import machine
 from compressor.errors import CompressorError
@@ -87,7 +88,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
-        evaluated = evaluate(compared, data, run.recipe.selection, log)
+        evaluated = evaluate(compared, data, run.recipe, log)
         inputs = _inputs(variants, run)
         speeds = _time(variants, inputs, run, log)
         lost = bool((run.report.speeds and not speeds) or (run.report.scores and not evaluated.scores))
@@ -101,8 +102,15 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
 
 
 def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
-    """The rows of the run; None where they, its model folder or the dense graph are not on this machine."""
+    """The rows of the run; None where they, its model folder or the dense graph are not on this machine.
+
+    A task of one's own is code, and the folder may come from elsewhere: it is not loaded because a report names it.
+    """
     if not run.report.scores or "dense" not in run.graphs:
+        return None
+    task = run.report.recipe.get("task")
+    if is_own_task(task):
+        _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
         return None
     try:
         recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch})
@@ -111,14 +119,16 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             return open_data(recipe.rows, folder, recipe.selection.seed)
     except (CompressorError, pydantic.ValidationError):
-        earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
-        runtime = run.report.session.get("runtime", "another runtime")
-        text = (
-            "the rows or the model folder of the run are not on this machine, so the metric of this engine was not"
-            f" measured ({runtime} measured {earlier})"
-        )
-        log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
+        _note_unmeasured(run, "the rows or the model folder of the run are not on this machine", log)
         return None
+
+
+def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
+    """Note that the metric was not measured, with that of the run."""
+    earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
+    runtime = run.report.session.get("runtime", "another runtime")
+    text = f"{reason}, so the metric of this engine was not measured ({runtime} measured {earlier})"
+    log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
 
 
 def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
@@ -241,6 +251,7 @@ def _report(
         "missing": None,
         "candidates": (),
         "embeddings": evaluated.embeddings,
+        "answers": evaluated.answers,
         "throughputs": throughputs,
         # Times of the run are of its own engine; what was counted holds for every engine.
         "budget": tuple(row for row in before.budget if row.unit != "ms"),

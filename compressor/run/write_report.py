@@ -11,11 +11,12 @@ import graph_passes
 from compressor import report as reports
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.mask_settings import shares_by_kind
+from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
-from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
+from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks, TaskCode
 from compressor.run.evaluate import Evaluated
 from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
@@ -41,7 +42,7 @@ def make_report(
         selected: the plan, as it was selected.
         dense: the variant with every unit.
         chosen: the variant of the plan, and the engines that it was chosen among.
-        evaluated: the metric of both variants.
+        evaluated: the metric of both variants, and their answers to a few rows.
         measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
     """
@@ -67,12 +68,14 @@ def make_report(
         "blocks": _site_blocks(recipe, plan, compressed, run.selector),
     }
     verdict = reports.verdict(**results, max_drop=recipe.selection.max_drop, missing=model.missing)
+    own_task = model.folder.own_task
     return Report(
         verdict=verdict,
         **results,
         model=recipe.source.model.resolve().name,
         family=model.folder.family,
-        task=model.folder.task,
+        task=model.folder.task if own_task is None else own_task.task_class.name,
+        task_code=code_of(own_task),
         candidates=chosen.candidates,
         throughputs=measured.throughputs,
         notes=tuple(run.log.notes),
@@ -81,6 +84,7 @@ def make_report(
         costs=selected.costs,
         certificate=selected.certificate,
         embeddings=evaluated.embeddings,
+        answers=evaluated.answers,
         target=engine.target,
         missing=model.missing,
         precision=engine.precision,
@@ -124,6 +128,11 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     if (maps := work.learning / MAPS).is_file():
         shutil.copyfile(maps, folder / "maps.safetensors")
     return report
+
+
+def code_of(own_task: OwnTask | None) -> TaskCode | None:
+    """The code of a task of one's own, as a report states it."""
+    return None if own_task is None else TaskCode(path=own_task.path, source=own_task.source)
 
 
 def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:

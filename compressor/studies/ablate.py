@@ -113,7 +113,7 @@ class Ablate(Study):
                 str(cell["settings"]["layer"]),
                 str(cell["best"]["head"]),
                 f"{task.metric_unit.scale * cell['best']['test']:.2f}",
-                interval_text(Interval(*cell["best"]["difference"]), task.metric),
+                interval_text(Interval(*cell["best"]["difference"]), task),
             )
             for cell in cells
         )

@@ -110,7 +110,7 @@ class AStarFindings:
                 f"{cell['settings']['budget']:g}",
                 str(self._removed(cell)),
                 f"{self.points * cell['steps'][-1]['test']:.2f}",
-                interval_text(Interval(*cell["test_difference"]), self.task.metric),
+                interval_text(Interval(*cell["test_difference"]), self.task),
                 str(max(removed for removed, _ in self.walks[cell["settings"]["budget"]])),
             )
             for cell in self.searches

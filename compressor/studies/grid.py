@@ -184,7 +184,7 @@ class Grid(Study):
 def difference_text(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:
     """Test metric minus dense over all seeds, in points."""
     before, after = ([np.array(cell["answers"]) for cell in side] for side in (dense, cells))
-    return interval_text(difference(task, before, after), task.metric)
+    return interval_text(difference(task, before, after), task)
 
 
 def _joint(method: str) -> bool:

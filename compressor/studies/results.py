@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import Interval
 from compressor.tasks.base import Task
-from compressor.tasks.registry import metric_named
 
 _RESAMPLES = 2000
 
@@ -80,7 +79,7 @@ def _average(values: np.ndarray) -> float:
     return float(values.mean())
 
 
-def interval_text(interval: Interval, metric: str) -> str:
-    """A difference with its interval, in points: `-1.20 (-2.31 to -0.10)`."""
-    by = metric_named(metric).unit.scale
+def interval_text(interval: Interval, task: Task) -> str:
+    """A difference of the task's metric with its interval, in points: `-1.20 (-2.31 to -0.10)`."""
+    by = task.metric_unit.scale
     return f"{by * interval.difference:+.2f} ({by * interval.low:+.2f} to {by * interval.high:+.2f})"

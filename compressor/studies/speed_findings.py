@@ -124,7 +124,7 @@ class SpeedFindings:
         cells = [cell for cell in self.valid if cell["settings"]["what"] == "grid"]
         if not cells:
             return [], []
-        metric = metric_named(cells[0]["settings"]["metric"])
+        metric = metric_named(cells[0]["settings"]["metric"], self.context.folder)
         test = [metric.unit.scale * cell["settings"]["test"] for cell in cells]
         lines = tuple(
             (

@@ -24,9 +24,10 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 class Task(ABC):
     """One task on one model folder.
 
-    A task is a class in its own module and a line in `compressor.config.tasks.TASKS`. The class declares everything
-    that is specific to the task: the columns that it reads, how a batch is collated, which outputs are scored, and its
-    metrics with their units.
+    A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
+    package (`compressor.config.own_tasks`). The class declares everything that is specific to the task: the columns
+    that it reads, how a batch is collated, which outputs are scored, and its metrics with their units. It is
+    constructed from a model folder, the rows of a recipe, and one of its metrics.
 
     Args:
         metric: one of `metrics`.
@@ -38,6 +39,8 @@ class Task(ABC):
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them.
         label_name: the key of the labels in a collated batch.
+        model_task: for a task of one's own, the value of `--task` that a model folder is loaded with; None: its class
+            is the one that it was saved as.
         notes: how rows are read and scored; complete when all rows are encoded.
         beams: number of hypotheses per row that the model processes at once.
         max_new_tokens: maximum number of tokens generated for a row; 0 if the metric needs one forward only.
@@ -49,6 +52,7 @@ class Task(ABC):
     joined_rows: ClassVar[int] = 1
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     label_name: ClassVar[str] = "labels"
+    model_task: ClassVar[str | None] = None
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -205,6 +209,31 @@ class Task(ABC):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
 
+    def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """What the model answers to some examples, as text for a reader of the report.
+
+        One forward computes the answers, unless the task overrides this method.
+
+        Args:
+            forward: runs the model.
+            examples: encoded rows.
+        """
+        batch = self.collate(examples)
+        labels = batch.pop(self.label_name).numpy()
+        return self.answer_texts(forward(batch), labels)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The answer to each example as text, from the logits of one collated batch and its labels.
+
+        Empty where answers have no text: the report then shows none.
+        """
+        return ()
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The expected answer to an encoded row as text: the first of its `reference`; empty where it has none."""
+        reference = example.get("reference", "")
+        return str(reference if isinstance(reference, str) else next(iter(reference), ""))
+
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
         """Sufficient statistics of the metric, `[k, statistics]`, from those of all examples, `[examples, ...]`.
 
@@ -229,6 +258,7 @@ class Data:
         notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
         train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
         eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
+        tokenizer: the tokenizer of the folder, which decodes rows for a reader; None: there is none.
     """
 
     train: Dataset
@@ -238,3 +268,4 @@ class Data:
     notes: tuple[Note, ...]
     train_hash: str | None
     eval_hash: str | None
+    tokenizer: Any = None

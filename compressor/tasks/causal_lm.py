@@ -93,6 +93,10 @@ class CausalLM(Task):
         """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The metric of each block."""
+        return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]
+
     def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
         """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes per token, where a Python list needs 36.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,12 +48,11 @@ class TextClassification(LabelledTexts):
                 field="problem_type",
             )
         super().__init__(folder, request, metric)
-        self._config = folder.config
         self._class_ids: dict[str, int] = {}
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Map labels to classes by the rules of `labels.class_ids`."""
-        self._class_ids = class_ids(rows, self._find_labels(rows, source), self._config, source)
+        self._class_ids = class_ids(rows, self._find_labels(rows, source), self.config, source)
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
         """The class of every row."""
@@ -61,3 +61,14 @@ class TextClassification(LabelledTexts):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The name of the predicted class of each row."""
+        return [self._class_name(index) for index in logits.argmax(-1).tolist()]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The name of the class of a row."""
+        return self._class_name(example["labels"])
+
+    def _class_name(self, index: int) -> str:
+        return str((self.config.id2label or {}).get(index, index))

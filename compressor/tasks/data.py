@@ -88,7 +88,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         len(test),
         task.metric,
     )
-    return Data(train, evaluation, test, task, tuple(notes), rows_hash(train), rows_hash(evaluation))
+    hashes = rows_hash(train), rows_hash(evaluation)
+    return Data(train, evaluation, test, task, tuple(notes), *hashes, tokenizer=folder.processor)
 
 
 def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tuple[_Rows, list[Note]]:

@@ -93,6 +93,10 @@ class LabelledTexts(Task):
         request: columns and maximum row length.
         metric: one of `metrics`.
 
+    Attributes:
+        config: configuration of the model, with the names of its classes.
+        label_type: type of the labels of a batch, int64 for classes.
+
     Raises:
         InputError: the maximum row length leaves no room for text.
     """
@@ -103,6 +107,7 @@ class LabelledTexts(Task):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
+        self.config = folder.config
         self._request = request
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
@@ -116,7 +121,7 @@ class LabelledTexts(Task):
 
     @abstractmethod
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number."""
+        """The label of every row as a number, or as a list of numbers of the same length for each row."""
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode texts as tokens and labels as numbers."""
@@ -127,7 +132,7 @@ class LabelledTexts(Task):
         return self._encode_texts(rows, itertools.repeat(0, len(rows)), source)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Token ids, mask and token types `[batch, longest]`, padded on the right, and `labels` `[batch]`."""
+        """Token ids, mask and token types `[batch, longest]`, padded on the right, and `labels` `[batch, ...]`."""
         fills = {"input_ids": self._padding, "attention_mask": 0}
         if self._with_token_types:
             fills["token_type_ids"] = self._tokenizer.pad_token_type_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -169,13 +169,23 @@ class QuestionAnswering(Task):
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """F1 and exact match of each question, `[questions, 2]`, from logits `[windows, tokens, 2]`."""
+        return np.array(
+            [
+                (f1(prediction, question.answers), exact_match(prediction, question.answers))
+                for question, prediction in self._predictions(logits, labels)
+            ]
+        )
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The predicted answer to each question."""
+        return [prediction for _, prediction in self._predictions(logits, labels)]
+
+    def _predictions(self, logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Question, str]]:
+        """Each question of a batch with its predicted answer."""
         counts = _window_counts(labels)
-        statistics = []
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
             question = self.questions[int(number)]
-            prediction = question.predict(windows.astype(np.float64))
-            statistics.append((f1(prediction, question.answers), exact_match(prediction, question.answers)))
-        return np.array(statistics)
+            yield question, question.predict(windows.astype(np.float64))
 
     def _tokenize(self, questions: list[str], contexts: list[str]) -> Any:
         """The windows of each pair of question and context, with the characters of each token."""

@@ -24,10 +24,10 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
         InputError: rows cannot be read for the task, or the folder has no tokenizer.
         UsageError: the task does not have the metric.
     """
-    if folder.task not in TASK_NAMES:
+    if folder.own_task is None and folder.task not in TASK_NAMES:
         raise InputError(
             f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
-            " one of these (--task), or run without data and with a plan",
+            " one of these or one of your own (--task), or run without data and with a plan",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=folder.path,
             task=folder.task,
@@ -38,13 +38,12 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             code=ErrorCode.FILE_MISSING,
             path=folder.path,
         )
-    classes = (entry.load() for entry in TASKS if entry.name == folder.task)
-    task_class: Any = next(task for task in classes if task.accepts(folder))
+    task_class = _task_class(folder)
     metrics = {metric.name: metric for metric in task_class.metrics}
     name = request.metric or task_class.metrics[0].name
     if name not in metrics:
         raise UsageError(
-            f"--metric {name}: {folder.task} has the metrics {', '.join(metrics)}; name one of these",
+            f"--metric {name}: {task_class.name} has the metrics {', '.join(metrics)}; name one of these",
             code=ErrorCode.UNKNOWN_NAME,
             field="metric",
             value=name,
@@ -54,13 +53,39 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
     return task
 
 
-def metric_named(name: str) -> Metric:
+def _task_class(folder: ModelFolder) -> Any:
+    """The class that reads the rows of a folder: a task of one's own, else the first of its task that accepts it.
+
+    Raises:
+        InputError: the task of one's own does not accept it.
+    """
+    if folder.own_task is None:
+        classes = (entry.load() for entry in TASKS if entry.name == folder.task)
+        return next(task for task in classes if task.accepts(folder))
+    task_class = folder.own_task.task_class
+    if not task_class.accepts(folder):
+        raise InputError(
+            f"{folder.path}: {task_class.name} does not accept this model; name another task (--task)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=folder.path,
+            task=task_class.name,
+        )
+    return task_class
+
+
+def metric_named(name: str, folder: ModelFolder | None = None) -> Metric:
     """The metric with a name, for stored results without a unit; metrics of the same name have the same unit.
+
+    Args:
+        name: the name.
+        folder: a folder that may have a task of one's own, whose metrics count first.
 
     Raises:
         UsageError: no task has a metric of this name.
     """
-    metrics = {metric.name: metric for task in task_classes() for metric in task.metrics}
+    own = folder.own_task if folder is not None else None
+    classes = (*task_classes(), *([own.task_class] if own is not None else []))
+    metrics = {metric.name: metric for task in classes for metric in task.metrics}
     if name not in metrics:
         raise UsageError(
             f"metric {name!r}: unknown; {nearest(name, list(metrics))}",

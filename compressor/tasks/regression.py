@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,3 +71,11 @@ class Regression(LabelledTexts):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true number of each row, `[batch, 2]`, from logits `[batch, 1]`."""
         return np.stack([logits.reshape(len(labels), -1)[:, 0], labels], axis=-1).astype(np.float64)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The predicted number of each row."""
+        return [f"{number:.4g}" for number in logits.reshape(len(labels), -1)[:, 0].tolist()]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The number of a row."""
+        return f"{example['labels']:.4g}"

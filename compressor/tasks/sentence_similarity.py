@@ -192,6 +192,10 @@ class SentenceSimilarity(Task):
         cosines = (unit_rows(first) * unit_rows(second)).sum(1, dtype=np.float64)
         return np.stack([cosines, labels[:, 0]], axis=-1)
 
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The label of a pair."""
+        return f"{example['labels']:.4g}"
+
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
         """For retrieval: recall and nDCG of each query, `[queries, 2]`, from the pairs and embeddings of all rows."""
         if not self.retrieves:

@@ -149,11 +149,19 @@ class Translation(Task):
         """`bleu_counts` `[examples, 10]` of the texts that beam search generates, or losses `[examples, 2]`."""
         if self.metric == _LOSS.name:
             return super().measure(forward, examples)
+        texts = self._translate(forward, examples)
+        return np.stack([bleu_counts(text, row["reference"]) for text, row in zip(texts, examples, strict=True)])
+
+    def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """The translations that beam search generates; none where the metric is the loss, which generates nothing."""
+        return () if self.metric == _LOSS.name else self._translate(forward, examples)
+
+    def _translate(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         batch = self.collate(examples)
         sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
         ids = beam_search(self._folder.model, forward, sources, BEAMS, self._longest)
-        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return np.stack([bleu_counts(text, row["reference"]) for text, row in zip(texts, examples, strict=True)])
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`; not for BLEU."""

@@ -11,6 +11,7 @@ from compressor.config.fields import extra_of, flag_of
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS
 from compressor.errors import ErrorCode, UsageError
+from tests.tasks.own_tasks import write_package
 
 VALUES = {"allow_pickle": "true", "trust_remote_code": "true", "kernel": '"k.so"', "ray": '"10.0.0.1:6379"'}
 RUN_CODE = [name for name, field in FIELDS.items() if extra_of(field, "runs_code")]
@@ -34,6 +35,25 @@ def test_a_recipe_in_a_folder_cannot_load_code(name: str, tmp_path: Path) -> Non
     assert (caught.value.code, caught.value.details["field"]) == (ErrorCode.UNSAFE_RECIPE, name)
     assert flag_of(name) in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("task", ["tags:Spam", "spam"])
+def test_a_recipe_in_a_folder_cannot_name_a_task_of_ones_own(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, packages = tmp_path / "model", tmp_path / "packages"
+    folder.mkdir()
+    packages.mkdir()
+    write_package(packages, "spam = tags:Spam")
+    monkeypatch.syspath_prepend(packages)
+    file = write(folder, f'task = "{task}"')
+    with pytest.raises(UsageError) as caught:
+        recipe_of(str(folder), None, {})
+    assert (caught.value.code, caught.value.details["field"]) == (ErrorCode.UNSAFE_RECIPE, "task")
+    assert recipe_of(str(folder), str(file), {}).source.task == task
+    write(folder, 'task = "causal-lm"')
+    assert recipe_of(str(folder), None, {}).source.task == "causal-lm"
+    assert recipe_of(str(folder), None, {"task": task}).source.task == task
 
 
 @pytest.mark.parametrize("name", ["allow_pickle", "trust_remote_code"])

@@ -11,6 +11,7 @@ from typing import Any
 from compressor.report import verdict
 from compressor.results import (
     FLOAT_STAGES,
+    AnsweredRow,
     CurvePoint,
     DropStatus,
     EngineFacts,
@@ -135,6 +136,14 @@ def accuracy(dense: float = 0.915, compressed: float = 0.909, **fields: Any) -> 
     return Score(**{**defaults, **measured, **fields})
 
 
+def answers() -> tuple[AnsweredRow, ...]:
+    """Two rows, of which the first changed."""
+    return (
+        AnsweredRow(number=7, texts=("a charming and often affecting journey",), dense="pos", compressed="neg"),
+        AnsweredRow(number=1, texts=("unflinchingly bleak", "and desperate"), dense="neg", compressed="neg"),
+    )
+
+
 def engine(parameters: int, **fields: Any) -> EngineFacts:
     """An engine with fp32 weights."""
     defaults: dict[str, Any] = {
@@ -163,6 +172,7 @@ def report(**fields: Any) -> Report:
         ),
         "curves": curves(),
         "scores": (accuracy(), accuracy(0.9266, 0.922, split="eval", rows=872)),
+        "answers": answers(),
         "proofs": proofs(),
         "speeds": (speed(1, 128, 6.32, 4.83), speed(8, 128, 47.9, 35.1)),
         "dense": engine(22_713_602, file=None),
@@ -215,6 +225,7 @@ def nothing_learned() -> Report:
     bare: dict[str, Any] = {
         "curves": (),
         "scores": (),
+        "answers": (),
         "drop_status": DropStatus.NOT_CHECKED,
         "recipe": {"model": "minilm-sst2"},
     }

@@ -23,7 +23,7 @@ from compressor.report import formatting, load, summary, write
 from compressor.report.files import to_json
 from compressor.report.html import render
 from compressor.report.unit_maps import head_maps
-from compressor.results import DropStatus, Refusal, Report
+from compressor.results import AnsweredRow, DropStatus, Refusal, Report, TaskCode
 from graph_passes import Plan
 from tests.report import reports
 
@@ -201,6 +201,8 @@ def _report_with(text: str, *, pictures: bool = False) -> Report:
         notes=(text,),
         curves=curves if pictures else (),
         scores=(reports.accuracy(metric=text),),
+        answers=(AnsweredRow(number=1, texts=(text, text), dense=text, compressed="", expected=text or "e"),),
+        task_code=TaskCode(path=text, source=text),
         proofs=tuple(proof.model_copy(update={"cases": (text,)}) for proof in reports.proofs()),
         speeds=(reports.speed(1, 128, 3.0, 2.0, void=text),) if pictures else (),
         dense=reports.engine(10, file=text or "f", optimization=text),
@@ -243,6 +245,20 @@ def test_page_uses_no_external_resource(name: str) -> None:
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
     assert ("p", ("id",)) in skeleton.tags
+
+
+def test_the_page_shows_answers_that_changed_in_bold() -> None:
+    page = render(reports.report())
+    assert "<b>neg</b></td>" in page
+    assert page.count("<b>neg</b>") == 1
+    assert "unflinchingly bleak<br>and desperate" in page
+    assert 'id="answers"' not in render(reports.report(answers=()))
+
+
+def test_the_page_shows_the_cosines_of_embeddings() -> None:
+    row = AnsweredRow(number=3, texts=("a", "b"), dense="0.911", compressed="0.870", expected="4", cosine=0.93125)
+    page = render(reports.report(answers=(row,)))
+    assert all(cell in page for cell in ("<td>4</td>", "<td>0.911</td>", "<td>0.870</td>", '<td class="n">0.931</td>'))
 
 
 def test_page_renders_without_samples_and_with_infinite_scores() -> None:

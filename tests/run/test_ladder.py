@@ -11,16 +11,21 @@ import pytest
 
 import compressor
 from compressor.config import recipe_file
+from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import Recipe
 from compressor.errors import DivergedError, ErrorCode, UsageError
 from compressor.report import load
+from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
-from compressor.results import NoteCode
+from compressor.results import NoteCode, Report
 from compressor.run.ladder import compress_ladder
+from compressor.run.write_report import code_of
 from tests.docs.pages import ROOT, python_block
+from tests.report import reports
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import write_inputs
+from tests.tasks.own_tasks import task_of_the_page, write_module
 
 SHORT: dict[str, Any] = {"max_drop": 0.99, "batch_size": 8, "max_length": 8, "batch": "1", "seq": "8", "seconds": 0.01}
 FLAGS: dict[str, Any] = {
@@ -114,6 +119,25 @@ def test_a_finished_rung_is_not_run_again(ladder: tuple[Path, Frontier]) -> None
     listener = RecordingListener()
     assert compress_ladder(rungs(), out, listener) == frontier
     assert listener.stages == []
+
+
+def test_a_finished_rung_runs_again_where_its_task_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, runs = write_module(tmp_path, task_of_the_page(), "tags_of_ladder"), []
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = Recipe(model=tmp_path, out=tmp_path / "rungs" / "macs-90", task="tags_of_ladder:Tags")
+
+    def run(recipe: Recipe, listener: object) -> Report:
+        runs.append(recipe)
+        result = reports.report(recipe=recipe.flat(), task_code=code_of(load_own_task(recipe.source.task)))
+        recipe.output.out.mkdir(parents=True, exist_ok=True)
+        (recipe.output.out / JSON_NAME).write_text(to_json(result))
+        return result
+
+    monkeypatch.setattr("compressor.run.ladder.compress", run)
+    for text, expected in (("", 1), ("", 1), ("# changed", 2)):
+        task.write_text(task_of_the_page() + text)
+        compress_ladder([recipe], tmp_path / "rungs")
+        assert len(runs) == expected
 
 
 def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, Frontier]) -> None:

@@ -76,6 +76,13 @@ def test_the_command_fails_and_names_what_is_missing(
     assert report.missing.command in result.error
 
 
+@pytest.mark.parametrize("fields", [{}, {"target": "ort"}])
+def test_a_build_shows_no_more_rows_than_the_run(fields: dict[str, Any], copy: Path) -> None:
+    report = reports.load(copy)
+    reports.write(report.model_copy(update={"recipe": {**report.recipe, "report_rows": 0}}), copy)
+    assert load_run(copy, fields).recipe.output.report_rows == 0
+
+
 def test_a_build_without_its_target_leaves_the_folder(copy: Path, capfd: Cap) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in copy.iterdir()}
     result = compress(capfd, "build", copy, "--target", "trt")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import graph_passes
+from compressor.export import export_reference
+from compressor.model_folder import example_inputs
+from compressor.model_folder import load as load_folder
 from compressor.report import JSON_NAME
 from compressor.results import EngineBuild, Report
+from compressor.serving.model_files import GRAPH
+from compressor.targets import target
 from compressor.targets.graph_facts import digest
 from compressor.targets.tensorrt.metadata import EngineMetadata, metadata_path
+from compressor.units import find_sites, keep_all
+from graph_passes import Plan
 from tests.latency.graphs import text_model
 
 
@@ -51,6 +59,20 @@ def run_folder(folder: Path, **fields: Any) -> Path:
     text_model(folder)
     graph_passes.save(graph_passes.load(folder / "model.onnx"), folder / "engine.onnx")
     (folder / JSON_NAME).write_text(report(**fields).model_dump_json())
+    return folder
+
+
+def pruned_folder(folder: Path) -> Path:
+    """The model of a folder without its first head, built for ONNX Runtime in the same folder, as after a run."""
+    model = load_folder(folder)
+    inputs = example_inputs(model, 2, 8)
+    sites = find_sites(model.model, inputs)
+    plan = Plan(sites=tuple(replace(site, kept=site.kept[1:], scale=()) for site in keep_all(sites).sites))
+    export_reference(model.model, plan, inputs, folder / "reference.onnx")
+    graph_passes.save(graph_passes.shrink(graph_passes.load(folder / "reference.onnx"), plan).model, folder / GRAPH)
+    engine = target("ort").build(folder / GRAPH, folder / "engine.onnx", provider="cpu")
+    assert engine.fused == 1, "the server has to run an operator of ONNX Runtime's own"
+    (folder / JSON_NAME).write_text(report(sizes=((1, 8), (4, 8)), plan=plan.model_dump()).model_dump_json())
     return folder
 
 

@@ -12,10 +12,12 @@ import pytest
 import graph_passes
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, UsageError
+from compressor.latency.local_engine import load_engine
+from compressor.models.sentence_encoder import EMBEDDING, STATES
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from tests import folders
-from tests.serving.outputs import run_folder
+from tests.serving.outputs import pruned_folder, run_folder
 from tests.targets.graphs import parsed
 
 
@@ -31,6 +33,22 @@ def test_a_model_is_exported_for_onnx_runtime(out: Path, tmp_path: Path) -> None
     assert [(entry.name, list(entry.dims)) for entry in config.output] == [("logits", [16])]
     assert {note.code for note in exported.notes} == {NoteCode.SERVER_REQUIREMENT, NoteCode.STORAGE_URI}
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
+
+
+def test_a_sentence_encoder_is_served_with_the_inputs_and_outputs_of_its_graph(tmp_path: Path) -> None:
+    out = pruned_folder(folders.save_sentence_encoder(tmp_path / "out"))
+    exported = export(ServeRequest(out=out, repository=tmp_path / "repository"))
+    config = triton_config.load(exported.model / "config.pbtxt")
+    served = {entry.name: list(entry.dims) for entry in (*config.input, *config.output)}
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    assert served == {**{name: [-1] for name in inputs}, EMBEDDING: [16], STATES: [1, 16]}
+    endpoint = load_engine(out / "engine.onnx", tmp_path)
+    assert {tensor.name for tensor in endpoint.inputs} == set(inputs)
+    batch = endpoint.random_batch(2, 8, seed=0)
+    assert {name: list(array.shape[1:]) for name, array in endpoint.infer(batch).items()} == {
+        EMBEDDING: [16],
+        STATES: [1, 16],
+    }
 
 
 def test_the_warm_up_has_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:

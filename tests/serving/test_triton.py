@@ -6,7 +6,6 @@ import functools
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,17 @@ import pytest
 
 import graph_passes
 from compressor.config.serve import ServeRequest
-from compressor.export import export_reference
-from compressor.model_folder import example_inputs
-from compressor.model_folder import load as load_folder
+from compressor.models.sentence_encoder import EMBEDDING, STATES
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.serving import export, input_specs, real_rows
 from compressor.serving.model_files import GRAPH
 from compressor.targets import BuildOptions, target, target_of
-from compressor.units import find_sites, keep_all
 from compressor.workdir import QUANTIZED_GRAPH
-from graph_passes import Plan
 from tests import folders
 from tests.command import compress
 from tests.serving import triton_server
-from tests.serving.outputs import report
+from tests.serving.outputs import pruned_folder, report
 
 Cap = pytest.CaptureFixture[str]
 pytestmark = [
@@ -41,24 +36,22 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run: a tiny BERT without its first head, built for ONNX Runtime."""
-    folder = tmp_path_factory.mktemp("run") / "small"
-    model = load_folder(folders.save(folders.bert(), folder))
-    inputs = example_inputs(model, 2, 8)
-    sites = find_sites(model.model, inputs)
-    plan = Plan(sites=tuple(replace(site, kept=site.kept[1:], scale=()) for site in keep_all(sites).sites))
-    export_reference(model.model, plan, inputs, folder / "reference.onnx")
-    graph_passes.save(graph_passes.shrink(graph_passes.load(folder / "reference.onnx"), plan).model, folder / GRAPH)
-    engine = target("ort").build(folder / GRAPH, folder / "engine.onnx", provider="cpu")
-    assert engine.fused == 1, "the server has to run an operator of ONNX Runtime's own"
-    (folder / JSON_NAME).write_text(report(sizes=((1, 8), (4, 8)), plan=plan.model_dump()).model_dump_json())
-    return folder
+    return pruned_folder(folders.save(folders.bert(), tmp_path_factory.mktemp("run") / "small"))
 
 
 @pytest.fixture(scope="module")
-def server(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton_server.Server]:
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: a tiny sentence encoder without its first head, with its pooling in the graph."""
+    return pruned_folder(folders.save_sentence_encoder(tmp_path_factory.mktemp("run") / "embedding"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    compressed: Path, embedding: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[triton_server.Server]:
     repository = tmp_path_factory.mktemp("triton") / "repository"
-    request = ServeRequest(out=compressed, repository=repository, backend="python", threads=1, instances=2)
-    export(request)
+    for out in (compressed, embedding):
+        export(ServeRequest(out=out, repository=repository, backend="python", threads=1, instances=2))
     with triton_server.Server(repository) as running:
         yield running
 
@@ -131,11 +124,27 @@ def test_a_check_of_the_server_passes(
     assert (result.code, result.error_code, result.details["model"]) == (10, "model-not-ready", "small:7")
 
 
-def test_the_repository_holds_only_the_model(server: triton_server.Server) -> None:
+def test_a_sentence_encoder_is_served_and_checked_with_its_embeddings(
+    server: triton_server.Server, embedding: Path, tmp_path: Path, capfd: Cap
+) -> None:
+    import tritonclient.grpc
+
+    local = LocalOutputs(embedding, embedding / "engine.onnx")
+    assert {tuple(outputs) for outputs in local.outputs} == {(EMBEDDING, STATES)}
+    compare_outputs(tritonclient.grpc, server.grpc, local, np.arange(len(local.requests)), "embedding")
+    (tmp_path / "texts.txt").write_text("the good film\n" * 16)
+    arguments = ("check", "--server", f"grpc://{server.grpc}", "--model", "embedding", "--baseline", "embedding:1")
+    texts = ("--inputs", tmp_path / "texts.txt", "--tokenizer", embedding, "--expect", embedding, "--seq", "8")
+    result = compress(capfd, *arguments, *texts, "--seconds", "0.2", "--max-slowdown", "1000%", "--quiet", "--json")
+    assert (result.code, result.json["passed"]) == (0, True), result.err
+
+
+def test_the_repository_holds_only_the_models(server: triton_server.Server) -> None:
     import tritonclient.grpc
 
     client = tritonclient.grpc.InferenceServerClient(server.grpc)
-    assert [model.name for model in client.get_model_repository_index().models] == ["small"]
+    names = {model.name for model in client.get_model_repository_index().models}
+    assert names == {"embedding", "small"}
     config = client.get_model_config("small").config
     assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (4, 100)
     assert len(config.model_warmup) == 2

@@ -14,7 +14,10 @@ class SourceConfig(Config):
 
     model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
     task: str | None = config_field(
-        MODEL, "task of the model, where its class does not determine it: causal-lm, ...", decides_plan=True
+        MODEL,
+        "task of the model, where its class does not determine it: causal-lm, ...; or a task of one's own,"
+        " package.module:Class or the name of an entry point",
+        decides_plan=True,
     )
     allow_pickle: bool = config_field(
         MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True

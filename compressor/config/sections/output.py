@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compressor.config.fields import Config, config_field
 from compressor.config.sections.headings import MEASURING, OUTPUT
-from compressor.config.values import Positive, Sizes
+from compressor.config.values import Natural, Positive, Sizes
 
 
 class MeasureConfig(Config):
@@ -24,9 +24,12 @@ class MeasureConfig(Config):
 
 
 class OutputConfig(Config):
-    """The folder to write."""
+    """The folder to write, and what its report shows of the rows."""
 
     out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True)
     force: bool = config_field(
         OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False
+    )
+    report_rows: Natural = config_field(
+        OUTPUT, "test rows that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )

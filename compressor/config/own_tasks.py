@@ -1,0 +1,132 @@
+"""Tasks of one's own: classes outside of this package, which `--task` names by module or by entry point.
+
+Naming one loads code. A recipe that is not trusted may therefore not name one; see `recipe_file.check_folder_recipe`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from compressor.config.tasks import TASK_NAMES
+from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.silence_libraries import one_line
+
+GROUP = "compressor.tasks"
+"""Group of the entry points that name tasks."""
+_PATH = re.compile(r"\w+(\.\w+)*:\w+")
+_BASE = "compressor.tasks.base"
+"""Module of the class that every task inherits from; it needs PyTorch, which reading a recipe does not load."""
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A task of one's own.
+
+    Attributes:
+        task_class: the class, which inherits from `compressor.tasks.Task`.
+        path: `module:class`.
+        source: hash `sha256:...` of the files of the class and of those that it inherits from.
+    """
+
+    task_class: Any
+    path: str
+    source: str
+
+
+def entry_point_names() -> tuple[str, ...]:
+    """Names of the tasks that installed packages provide."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)} - set(TASK_NAMES)))
+
+
+def is_own_task(name: object) -> bool:
+    """Whether a value of `--task` names a task of one's own; this loads nothing."""
+    return isinstance(name, str) and (":" in name or name in entry_point_names())
+
+
+def load_own_task(name: str | None) -> OwnTask | None:
+    """Import the task of one's own that a value of `--task` names; None for a task of this package, or for None.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such task.
+    """
+    if name is None or not is_own_task(name):
+        return None
+    path = name if ":" in name else _entry_point(name).value
+    if not _PATH.fullmatch(path):
+        raise _refuse(name, "not the path of a class; write package.module:Class", ErrorCode.INVALID_VALUE)
+    module_name, _, class_name = path.partition(":")
+    module = _import(name, module_name)
+    task_class = getattr(module, class_name, None)
+    tasks = [key for key, value in vars(module).items() if _is_task(value) and value.__module__ == module.__name__]
+    if task_class is None:
+        remedy = nearest(class_name, tasks) if tasks else "write a class that inherits from compressor.tasks.Task"
+        raise _refuse(name, f"{module_name} has no {class_name}; {remedy}", ErrorCode.UNKNOWN_NAME)
+    _check_task(name, class_name, task_class)
+    return OwnTask(task_class, path, _source_hash(name, task_class))
+
+
+def _entry_point(name: str) -> EntryPoint:
+    """The entry point of this name."""
+    entries = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
+    if len(entries) > 1:
+        text = f"several packages provide it; name the class, {' or '.join(sorted(entries))}"
+        raise _refuse(name, text, ErrorCode.CONTRADICTION)
+    return next(iter(entries.values()))
+
+
+def _import(name: str, module: str) -> ModuleType:
+    """The module of a task."""
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:  # its code is free to raise anything, and to end the process
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            text = f"no module {missing}; install its package, or add its folder to PYTHONPATH"
+            raise _refuse(name, text, ErrorCode.UNKNOWN_NAME) from error
+        text = f"importing {module} fails ({type(error).__name__}: {one_line(error)}); correct the module"
+        raise _refuse(name, text, ErrorCode.IMPORT_FAILED) from error
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, import_module(_BASE).Task)
+
+
+def _check_task(name: str, class_name: str, task_class: Any) -> None:
+    """Raise UsageError unless a class is a task that declares everything that a task must."""
+    if not _is_task(task_class):
+        text = f"{class_name} is no task; let it inherit from compressor.tasks.Task"
+        raise _refuse(name, text, ErrorCode.INVALID_VALUE)
+    missing = sorted(task_class.__abstractmethods__)
+    missing += [field for field in ("name", "metrics") if not getattr(task_class, field, None)]
+    if missing:
+        text = f"{class_name} lacks {', '.join(missing)}; define {'it' if len(missing) == 1 else 'them'}"
+        raise _refuse(name, text, ErrorCode.INVALID_VALUE, missing=tuple(missing))
+    metric = import_module(_BASE).Metric
+    if not all(isinstance(value, metric) for value in task_class.metrics):
+        text = f"metrics of {class_name} are not a tuple of compressor.tasks.Metric; write metrics = (Metric(...),)"
+        raise _refuse(name, text, ErrorCode.INVALID_VALUE)
+
+
+def _source_hash(name: str, task_class: Any) -> str:
+    """`sha256:...` of the files of a class and of those that it inherits from, without this package and Python's."""
+    digest, others = hashlib.sha256(), {*sys.stdlib_module_names, __package__.partition(".")[0]}
+    modules = dict.fromkeys(base.__module__ for base in task_class.__mro__)
+    for module in (sys.modules[key] for key in modules if key.partition(".")[0] not in others):
+        loader: Any = module.__loader__
+        try:
+            digest.update(loader.get_data(module.__file__))
+        except (AttributeError, OSError) as error:  # a class of an interactive session, or a file that is gone
+            text = f"the source of {module.__name__} cannot be read; put the class into a file"
+            raise _refuse(name, text, ErrorCode.FILE_UNREADABLE) from error
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _refuse(name: str, text: str, code: ErrorCode, **details: Any) -> UsageError:
+    return UsageError(f"--task {name}: {text}", code=code, field="task", value=name, **details)

@@ -1,0 +1,97 @@
+"""A few test rows with the answers of both engines: those that changed, or whose embeddings differ most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compressor.results import AnsweredRow
+from compressor.tasks import Data, batches
+from compressor.tasks.base import Forward
+from compressor.tasks.retrieval import unit_rows
+from compressor.tasks.row_texts import row_texts, shorten
+from compressor.tasks.scoring import BATCH_SIZE
+from compressor.tasks.sentence_similarity import pair_embeddings
+
+
+def answered_rows(
+    forwards: Sequence[Forward], statistics: Sequence[np.ndarray], data: Data, count: int
+) -> tuple[AnsweredRow, ...]:
+    """Test rows with the answers of both engines, those that changed first, then by the change of their statistics.
+
+    Only the rows whose statistics changed most are read again, at least a batch of them.
+
+    Args:
+        forwards: runs of the dense and of the compressed engine.
+        statistics: statistics of both on the test rows, `[examples, k]`.
+        data: the test rows, and the task.
+        count: maximum number of rows.
+    """
+    changes = _changes(statistics, len(data.test))
+    indices = np.argsort(-changes, kind="stable")[: max(count, BATCH_SIZE)].tolist()
+    examples = [data.test[index] for index in indices]
+    dense, compressed = ([shorten(answer) for answer in _answers(data, forward, examples)] for forward in forwards)
+    if not dense:
+        return ()
+    rows = [
+        AnsweredRow(
+            number=index + 1,
+            texts=row_texts(example, data.tokenizer),
+            expected=shorten(data.task.reference_text(example)),
+            dense=before,
+            compressed=after,
+        )
+        for index, example, before, after in zip(indices, examples, dense, compressed, strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: not row.changed)[:count])
+
+
+def _answers(data: Data, forward: Forward, examples: Sequence[dict[str, object]]) -> list[str]:
+    """The answers of an engine; empty for a task whose answers have no text."""
+    starts = range(0, len(examples), BATCH_SIZE)
+    return [text for start in starts for text in data.task.answers(forward, examples[start : start + BATCH_SIZE])]
+
+
+def _changes(statistics: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """How far the statistics of each row differ, `[rows]`; zero where a statistic is of something else than a row."""
+    dense, compressed = statistics
+    return np.abs(dense - compressed).sum(1) if len(dense) == rows else np.zeros(rows)
+
+
+def embedded_rows(
+    dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data, count: int
+) -> tuple[AnsweredRow, ...]:
+    """The test rows with the lowest cosine between both engines' embeddings of a text, the lowest first.
+
+    Args:
+        dense_batches: embeddings of the dense engine, `[texts, width]` for each batch of `scoring.batches`.
+        compressed_batches: those of the compressed engine.
+        data: the rows, and a task that embeds texts.
+        count: maximum number of rows.
+    """
+    rows: list[tuple[float, int, float, float]] = []
+    groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
+    for (indices, batch), dense, compressed in groups:
+        pairs = batch[data.task.label_name].numpy()
+        both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
+        lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
+        before, after = (_pair_cosines(embeddings, pairs) for embeddings in (dense, compressed))
+        rows.extend(zip(lowest.tolist(), indices, before.tolist(), after.tolist(), strict=True))
+    return tuple(
+        AnsweredRow(
+            number=index + 1,
+            texts=row_texts(data.test[index], data.tokenizer),
+            expected=data.task.reference_text(data.test[index]),
+            dense=f"{before:.3f}",
+            compressed=f"{after:.3f}",
+            cosine=cosine,
+        )
+        for cosine, index, before, after in sorted(rows)[:count]
+    )
+
+
+def _pair_cosines(embeddings: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """The cosine of both texts of each pair, `[pairs]`."""
+    first, second = (unit_rows(texts) for texts in pair_embeddings(embeddings, pairs))
+    return np.asarray((first * second).sum(1))

@@ -1,0 +1,154 @@
+"""Tasks of one's own are found by module or entry point, checked, and never named by a folder that is not trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from compressor.config.own_tasks import is_own_task, load_own_task
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder import ModelFolder, load
+from compressor.tasks import make_task
+from compressor.tasks.registry import metric_named
+from tests.command import compress
+from tests.faults import fails_with
+from tests.folders import rows_config
+from tests.tasks.own_tasks import task_of_the_page, write_module, write_package
+
+SPAM = """
+from compressor.tasks.classification import TextClassification
+
+class Spam(TextClassification):
+    name = "spam"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on Python's path, whose modules are forgotten afterwards."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    with pytest.MonkeyPatch.context() as modules:
+        for name in ("tags", "spam_base"):
+            modules.delitem(sys.modules, name, raising=False)
+        yield folder
+        for name in ("tags", "spam_base"):
+            sys.modules.pop(name, None)
+
+
+def test_the_task_of_the_page_is_one_short_file() -> None:
+    assert len(task_of_the_page().splitlines()) <= 60
+
+
+def test_a_class_is_found_by_its_module(path: Path, classifier: ModelFolder) -> None:
+    file = write_module(path, SPAM)
+    folder = load(classifier.path, task="tags:Spam")
+    assert (folder.task, type(folder.model)) == ("text-classification", type(classifier.model))
+    assert folder.own_task is not None
+    assert folder.own_task.path == "tags:Spam"
+    assert folder.own_task.source == f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    task = make_task(folder, rows_config())
+    assert (task.name, type(task)) == ("spam", folder.own_task.task_class)
+
+
+def test_a_class_is_found_by_its_entry_point(path: Path, classifier: ModelFolder) -> None:
+    write_module(path, SPAM)
+    write_package(path, "spam = tags:Spam\nregression = tags:Spam")
+    assert (is_own_task("spam"), is_own_task("regression"), is_own_task("translation")) == (True, False, False)
+    assert load_own_task("spam") == load_own_task("tags:Spam")
+    assert load_own_task("regression") is None, "names of this package come first"
+    assert make_task(load(classifier.path, task="spam"), rows_config()).name == "spam"
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, value="spamm") as caught:
+        load(classifier.path, task="spamm")
+    assert "spam" in str(caught.value)
+
+
+def test_an_entry_point_of_several_packages_is_refused(path: Path) -> None:
+    write_package(path, "spam = tags:Spam\n")
+    (path / "tags-1.0.dist-info").rename(path / "first-1.0.dist-info")
+    write_package(path, "spam = other:Spam\n")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="task"):
+        load_own_task("spam")
+
+
+def test_the_model_is_loaded_as_the_class_says(path: Path, classifier: ModelFolder) -> None:
+    write_module(path, f"{SPAM}    model_task = 'regression'\n")
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="task", value="juggling"):
+        write_module(path, f"{SPAM}    model_task = 'juggling'\n", "spam_base")
+        load(classifier.path, task="spam_base:Spam")
+    assert load(classifier.path, task="tags:Spam").task == "regression"
+
+
+def test_the_hash_covers_the_files_of_base_classes(path: Path) -> None:
+    write_module(path, SPAM, "spam_base")
+    write_module(path, "from spam_base import Spam\n\nclass Ham(Spam):\n    name = 'ham'\n")
+    sources = []
+    for text in (SPAM, f"{SPAM}# changed\n"):
+        write_module(path, text, "spam_base")
+        own = load_own_task("tags:Ham")
+        assert own is not None
+        sources.append(own.source)
+    assert sources[0] != sources[1]
+
+
+def test_a_folder_that_the_class_does_not_accept_is_refused(path: Path, classifier: ModelFolder) -> None:
+    write_module(path, f"{SPAM}    accepts = classmethod(lambda cls, folder: False)\n")
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, task="spam"):
+        make_task(load(classifier.path, task="tags:Spam"), rows_config())
+
+
+def test_its_metrics_are_known_by_name_beside_those_of_this_package(path: Path, classifier: ModelFolder) -> None:
+    write_module(path, task_of_the_page())
+    folder = load(classifier.path, task="tags:Tags")
+    assert metric_named("micro-f1", folder).unit.scale == 100
+    assert metric_named("accuracy", folder) == metric_named("accuracy")
+    with pytest.raises(UsageError):
+        metric_named("micro-f1")
+
+
+BROKEN: dict[str, tuple[str | None, str, ErrorCode]] = {
+    "no module": (None, "tags:Spam", ErrorCode.UNKNOWN_NAME),
+    "no package": (None, "nowhere.tags:Spam", ErrorCode.UNKNOWN_NAME),
+    "missing import": ("import nowhere", "tags:Spam", ErrorCode.IMPORT_FAILED),
+    "syntax": ("class Spam(", "tags:Spam", ErrorCode.IMPORT_FAILED),
+    "exit": ("raise SystemExit(0)", "tags:Spam", ErrorCode.IMPORT_FAILED),
+    "several lines": ("raise ValueError('one\\ntwo')", "tags:Spam", ErrorCode.IMPORT_FAILED),
+    "no name": (SPAM, "tags:Spum", ErrorCode.UNKNOWN_NAME),
+    "no class": ("Spam = 3", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "no task": ("class Spam: pass", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "abstract": ("from compressor.tasks import Task as Spam", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "no metrics": (f"{SPAM}    metrics = ()", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "names of metrics": (f"{SPAM}    metrics = ('accuracy',)", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "no class in the name": (SPAM, "tags:", ErrorCode.INVALID_VALUE),
+    "a path": (SPAM, "./tags.py:Spam", ErrorCode.INVALID_VALUE),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_task_is_a_usage_error(
+    case: str, path: Path, classifier: ModelFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, name, code = BROKEN[case]
+    if text is not None:
+        write_module(path, text)
+    result = compress(capfd, "sites", classifier.path, "--task", name, "--quiet")
+    assert (result.code, result.error_code) == (2, code), result.err
+    assert (result.details["field"], result.details["value"]) == ("task", name)
+    assert ";" in result.error
+
+
+def test_a_class_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch, classifier: ModelFolder) -> None:
+    names: dict[str, Any] = {"__name__": "typed"}
+    exec(SPAM, names)
+    module = ModuleType("typed")
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, "typed", module)
+    with fails_with(ErrorCode.FILE_UNREADABLE, UsageError, value="typed:Spam"):
+        load(classifier.path, task="typed:Spam")
