@@ -93,6 +93,11 @@ class FillMask(TokenLabels):
                 masked[position], labels[position] = self._mask_id, ids[position]
         return masked, labels
 
+    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
+        """The tokens, as the vocabulary has them."""
+        names: list[str] = self._tokenizer.convert_ids_to_tokens(list(classes))
+        return names
+
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """The number of correct tokens of a row, or their summed loss in nats, and the number of all masked ones."""
         if self._metric == _ACCURACY:

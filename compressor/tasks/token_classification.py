@@ -112,6 +112,10 @@ class TokenClassification(TokenLabels):
         """The ids, and zero for each but those of special tokens."""
         return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
+    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
+        """The tags."""
+        return [self._tags.names[index] for index in classes]
+
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """`entity_counts` of a row, or the numbers of correct tags and of all."""
         predicted = logits.argmax(-1)

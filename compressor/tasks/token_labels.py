@@ -56,6 +56,10 @@ class TokenLabels(Task):
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """Statistics of the scored tokens of a row, from their logits `[tokens, classes]` and labels `[tokens]`."""
 
+    @abstractmethod
+    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
+        """The names of classes, for a reader."""
+
     def encode_texts(self, rows: Dataset, source: str) -> Dataset:
         """Encode plain texts, one per row; rows without a token to score are left out, which is noted.
 
@@ -98,6 +102,15 @@ class TokenLabels(Task):
         """`count` of each row, `[rows, k]`, from logits `[rows, positions, classes]`."""
         rows = zip(logits, labels, labels != IGNORED, strict=True)
         return np.array([self.count(scores[scored], row[scored]) for scores, row, scored in rows], dtype=np.float64)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The names of the classes of each row's scored tokens."""
+        rows = zip(logits.argmax(-1), labels != IGNORED, strict=True)
+        return [" ".join(self.class_names(classes[scored].tolist())) for classes, scored in rows]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The names of the labels of a row's scored tokens."""
+        return " ".join(self.class_names([label for label in example["labels"] if label != IGNORED]))
 
     def _tokenize_texts(self, texts: list[str]) -> list[list[int]]:
         if not texts:

@@ -44,6 +44,9 @@ def test_masks_are_filled_as_the_pipeline_does(inputs: Path, tmp_path: Path) -> 
     assert (report.task, score.metric, score.higher_is_better) == ("fill-mask", "pseudo_perplexity", False)
     assert report.plan.heads_kept + report.plan.neurons_kept < report.plan.heads + report.plan.neurons
     assert all(proof.holds for proof in report.proofs)
+    assert report.answers
+    for row in report.answers:
+        assert len({len(tokens.split()) for tokens in (row.expected, row.dense, row.compressed)}) == 1
     folder = load(out)
     engine = target("ort").load(out / "engine.onnx")
     with gated(folder.model, Plan.load(out / "plan.json")) as model:

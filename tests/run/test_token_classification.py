@@ -61,6 +61,9 @@ def test_the_report_compares_f1_on_the_engines(trained: Path, tmp_path: Path) ->
     assert report.plan.heads_kept + report.plan.neurons_kept < report.plan.heads + report.plan.neurons
     assert all(proof.holds for proof in report.proofs)
     assert NoteCode.METRIC_SETTINGS in {note.code for note in report.notes}
+    assert report.answers
+    for row in report.answers:
+        assert len({len(tags.split()) for tags in (row.expected, row.dense, row.compressed)}) == 1
     assert_equal_to_the_pipeline(tmp_path / "out")
 
 
