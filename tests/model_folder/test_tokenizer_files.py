@@ -30,12 +30,12 @@ def test_companions_are_configuration_tokenizer_and_licence(folder: Path, tmp_pa
 
 @pytest.mark.parametrize("is_processor", [False, True])
 def test_vocabularies_are_companions_under_any_name(is_processor: bool, folder: Path, tmp_path: Path) -> None:
-    names = hf.FSMTTokenizer.vocab_files_names
+    loaded, names = load(folder), hf.FSMTTokenizer.vocab_files_names
     for name in (*names.values(), "video_preprocessor_config.json"):
         (folder / name).write_text(name)
     tokenizer = SimpleNamespace(vocab_files_names=names)
     processor = SimpleNamespace(tokenizer=tokenizer) if is_processor else tokenizer
-    save_companions(replace(load(folder), processor=processor), tmp_path)
+    save_companions(replace(loaded, processor=processor), tmp_path)
     copied = {file.name for file in tmp_path.iterdir()}
     assert {"vocab-src.json", "vocab-tgt.json", "video_preprocessor_config.json"} <= copied
 

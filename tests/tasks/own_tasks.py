@@ -33,11 +33,12 @@ def task_of_the_page() -> str:
 
 
 def write_tagged_inputs(folder: Path) -> Path:
-    """A folder with `model`, which gives a text several tags, and `rows.tsv`."""
+    """A folder with `model`, which gives a text several tags, `rows.tsv` and `test.tsv`."""
     names = {"id2label": {index: tag for tag, index in TAGS.items()}, "label2id": TAGS}
     folders.save(folders.bert(num_labels=3, problem_type="multi_label_classification", **names), folder / "model")
     words = list(TAGS)
     cells = [[tag for bit, tag in enumerate(words) if number >> bit & 1] or ["none"] for number in range(48)]
     rows = [f"{','.join(tags)}\tthe {' '.join(tags)} film" for tags in cells]
-    (folder / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    for name in ("rows.tsv", "test.tsv"):
+        (folder / name).write_text("\n".join(["label\ttext", *rows, ""]))
     return folder
