@@ -71,4 +71,5 @@ class TextClassification(LabelledTexts):
         return self._class_name(example["labels"])
 
     def _class_name(self, index: int) -> str:
-        return str((self.config.id2label or {}).get(index, index))
+        names: Mapping[Any, str] = self.config.id2label or {}
+        return names.get(index, str(index))
