@@ -71,5 +71,5 @@ class TextClassification(LabelledTexts):
         return self._class_name(example["labels"])
 
     def _class_name(self, index: int) -> str:
-        names: Mapping[Any, str] = self.config.id2label or {}
-        return names.get(index, str(index))
+        names: dict[Any, str] = dict(self.config.id2label or {})
+        return str(names.get(index, index))
