@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.tasks.entities import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
@@ -46,6 +46,7 @@ def spans(draw: st.DrawFn) -> tuple[int, list[Entity]]:
     return words, entities
 
 
+@settings(deadline=None)
 @given(spans(), st.sampled_from(["IOB1", "IOB2", "IOBES"]))
 def test_entities_survive_every_scheme(example: tuple[int, list[Entity]], scheme: str) -> None:
     words, entities = example
@@ -63,6 +64,7 @@ def test_entities_survive_every_scheme(example: tuple[int, list[Entity]], scheme
     assert entities_of(tags) == entities
 
 
+@settings(deadline=None)
 @given(SEQUENCES)
 def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
     covered = [index for entity in entities_of(tags) for index in range(entity.start, entity.end)]
@@ -71,6 +73,7 @@ def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
         assert {tags[index].partition("-")[2] for index in range(entity.start, entity.end)} == {entity.type}
 
 
+@settings(deadline=None)
 @given(st.lists(SEQUENCES.flatmap(lambda tags: st.permutations(tags).map(lambda other: (tags, other))), min_size=1))
 def test_f1_is_that_of_seqeval(rows: list[tuple[list[str], list[str]]]) -> None:
     metrics = pytest.importorskip("seqeval.metrics")

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode, UsageError
@@ -44,6 +44,7 @@ def encode(task: FillMask, *texts: str) -> Dataset:
     return task.encode(Dataset.from_dict({"text": list(texts)}), "rows")
 
 
+@settings(max_examples=50, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4))
 def test_masks_depend_on_the_row_alone(filler: ModelFolder, texts: list[str]) -> None:
     task = task_of(filler)

@@ -56,6 +56,7 @@ def test_the_first_piece_of_a_word_has_its_tag() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [wordpieces(), byte_pieces(), metaspace()], ids=["words", "bytes", "spaces"])
+@settings(max_examples=50, deadline=None)
 @given(words=st.lists(WORD, min_size=1, max_size=4))
 def test_words_have_the_tokens_of_their_text(tokenizer: PreTrainedTokenizerFast, words: list[str]) -> None:
     task = task_of(tokenizer, max_length=60)
