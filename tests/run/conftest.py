@@ -13,6 +13,11 @@ from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe, write_inputs
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports(shared_exports: None) -> None:
+    """Runs share exports."""
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """The output folder of a run, its report, and its listener."""
@@ -33,4 +38,6 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished
     """One run that learned, proved, scored and timed."""
     out = tmp_path_factory.mktemp("finished") / "out"
     listener = RecordingListener()
-    return FinishedRun(out, compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener), listener)
+    return FinishedRun(
+        out, compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener), listener
+    )
