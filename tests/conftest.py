@@ -1,4 +1,4 @@
-"""Settings of all tests, and exports that runs share."""
+"""Settings of all tests, exports that runs share, and timing that is short."""
 
 from collections.abc import Iterator
 
@@ -27,3 +27,11 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with sharing_exports(tmp_path_factory.mktemp("exports")):
         yield
+
+
+@pytest.fixture
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of cost tables are timed once in as few rounds as possible, however disturbed the machine is."""
+    from compressor.measure import QuietTimer, median_times
+
+    monkeypatch.setattr(QuietTimer, "medians", lambda timer, engines, feeds, *settings: median_times(engines, feeds, 0))
