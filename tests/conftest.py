@@ -1,5 +1,6 @@
 """Settings of all tests, exports that runs share, and timing that is short."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that processes which share the files end at the same time."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the imported modules from garbage collection, which would visit their millions of objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
