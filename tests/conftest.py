@@ -1,4 +1,7 @@
-"""Settings of all tests."""
+"""Settings of all tests, exports that runs share, and timing that is short."""
+
+import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,3 +19,26 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that processes which share the files end at the same time."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the imported modules from garbage collection, which would visit their millions of objects again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Until the end of the session, runs in this process export each structure of a model once."""
+    from tests.shared_exports import sharing_exports
+
+    with sharing_exports(tmp_path_factory.mktemp("exports")):
+        yield
+
+
+@pytest.fixture
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of cost tables are timed once in as few rounds as possible, however disturbed the machine is."""
+    from compressor.measure import QuietTimer, median_times
+
+    monkeypatch.setattr(QuietTimer, "medians", lambda timer, engines, feeds, *settings: median_times(engines, feeds, 0))

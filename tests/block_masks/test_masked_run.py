@@ -25,7 +25,7 @@ from tests import folders
 from tests.faults import fails_with
 from tests.run.listeners import RecordingListener
 
-QUICK = {"batch": (1,), "seconds": 0.01}
+QUICK = {"batch": (1,), "seconds": 0.01, "threads": 1}
 
 
 @pytest.fixture(scope="module")

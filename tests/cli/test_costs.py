@@ -31,9 +31,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:
-    return compress(capfd, "costs", model, "--batch", "1", "--seq", "8", *flags)
+    return compress(capfd, "costs", model, "--batch", "1", "--seq", "8", "--threads", "1", *flags)
 
 
+@pytest.mark.usefixtures("short_timing")
 def test_costs_are_measured_once_and_written(
     capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

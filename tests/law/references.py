@@ -14,7 +14,7 @@ from compressor.export import export_reference
 from compressor.units import Attention, find_groups, find_sites, keep_all
 from graph_passes import BlockMask, Plan, load, save, shrink
 from graph_passes.attention.gate_initializers import set_gates
-from tests.zoo import FAMILIES, VOCABULARY, WITH_MEMORY
+from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="references-")
 MEMORY = 8
@@ -77,6 +77,16 @@ class Reference:
 def reference(family: str, opset: int, attention: Attention) -> Reference:
     """The reference graph of a family; an export takes seconds."""
     return Reference(family, opset, attention)
+
+
+@functools.cache
+def grouped(opset: int, attention: Attention) -> Path:
+    """The reference graph of the family with four query heads for each key/value head, with every gate open."""
+    model, inputs = GROUPED(0)
+    path = Path(_FOLDER.name) / f"grouped-{opset}-{attention}.onnx"
+    plan = keep_all(find_groups(model, inputs, attention=attention))
+    export_reference(model, plan, inputs, path, opset=opset, attention=attention)
+    return path
 
 
 def weight_sizes(model: ir.Model, names: Collection[str]) -> dict[str, int]:

@@ -11,13 +11,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.quantization import QuantizedGraph, quantize_graph
+from compressor.quantization import QuantizedGraph, quantize_graph, quantize_symmetric
 from compressor.run.products import Case
 from compressor.run.verify import make_cases
-from compressor.targets import Feeds
+from compressor.targets import Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
 from graph_passes import load, save
-from tests.targets.graphs import parsed, pruned
+from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import text
 
 # Importing NNCF to find out whether it is there would send statistics.
@@ -71,6 +71,37 @@ class Quantized:
 def quantized() -> Quantized:
     """A quantized BERT, made once in a test process."""
     return Quantized()
+
+
+class Symmetric:
+    """The symmetric quantized graph of a pruned family.
+
+    Args:
+        family: of `tests.zoo`.
+        precision: `int8` or `fp8`.
+
+    Attributes:
+        source: the float graph.
+        graph: the quantized graph.
+    """
+
+    def __init__(self, family: str, precision: Precision) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.source: Pruned = pruned(family)
+        path = Path(self._folder.name) / "graph.onnx"
+        self.graph: QuantizedGraph = quantize_symmetric(
+            self.source.shrunk, [self.source.inputs], path, precision=precision
+        )
+
+    def model(self) -> ir.Model:
+        """The quantized graph, loaded anew."""
+        return load(self.graph.path)
+
+
+@functools.cache
+def symmetric(family: str, precision: Precision = "int8") -> Symmetric:
+    """The symmetric quantized graph of a family, made once in a test process."""
+    return Symmetric(family, precision)
 
 
 def two_products() -> ir.Model:

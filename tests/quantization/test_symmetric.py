@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -11,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, InputError
-from compressor.quantization import QuantizedGraph, output_distance, quantize_symmetric
+from compressor.quantization import output_distance, quantize_symmetric
 from compressor.run.build_options import spans_of
 from compressor.run.verify import prove_products, require
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
@@ -21,9 +20,9 @@ from graph_passes import load, save
 from graph_passes.quantizers.faults import quantizer_faults
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 from tests.faults import fails_with
-from tests.quantization.graphs import CASES, files_of, two_products, vectors
+from tests.quantization.graphs import CASES, files_of, symmetric, two_products, vectors
 from tests.targets.cpu import needs_vnni
-from tests.targets.graphs import Pruned, masked, parsed, pruned
+from tests.targets.graphs import masked, parsed, pruned
 from tests.zoo import FAMILIES, text
 
 FAST = ("bert", "gpt2", "t5")
@@ -32,43 +31,28 @@ DISTANCE = 0.05
 """Largest mean squared difference of a tiny random model in 8 bits to its float graph, relative to its outputs."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A family in a precision."""
-
-    source: Pruned
-    graph: QuantizedGraph
-    model: ir.Model
-
-
-def quantized(family: str, precision: Precision, folder: Path) -> Case:
-    source = pruned(family)
-    graph = quantize_symmetric(source.shrunk, [source.inputs], folder / "graph.onnx", precision=precision)
-    return Case(source, graph, load(graph.path))
-
-
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 @pytest.mark.parametrize("family", EACH_FAMILY)
-def test_a_family_is_quantized_by_the_rules(family: str, precision: Precision, tmp_path: Path) -> None:
-    case = quantized(family, precision, tmp_path)
-    assert quantizer_faults(case.model) == []
+def test_a_family_is_quantized_by_the_rules(family: str, precision: Precision) -> None:
+    case = symmetric(family, precision)
+    model = case.model()
+    assert quantizer_faults(model) == []
     onnx.checker.check_model(str(case.graph.path), full_check=True)
-    assert case.model.opset_imports[""] == (21 if precision == "fp8" else load(case.source.shrunk).opset_imports[""])
-    assert case.graph.products == tuple(node.name for node in quantized_products(case.model))
-    assert case.graph.in_float == tuple(node.name for node in float_products(case.model))
+    assert model.opset_imports[""] == (21 if precision == "fp8" else load(case.source.shrunk).opset_imports[""])
+    assert case.graph.products == tuple(node.name for node in quantized_products(model))
+    assert case.graph.in_float == tuple(node.name for node in float_products(model))
     assert len(case.graph.in_float) == 1, "the output head"
     assert 0 < output_distance(case.graph.path, case.source.shrunk, [case.source.inputs]) < DISTANCE
 
 
 @pytest.mark.parametrize("family", EACH_FAMILY)
-def test_attentions_and_residual_sums_are_quantized_as_often_as_the_plan_keeps_them(
-    family: str, tmp_path: Path
-) -> None:
+def test_attentions_and_residual_sums_are_quantized_as_often_as_the_plan_keeps_them(family: str) -> None:
     """Expected from the plan rather than the graph: layers without heads have neither."""
-    case = quantized(family, "int8", tmp_path)
-    readers = [(node, value.producer()) for node in case.model.graph for value in node.inputs if value is not None]
+    case = symmetric(family)
+    model = case.model()
+    readers = [(node, value.producer()) for node in model.graph for value in node.inputs if value is not None]
     read = [node for node, producer in readers if producer is not None and producer.op_type == "DequantizeLinear"]
-    products = {node.name for node in quantized_products(case.model)}
+    products = {node.name for node in quantized_products(model)}
     attention = [node for node in read if node.op_type == "MatMul" and node.name not in products]
     sums = [node for node in read if node.op_type == "Add"]
     feed_forwards = {"all_attention": 0, "t5": 4, "bart": 4, "marian": 4, "whisper": 4}.get(family, 3)
@@ -77,8 +61,8 @@ def test_attentions_and_residual_sums_are_quantized_as_often_as_the_plan_keeps_t
     assert {node.op_type for node in read} <= {"Add", "Gemm", "MatMul"}
 
 
-def test_an_embedding_table_stays_in_floats(tmp_path: Path) -> None:
-    model = quantized("bert", "int8", tmp_path).model
+def test_an_embedding_table_stays_in_floats() -> None:
+    model = symmetric("bert").model()
     tables = [node.inputs[0] for node in model.graph if node.op_type == "Gather" and node.inputs[0] is not None]
     assert {table.dtype for table in tables if table.is_initializer()} <= {ir.DataType.FLOAT, ir.DataType.INT64}
 
@@ -131,7 +115,7 @@ def test_only_the_first_product_of_two_is_no_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_products_are_proven_at_sizes_that_a_profile_of_tensorrt_covers(family: str, tmp_path: Path) -> None:
     """ONNX Runtime computes the products here, in a graph whose first axes may count tokens."""
-    case = quantized(family, "int8", tmp_path)
+    case = symmetric(family)
 
     def build(graph: Path, feeds: Sequence[Feeds]) -> Engine:
         batch_span, length_span = spans_of(feeds)

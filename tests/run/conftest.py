@@ -13,6 +13,11 @@ from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe, write_inputs
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports(shared_exports: None) -> None:
+    """Runs share exports."""
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """The output folder of a run, its report, and its listener."""
@@ -30,7 +35,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """One run that learned, proved, scored and timed."""
+    """One run that learned, proved, scored and timed, on all cores."""
     out = tmp_path_factory.mktemp("finished") / "out"
     listener = RecordingListener()
-    return FinishedRun(out, compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener), listener)
+    return FinishedRun(
+        out, compressor.compress(learning_recipe(inputs, out, max_drop=0.99, threads=None), listener), listener
+    )

@@ -32,8 +32,9 @@ def write_inputs(folder: Path) -> Path:
 
 
 def learning_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
-    """A short run that learns to keep one head."""
-    defaults = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8, "batch": (1,), "seq": (8,), "seconds": 0.01}
+    """A short run that learns to keep one head; idle threads of runtimes would compute for a while after each call."""
+    learning = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8}
+    defaults = {**learning, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     return Recipe(**{"model": inputs / "model", "out": out, "data": str(inputs / "rows.tsv"), **defaults, **fields})
 
 

@@ -30,14 +30,14 @@ from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
 from graph_passes import load
 from tests import folders
+from tests.quantization.graphs import needs_nncf
 from tests.report import reports
 from tests.run import saturating_process
 from tests.run.listeners import RecordingListener
 from tests.run.runs import NUMBERS, learning_recipe
 from tests.targets.cpu import needs_vnni
 
-pytest.importorskip("nncf")
-pytest.importorskip("openvino")
+pytestmark = needs_nncf
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def int8_recipe(inputs: Path, out: Path, **fields: object) -> Recipe:
 def int8_run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Int8Run:
     out = tmp_path_factory.mktemp("int8") / "out"
     listener = RecordingListener()
-    return Int8Run(out, compressor.compress(int8_recipe(inputs, out, max_drop=0.99), listener), listener)
+    return Int8Run(out, compressor.compress(int8_recipe(inputs, out, max_drop=0.99, threads=None), listener), listener)
 
 
 def test_every_allowed_engine_is_tried() -> None:
@@ -134,6 +134,7 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
     assert engine.session["shapes"] == ["1x8", "4x16"]
 
 
+@pytest.mark.usefixtures("short_timing")
 def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_path: Path) -> None:
     recipe = int8_recipe(inputs, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
     assert recipe.prunes
@@ -227,7 +228,7 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     (tmp_path / "rows.tsv").write_text(rows)
     torch.manual_seed(2)
     folders.save(folders.gpt2(), tmp_path / "model")
-    timing = {"batch": (1,), "seq": (8,), "seconds": 0.01}
+    timing = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     fields = {"keep": "100%", "target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
     report = compressor.compress(
         Recipe(model=tmp_path / "model", data=str(tmp_path / "rows.tsv"), out=tmp_path / "out", **fields)
@@ -284,7 +285,7 @@ def test_auto_is_for_runs_only(int8_run: Int8Run) -> None:
 @pytest.mark.zoo
 def test_positions_that_nothing_reads_are_computed_on_request(inputs: Path, tmp_path: Path) -> None:
     listener = RecordingListener()
-    fields = {"data": None, "keep": None, "batch": (1,), "seq": (8,), "seconds": 0.01}
+    fields = {"data": None, "keep": None, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     model = inputs / "model"
     whole = compressor.compress(Recipe(model=model, out=tmp_path / "whole", keep_unread_positions=True, **fields))
     thinned = compressor.compress(Recipe(model=model, out=tmp_path / "thinned", **fields), listener)

@@ -27,7 +27,8 @@ from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import write_inputs
 from tests.tasks.own_tasks import task_of_the_page, write_module
 
-SHORT: dict[str, Any] = {"max_drop": 0.99, "batch_size": 8, "max_length": 8, "batch": "1", "seq": "8", "seconds": 0.01}
+TIMING: dict[str, Any] = {"batch": "1", "seq": "8", "seconds": 0.01, "threads": 1}
+SHORT: dict[str, Any] = {"max_drop": 0.99, "batch_size": 8, "max_length": 8, **TIMING}
 FLAGS: dict[str, Any] = {
     "data": "train.tsv",
     "macs": "90%,80%",

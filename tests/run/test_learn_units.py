@@ -101,7 +101,7 @@ def test_an_interrupted_run_learns_the_same(inputs: Path, model: Path, tmp_path:
     assert (tmp_path / "out" / "plan.json").read_bytes() == (tmp_path / "whole" / "plan.json").read_bytes()
     assert load(tmp_path / "out").fingerprint == load(tmp_path / "whole").fingerprint
     again = compressor.compress(
-        compressor.Recipe(model=tmp_path / "out", out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01)
+        compressor.Recipe(model=tmp_path / "out", out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01, threads=1)
     )
     assert again.plan.groups == Plan.load(tmp_path / "out" / "plan.json").groups
 

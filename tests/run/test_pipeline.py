@@ -89,7 +89,7 @@ def test_the_output_is_a_model_folder_with_its_plan(
 
     monkeypatch.setattr(graph_passes, "shrink", count)
     listener = RecordingListener()
-    recipe = Recipe(model=finished.out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01)
+    recipe = Recipe(model=finished.out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01, threads=1)
     repeated = compressor.compress(recipe, listener)
     assert repeated.plan.sites == finished.report.plan.sites
     assert repeated.compressed.parameters == finished.report.compressed.parameters
@@ -119,7 +119,9 @@ def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finis
 
 
 def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) -> None:
-    report = compressor.compress(Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01))
+    report = compressor.compress(
+        Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01, threads=1)
+    )
     assert report.plan.heads_kept == report.plan.heads
     assert {NoteCode.NOTHING_LEARNED, NoteCode.NO_METRIC} <= {note.code for note in report.notes}
     assert (report.scores, report.drop_status) == ((), DropStatus.NOT_CHECKED)
@@ -141,7 +143,7 @@ def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_pat
     (tmp_path / "flipped.tsv").write_text("\n".join([*flipped, ""]))
     data: list[str | Path] = ["--data", tmp_path / "flipped.tsv", "--eval-data", tmp_path / "flipped.tsv"]
     flags = ["--keep", "1", "--steps", "60", "--batch-size", "8", "--learning-rate", "0.01", "--max-length", "8"]
-    sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--max-drop", "0"]
+    sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--threads", "1", "--max-drop", "0"]
     out, test_rows = tmp_path / "out", inputs / "rows.tsv"
     result = command(capfd, inputs / "model", *data, "--test-data", test_rows, *flags, *sizes, "-o", out, "--quiet")
     assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
@@ -203,7 +205,7 @@ def test_images_have_no_length(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     size = {"height": model.config.image_size, "width": model.config.image_size}
     ViTImageProcessorPil(size=size).save_pretrained(folder)
-    fields: dict[str, Any] = {"model": folder, "out": tmp_path / "out", "batch": (1,), "seconds": 0.01}
+    fields: dict[str, Any] = {"model": folder, "out": tmp_path / "out", "batch": (1,), "seconds": 0.01, "threads": 1}
     report = compressor.compress(Recipe(**fields))
     assert [(row.batch, row.seq) for row in report.speeds] == [(1, None)]
     assert "at batch 1 (" in report.verdict

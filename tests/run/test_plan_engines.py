@@ -9,7 +9,6 @@ import pytest
 
 import graph_passes
 from compressor.config.sections import EngineConfig
-from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.results import Proof, ProofStage
 from compressor.run.measure_costs import count_costs, equal_groups, keep_counts, measured_counts
@@ -18,7 +17,8 @@ from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
-from tests.zoo import FAMILIES, GROUPED, text
+from tests.law import references
+from tests.zoo import GROUPED, text
 
 CHOICES = {
     "": EngineConfig(),
@@ -29,17 +29,17 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def groups() -> list[PrunableGroup]:
-    model, inputs = FAMILIES["bert"](0)
-    return find_groups(model, inputs)
+    return references.reference("bert", 18, "eager").groups
+
+
+def exported(groups: list[PrunableGroup], path: Path) -> ExportedGraph:
+    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
+    return ExportedGraph("dense", keep_all(groups), path, proof)
 
 
 @pytest.fixture(scope="module")
-def reference(groups: list[PrunableGroup], tmp_path_factory: pytest.TempPathFactory) -> ExportedGraph:
-    model, inputs = FAMILIES["bert"](0)
-    plan, path = keep_all(groups), tmp_path_factory.mktemp("reference") / "reference.onnx"
-    export_reference(model, plan, inputs, path)
-    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
-    return ExportedGraph("dense", plan, path, proof)
+def reference(groups: list[PrunableGroup]) -> ExportedGraph:
+    return exported(groups, references.reference("bert", 18, "eager").path)
 
 
 def plan_engines(reference: ExportedGraph, form: str, scratch: Path) -> PlanEngines:
@@ -99,10 +99,8 @@ def test_what_a_group_saves_does_not_depend_on_the_others(
 def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: Path) -> None:
     model, inputs = GROUPED(0)
     groups = find_groups(model, inputs, group_by="query")
-    plan, path = keep_all(groups), tmp_path / "reference.onnx"
-    export_reference(model, plan, inputs, path)
-    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
-    engines = plan_engines(ExportedGraph("dense", plan, path, proof), "", tmp_path)
+    plan = keep_all(groups)
+    engines = plan_engines(exported(groups, references.grouped(18, "eager")), "", tmp_path)
     heads = [group for group in groups if group.type == "heads"]
     parameters, macs = count_costs(engines, heads, [(1, 7)], lambda finished, total: None)
     for numbers in ((0, 2, 4), (6, 0, 8), (2, 2, 2)):

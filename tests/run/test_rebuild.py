@@ -30,14 +30,14 @@ from tests.targets.graphs import parsed
 from tests.targets.kernels import compiled
 
 Cap = pytest.CaptureFixture[str]
-QUICK = ("--seconds", "0.01", "--batch", "2", "--quiet")
+QUICK = ("--seconds", "0.01", "--batch", "2", "--threads", "1", "--quiet")
 
 
 @pytest.fixture(scope="module")
 def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a run for TensorRT on a machine without a GPU."""
     out = tmp_path_factory.mktemp("trt") / "out"
-    fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01}
+    fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     report = compressor.compress(Recipe(model=inputs / "model", out=out, target="trt", precision="fp16", **fields))
     assert report.missing is not None
     return out
@@ -119,7 +119,7 @@ def test_times_of_a_budget_are_not_those_of_another_engine(copy: Path) -> None:
     budget = tuple(BudgetRow(unit=unit, **fields) for unit in ("ms", "parameters"))
     costs = (CostShare(label="batch 1, 8 tokens", unit="ms", type="rest", before=1.0, after=1.0),)
     reports.write(reports.load(copy).model_copy(update={"budget": budget, "costs": costs}), copy)
-    report = rebuild(copy, {"target": "ort", "seconds": 0.01}, RecordingListener())
+    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
     assert (report.budget, report.costs) == (budget[1:], ())
 
 
@@ -213,7 +213,7 @@ def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     (site,) = plan.sites
     mask = BlockMask(np.tri(2, dtype=np.bool_)[None].repeat(site.heads, 0), 8)
     plan.masked({site.name: mask}).save(tmp_path / "plan.json")
-    sizes: dict[str, Any] = {"batch": (1,), "seq": (16,), "seconds": 0.01}
+    sizes: dict[str, Any] = {"batch": (1,), "seq": (16,), "seconds": 0.01, "threads": 1}
     recipe = Recipe(model=inputs / "model", plan=tmp_path / "plan.json", out=out, kernel=library, **sizes)
     report = compressor.compress(recipe, listener)
     assert all(proof.holds for proof in report.proofs)

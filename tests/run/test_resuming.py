@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_no_files(stage: str, inputs: Path, tmp_path: Path) -
     def fill_the_disk() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.onnx.data")
 
-    recipe = Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01)
+    recipe = Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01, threads=1)
     with pytest.raises(InputError) as caught:
         compressor.compress(recipe, RecordingListener(stage, fill_the_disk))
     assert caught.value.code is ErrorCode.DISK_FULL

@@ -134,7 +134,7 @@ def write_inputs(folder: Path, memory: int) -> tuple[SegmentForCausalLM, Plan, R
     (folder / "rows.txt").write_text("\n".join(rows * 4) + "\n")
     plan = plan_of(find_sites(model, {"input_ids": token_ids(2, 5) % 25}), [(1, 3)])
     plan.save(folder / "plan.json")
-    timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01}
+    timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     paths: dict[str, Any] = {"model": folder / "model", "out": folder / "out", "plan": folder / "plan.json"}
     return model, plan, Recipe(**paths, test_data=str(folder / "rows.txt"), max_length=8, **timing)
 

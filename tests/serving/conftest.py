@@ -9,6 +9,11 @@ import pytest
 from tests.serving.outputs import run_folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports(shared_exports: None) -> None:
+    """Runs share exports."""
+
+
 @pytest.fixture(scope="session")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a run; tests that change it copy it first."""

@@ -15,6 +15,11 @@ from tests import folders
 from tests.studies.requests import AXES, request_of
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports(shared_exports: None) -> None:
+    """Runs share exports."""
+
+
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two layers with four heads, and rows of two domains that it can learn."""

@@ -29,7 +29,7 @@ def request_of(
     inputs: Path, out: Path, size: StudySize = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **fields: Any
 ) -> StudyRequest:
     """The request of a study that takes a second."""
-    settings = {"keep": "100%", "batch_size": 8, "max_length": 8, "batch": (1, 2), "seq": (8,), **fields}
+    settings = {"keep": "100%", "batch_size": 8, "max_length": 8, "batch": (1, 2), "seq": (8,), "threads": 1, **fields}
     recipe = Recipe(model=inputs / "model", data=str(inputs / "rows.tsv"), out=out, **settings)
     return StudyRequest(recipe, size, (str(inputs / "rows.tsv"),), axes or {})
 

@@ -12,6 +12,11 @@ from tests import folders
 from tests.tasks.translations import marian, open_pairs, save, sentence, tsv
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports(shared_exports: None) -> None:
+    """Runs share exports."""
+
+
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """A BERT of two classes."""

@@ -71,6 +71,7 @@ def report(request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pyte
             batch=(1,),
             seq=(8,),
             seconds=0.01,
+            threads=1,
             options={"evaluations": 2} if request.param == "dsp" else {},
             out=tmp_path_factory.mktemp("out") / "out",
         )

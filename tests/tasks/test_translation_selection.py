@@ -140,6 +140,7 @@ def report(
             batch=(1,),
             seq=(8,),
             seconds=0.01,
+            threads=1,
             out=tmp_path_factory.mktemp("out") / "out",
             **fields,
         )

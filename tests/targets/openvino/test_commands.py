@@ -13,7 +13,7 @@ from tests import folders
 from tests.command import compress
 
 Cap = pytest.CaptureFixture[str]
-QUICK = ("--seconds", "0.01", "--batch", "2", "--seq", "8", "--quiet")
+QUICK = ("--seconds", "0.01", "--batch", "2", "--seq", "8", "--threads", "1", "--quiet")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,9 @@ def finished(out: Path) -> Path:
     from compressor import Recipe
     from compressor import compress as run
 
-    settings = {"method": "taylor", "keep": 1, "max_length": 8, "batch": (1,), "seq": (8,), "seconds": 0.01}
-    run(Recipe(model=out / "model", data=str(out / "rows.tsv"), out=out / "out", target="openvino", **settings))
+    settings = {"method": "taylor", "keep": 1, "max_length": 8, "target": "openvino"}
+    timing = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
+    run(Recipe(model=out / "model", data=str(out / "rows.tsv"), out=out / "out", **settings, **timing))
     return out / "out"
 
 

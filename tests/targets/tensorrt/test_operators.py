@@ -8,11 +8,11 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from compressor.quantization import quantize_symmetric
 from compressor.targets import Precision
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import element_types, prepare
 from graph_passes import load
+from tests.quantization.graphs import symmetric
 from tests.targets.graphs import masked, pruned
 from tests.targets.tensorrt.machines import NEW, OLD
 from tests.zoo import FAMILIES
@@ -75,7 +75,5 @@ def test_the_parser_accepts_every_operator_of_block_sparse_attention(supported: 
 def test_the_parser_accepts_every_operator_of_a_symmetric_graph(
     family: str, supported: Features, precision: Precision, tmp_path: Path
 ) -> None:
-    source = pruned(family)
-    quantized = quantize_symmetric(source.shrunk, [source.inputs], tmp_path / "quantized.onnx", precision=precision)
-    prepare(quantized.path, tmp_path / "graph.onnx", precision, supported)
+    prepare(symmetric(family, precision).graph.path, tmp_path / "graph.onnx", precision, supported)
     assert list(unsupported(tmp_path / "graph.onnx")) == []
