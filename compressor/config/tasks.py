@@ -42,6 +42,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("causal-lm", "causal_lm:CausalLM", "text-generation"),
     _task("translation", "translation:Translation", "text2text-generation"),
     _task("question-answering", "question_answering:QuestionAnswering"),
+    _task("image-classification", "image_classification:ImageClassification"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
 """Where several classes share a name, the first that accepts a model folder is used."""
