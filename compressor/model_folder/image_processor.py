@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from transformers.image_utils import load_image
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.signals import IMAGES
 from compressor.silence_libraries import one_line
 
 IMAGE_CLASSIFICATION = "image-classification"
-_PIXELS = "pixel_values"
 _BLANK_SIZES = ((96, 64), (64, 96))
 """Width and height of the images that show which size a processor makes: one is wide, one is high."""
 
@@ -65,7 +65,7 @@ def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageS
         raise _refuse(file, f"{text}; set size, or crop_size, to a height and a width", ErrorCode.UNSUPPORTED_MODEL)
     try:
         with torch.no_grad():
-            model(**{_PIXELS: torch.zeros(1, *shape)})
+            model(**{IMAGES: torch.zeros(1, *shape)})
     except Exception as error:  # each family checks sizes in its own way
         text = f"images become {_size_text(shape)}, which the model does not read ({one_line(error)}); correct the size"
         raise _refuse(file, text, ErrorCode.FILE_MISMATCH) from error
@@ -75,7 +75,7 @@ def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageS
 
 def _process(image: Any, processor: Any) -> Tensor:
     """The pixels of a decoded image in RGB."""
-    pixels: Tensor = processor(images=image, return_tensors="pt")[_PIXELS][0]
+    pixels: Tensor = processor(images=image, return_tensors="pt")[IMAGES][0]
     return pixels
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, pixels_of
+from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION
 from compressor.results import MetricUnit
 from compressor.silence_libraries import one_line
 from compressor.tasks.image_files import (
@@ -169,12 +169,7 @@ class ImageClassification(ClassLabels):
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
         image = ImageSource(example["content"], example["path"], example["name"])
-        try:
-            pixels = pixels_of(image.read(), self._processor)
-        except InputError:
-            raise
-        except Exception as error:  # damaged images raise errors of any type
-            raise unreadable(image.name, f"cannot be decoded or processed ({one_line(error)})") from error
+        pixels = image.pixels(self._processor)
         if tuple(pixels.shape) != self._size:
             raise unreadable(image.name, f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
         return pixels

@@ -10,8 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
+from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.image_processor import pixels_of
+from compressor.silence_libraries import one_line
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.row_files import has_tables
 from compressor.tasks.splits import is_saved, named_splits, pick
@@ -90,6 +93,18 @@ class ImageSource:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise unreadable(self.name, f"cannot be read ({reason})", path=self.path) from error
+
+    def pixels(self, processor: Any) -> Tensor:
+        """The pixels `[channel, height, width]` that an image processor makes.
+
+        Raises:
+            InputError: the file cannot be read or decoded, or the processor refuses the image.
+        """
+        content = self.read()
+        try:
+            return pixels_of(content, processor)
+        except Exception as error:  # damaged images raise errors of any type
+            raise unreadable(self.name, f"cannot be decoded or processed ({one_line(error)})") from error
 
     @property
     def label(self) -> str:
