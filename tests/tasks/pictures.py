@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ SIZE = 16
 CLASSES = ("bright", "dark", "grey")
 
 
-def vit(classes: int = 3, **fields: Any) -> hf.PreTrainedModel:
-    """A ViT of one layer for images of 16 × 16 pixels; its classes have names."""
+def vit(classes: int = 3, *, names: Sequence[str] = ()) -> hf.PreTrainedModel:
+    """A ViT of one layer for images of 16 × 16 pixels.
+
+    Args:
+        classes: number of classes.
+        names: their names; empty: `CLASSES`, and numbered ones after these.
+    """
+    named = dict(enumerate(names or [*CLASSES, *(f"class {number}" for number in range(3, classes))]))
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
-    names = dict(enumerate((*CLASSES, *(f"class {number}" for number in range(classes))))) if classes > 3 else None
-    labels = {"num_labels": classes} if names is None else {"id2label": {n: names[n] for n in range(classes)}}
+    labels = {"id2label": named, "label2id": {name: number for number, name in named.items()}}
     torch.manual_seed(0)
-    return hf.ViTForImageClassification(hf.ViTConfig(**sizes, image_size=SIZE, patch_size=8, **labels, **fields))
+    return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **labels, image_size=SIZE, patch_size=8))
 
 
 def save_classifier(path: Path, model: hf.PreTrainedModel | None = None, **settings: Any) -> Path:

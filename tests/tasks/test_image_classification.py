@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import ModelFolder
+from compressor.model_folder import ModelFolder, load
 from compressor.tasks import Data, open_data
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -28,7 +28,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A ViT whose classes have no names yet."""
+    """A ViT whose classes are those of the images."""
     return classifier(tmp_path_factory.mktemp("vit"))
 
 
@@ -48,12 +48,17 @@ def test_subfolders_are_classes(folder: ModelFolder, images: Path) -> None:
     data = read(folder, images)
     assert data.test["labels"] == [0] * 4 + [1] * 4 + [2] * 4
     assert data.test["file"][0] == "bright/000.png"
-    assert [folder.config.id2label[index] for index in range(3)] == list(CLASSES)
     batch = data.task.collate([data.test[0], data.test[5]])
     assert batch["pixel_values"].shape == (2, 3, SIZE, SIZE)
     processed = folder.processor(images=picture(0), return_tensors="pt")["pixel_values"][0]
     assert torch.equal(batch["pixel_values"][0], processed)
     assert data.task.reference_text(data.test[5]) == "dark"
+
+
+def test_names_of_classes_are_learned(images: Path, tmp_path: Path) -> None:
+    unnamed = classifier(tmp_path, model=vit(names=("LABEL_0", "LABEL_1", "LABEL_2")))
+    assert read(unnamed, images).test["labels"] == [0] * 4 + [1] * 4 + [2] * 4
+    assert unnamed.config.id2label == dict(enumerate(CLASSES))
 
 
 def forms(folder: Path, images: Path) -> dict[str, Path | str]:
@@ -118,7 +123,7 @@ def test_metrics(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
     statistics = data.task.per_example(logits, np.array([4, 1, 6]))
     assert statistics.tolist() == [[1.0], [0.0], [1.0]]
     assert data.task.score(statistics) == pytest.approx(2 / 3)
-    assert data.task.answer_texts(logits, np.array([4, 1, 6])) == ["bright", "class 3", "class 3"]
+    assert data.task.answer_texts(logits, np.array([4, 1, 6])) == ["bright", "class 6", "class 6"]
     accuracy = read(folder, images).task
     assert accuracy.score(accuracy.per_example(logits[:, :3], np.array([0, 1, 2]))) == pytest.approx(1 / 3)
     with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="metric"):
@@ -167,8 +172,7 @@ def test_bad_rows_are_refused(folder: ModelFolder, images: Path, tmp_path: Path)
 
 
 def test_labels_outside_the_classes_are_refused(images: Path, tmp_path: Path) -> None:
-    names = {0: "bright", 1: "dark", 2: "red"}
-    named = classifier(tmp_path / "named", model=vit(id2label=names, label2id={name: n for n, name in names.items()}))
+    named = classifier(tmp_path, model=vit(names=("bright", "dark", "red")))
     with fails_with(ErrorCode.LABEL_MISMATCH, value="grey"):
         read(named, images)
 
@@ -176,8 +180,6 @@ def test_labels_outside_the_classes_are_refused(images: Path, tmp_path: Path) ->
 def test_folders_without_a_usable_processor_are_refused(images: Path, tmp_path: Path) -> None:
     bare = classifier(tmp_path / "bare")
     (bare.path / "preprocessor_config.json").unlink()
-    from compressor.model_folder import load
-
     with fails_with(ErrorCode.FILE_MISSING, path=bare.path / "preprocessor_config.json"):
         read(load(bare.path), images)
     with fails_with(ErrorCode.FILE_MISMATCH, field="size"):
