@@ -19,7 +19,6 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageEr
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION
 from compressor.results import MetricUnit
-from compressor.silence_libraries import one_line
 from compressor.tasks.image_files import (
     IMAGE,
     ImageColumn,
@@ -27,6 +26,7 @@ from compressor.tasks.image_files import (
     digest,
     image_sources,
     image_splits,
+    reason_of,
     source_columns,
     unreadable,
 )
@@ -159,11 +159,9 @@ class ImageClassification(ClassLabels):
         column = self.image_column.find(rows, self._request.image_column, source)
         remaining, images = iter(labels), image_sources(rows, column, source)
         store = RowStore()
+        store.add(_table([], []))
         while block := list(itertools.islice(images, _STORED_ROWS)):
-            columns = source_columns(block, [_digest(image) for image in block])
-            columns["labels"] = pa.array(itertools.islice(remaining, len(block)), pa.int64())
-            columns["length"] = pa.array([1] * len(block), pa.int64())
-            store.add(pa.table(columns))
+            store.add(_table(block, list(itertools.islice(remaining, len(block)))))
         return store.finish()
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
@@ -173,6 +171,14 @@ class ImageClassification(ClassLabels):
         if tuple(pixels.shape) != self._size:
             raise unreadable(image.name, f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
         return pixels
+
+
+def _table(images: Sequence[ImageSource], labels: Sequence[int]) -> pa.Table:
+    """Encoded rows; every image is opened."""
+    columns = source_columns(images, [_digest(image) for image in images])
+    columns["labels"] = pa.array(labels, pa.int64())
+    columns["length"] = pa.array([1] * len(images), pa.int64())
+    return pa.table(columns)
 
 
 def _digest(image: ImageSource) -> str:
@@ -187,5 +193,5 @@ def _digest(image: ImageSource) -> str:
     try:
         PIL.Image.open(io.BytesIO(content)).close()
     except Exception as error:
-        raise unreadable(image.name, f"is no image that can be read ({one_line(error)})", path=image.path) from error
+        raise unreadable(image.name, f"is no image that can be read ({reason_of(error)})", path=image.path) from error
     return digest(content)

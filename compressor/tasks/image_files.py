@@ -104,7 +104,7 @@ class ImageSource:
         try:
             return pixels_of(content, processor)
         except Exception as error:  # damaged images raise errors of any type
-            raise unreadable(self.name, f"cannot be decoded or processed ({one_line(error)})") from error
+            raise unreadable(self.name, f"cannot be decoded or processed ({reason_of(error)})") from error
 
     @property
     def label(self) -> str:
@@ -117,6 +117,11 @@ def unreadable(name: str, reason: str, **details: Any) -> InputError:
     return InputError(
         f"{name}: {reason}; replace the image or remove its row", code=ErrorCode.INVALID_ROWS, image=name, **details
     )
+
+
+def reason_of(error: Exception) -> str:
+    """The message of an error of Pillow, without the object in memory that it names."""
+    return one_line(error).partition(" <_io")[0]
 
 
 def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
