@@ -49,7 +49,7 @@ from compressor.workdir import replace_folder
 SHARES = (0.5, 1 / 3)
 ENGINES = {f"{name}-{precision}": (name, precision) for name in ("ort", "openvino") for precision in ("fp32", "int8")}
 DISTILLED = {"distill": True, "distill_steps": 500}
-SIZE, PATCH = 32, 4
+SIZE, PATCH = 32, 8
 SPLITS = {"train": 1000, "validation": 297, "test": 500}
 """Images of each split."""
 COPIES, SHIFT = 4, 2
