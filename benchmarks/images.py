@@ -58,6 +58,11 @@ EPOCHS, BATCH_SIZE, LEARNING_RATE = 6, 32, 5e-4
 COMPARED_ROWS = 100
 
 
+def digit_names() -> list[str]:
+    """The names of the classes, in order."""
+    return [f"digit {number}" for number in range(10)]
+
+
 def write_digits(folder: Path) -> Path:
     """The folder of images, written if it is not there yet."""
     path, partial = folder / "rows", folder / "rows.partial"
@@ -72,7 +77,7 @@ def write_digits(folder: Path) -> Path:
             pixels = (digits.images[row] * 255 / 16).astype(np.uint8)
             shift = rng.integers(-SHIFT, SHIFT + 1, 2) if copy else (0, 0)
             image = Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-            name = partial / split / f"digit {digits.target[row]}" / f"{row:04}-{copy}.png"
+            name = partial / split / digit_names()[digits.target[row]] / f"{row:04}-{copy}.png"
             name.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.roll(np.asarray(image), shift, (0, 1))).save(name)
     replace_folder(partial, path, aside=folder / "rows.old")
@@ -85,7 +90,7 @@ def starting_model(rows: Path, folder: Path) -> Path:
     if path.exists():
         return path
     set_seed(0)
-    names = {number: f"digit {number}" for number in range(10)}
+    names = dict(enumerate(digit_names()))
     config = ViTConfig(
         hidden_size=192,
         num_hidden_layers=6,
@@ -138,12 +143,12 @@ def pipeline_difference(model: Path, rows: Path, engine: Path) -> float:
     classifier = pipeline(
         "image-classification", model=loaded.model, image_processor=loaded.processor, device="cpu", top_k=None
     )
-    names, session = loaded.config.id2label, target("ort").load(engine)
+    names, session = digit_names(), target("ort").load(engine)
     differences = []
     for image in images:
         logits = session.run({"pixel_values": data.task.collate([image])["pixel_values"].numpy()})["logits"][0]
         scores = {answer["label"]: answer["score"] for answer in classifier(image["path"])}
-        expected = np.array([scores[names[number]] for number in range(len(names))])
+        expected = np.array([scores[name] for name in names])
         differences.append(float(np.abs(softmax(logits) - expected).max()))
     return max(differences)
 

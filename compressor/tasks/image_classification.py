@@ -70,7 +70,7 @@ class ImageClassification(ClassLabels):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
         self.require_one_class(folder)
-        classes = folder.config.num_labels
+        classes = int(folder.config.num_labels or 0)
         if metric.name == "top5" and classes <= _TOP:
             raise UsageError(
                 f"--metric top5: the model has {classes} classes, so that every answer would count; use accuracy",

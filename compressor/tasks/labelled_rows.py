@@ -72,4 +72,5 @@ class ClassLabels(LabelledRows):
         return self._class_name(example["labels"])
 
     def _class_name(self, index: int) -> str:
-        return str((self.config.id2label or {}).get(index, index))
+        names: Mapping[Any, str] = self.config.id2label or {}
+        return str(names.get(index, index))

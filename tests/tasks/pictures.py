@@ -26,8 +26,13 @@ def vit(classes: int = 3, *, names: Sequence[str] = ()) -> hf.PreTrainedModel:
         names: their names; empty: `CLASSES`, and numbered ones after these.
     """
     named = dict(enumerate(names or [*CLASSES, *(f"class {number}" for number in range(3, classes))]))
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    labels = {"id2label": named, "label2id": {name: number for number, name in named.items()}}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    labels: dict[str, Any] = {"id2label": named, "label2id": {name: number for number, name in named.items()}}
     torch.manual_seed(0)
     return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **labels, image_size=SIZE, patch_size=8))
 
