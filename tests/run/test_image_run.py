@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             out=path / "out",
             batch=(1,),
             seconds=0.01,
-            prune_rows=8,
+            prune_rows=16,
         )
     )
     return path
@@ -86,7 +86,7 @@ def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path,
 
 
 def test_images_without_labels_suffice_to_prune_and_distil_in_int8(folder: Path, tmp_path: Path) -> None:
-    write_folder(tmp_path / "plain", 12, labelled=False)
+    write_folder(tmp_path / "plain", 20, labelled=False)
     recipe = Recipe(
         model=folder / "model",
         data=str(tmp_path / "plain"),
@@ -100,7 +100,7 @@ def test_images_without_labels_suffice_to_prune_and_distil_in_int8(folder: Path,
         out=tmp_path / "out",
         batch=(1,),
         seconds=0.01,
-        prune_rows=8,
+        prune_rows=16,
         calibration_rows=8,
     )
     report = compressor.compress(recipe)
