@@ -26,7 +26,7 @@ from datasets import Dataset
 from PIL import Image
 from scipy.special import softmax
 from sklearn.datasets import load_digits
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline, set_seed
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline, set_seed
 
 from benchmarks.budgets import speed_columns
 from benchmarks.machine import machine
@@ -103,7 +103,7 @@ def starting_model(rows: Path, folder: Path) -> Path:
     )
     with quiet_transformers():
         ViTForImageClassification(config).save_pretrained(partial)
-        ViTImageProcessor(size={"height": SIZE, "width": SIZE}).save_pretrained(partial)
+        ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(partial)
     loaded = load(partial)
     data = open_data(RowsConfig(data=str(rows)), loaded)
     schedule = Schedule(
@@ -141,7 +141,7 @@ def pipeline_difference(model: Path, rows: Path, engine: Path) -> float:
     data = open_data(RowsConfig(test_data=str(rows)), loaded)
     images: Dataset = draw_rows(data.test, COMPARED_ROWS, seed=0)
     classifier = pipeline(
-        "image-classification", model=loaded.model, image_processor=loaded.processor, device="cpu", top_k=None
+        "image-classification", model=loaded.model, image_processor=loaded.processor, device="cpu", top_k=10
     )
     names, session = digit_names(), target("ort").load(engine)
     differences = []

@@ -41,7 +41,7 @@ def save_classifier(path: Path, model: hf.PreTrainedModel | None = None, **setti
     """Write a model folder with an image processor for 16 × 16 pixels."""
     (model or vit()).save_pretrained(path)
     size = settings.pop("size", {"height": SIZE, "width": SIZE})
-    hf.ViTImageProcessor(size=size, **settings).save_pretrained(path)
+    hf.ViTImageProcessorPil(size=size, **settings).save_pretrained(path)
     return path
 
 
