@@ -10,6 +10,7 @@ import transformers as hf
 from scipy.special import softmax
 
 import compressor
+from compressor import report as reports
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.export import export_reference
@@ -27,35 +28,43 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model`, `images`, and `out`, the output of a run."""
+    """A folder with `model`, `images`, `photos` without labels, and `out`, the output of a run that learns from these.
+
+    The run prunes, distils and quantizes.
+    """
     path = tmp_path_factory.mktemp("images")
     save_classifier(path / "model")
     write_folder(path / "images", 24)
-    compressor.compress(
-        Recipe(
-            model=path / "model",
-            data=str(path / "images"),
-            test_data=str(path / "images"),
-            macs=0.92,
-            out=path / "out",
-            batch=(1,),
-            seconds=0.01,
-            prune_rows=16,
-        )
+    write_folder(path / "photos", 20, labelled=False)
+    recipe = Recipe(
+        model=path / "model",
+        data=str(path / "photos"),
+        test_data=str(path / "images"),
+        macs=0.92,
+        distill=True,
+        distill_steps=2,
+        batch_size=4,
+        target="openvino",
+        precision="int8",
+        out=path / "out",
+        batch=(1,),
+        seconds=0.01,
+        prune_rows=16,
+        calibration_rows=8,
     )
+    compressor.compress(recipe)
     return path
 
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> Report:
-    from compressor import report as reports
-
     return reports.load(folder / "out")
 
 
-def test_a_folder_of_images_becomes_a_report(report: Report) -> None:
+def test_folders_of_images_become_a_report(report: Report) -> None:
     assert report.task == "image-classification"
-    assert report.scores[0].metric == "accuracy"
+    assert (report.scores[0].metric, report.scores[0].rows) == ("accuracy", 24)
+    assert NoteCode.ROWS_UNLABELLED in {note.code for note in report.notes}
     assert all(proof.holds for proof in report.proofs)
     assert {speed.seq for speed in report.speeds} == {None}
     assert all(row.texts[0].endswith(".png") for row in report.answers)
@@ -83,29 +92,6 @@ def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path,
         answers = {answer["label"]: answer["score"] for answer in pipeline(example["path"])}
         expected = np.array([answers[name] for name in CLASSES])
         assert np.abs(softmax(row) - expected).max() <= TOLERANCE
-
-
-def test_images_without_labels_suffice_to_prune_and_distil_in_int8(folder: Path, tmp_path: Path) -> None:
-    write_folder(tmp_path / "plain", 20, labelled=False)
-    recipe = Recipe(
-        model=folder / "model",
-        data=str(tmp_path / "plain"),
-        test_data=str(folder / "images"),
-        macs=0.92,
-        distill=True,
-        distill_steps=2,
-        batch_size=4,
-        target="openvino",
-        precision="int8",
-        out=tmp_path / "out",
-        batch=(1,),
-        seconds=0.01,
-        prune_rows=16,
-        calibration_rows=8,
-    )
-    report = compressor.compress(recipe)
-    assert NoteCode.ROWS_UNLABELLED in {note.code for note in report.notes}
-    assert report.scores[0].rows == 24
 
 
 def test_lengths_and_block_masks_are_refused(folder: Path, tmp_path: Path) -> None:
