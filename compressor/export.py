@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor
+from torch.export import Dim
 from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
@@ -59,6 +60,7 @@ def export_reference(
     *,
     opset: int = 18,
     attention: Attention = "eager",
+    fixed: Collection[str] = (),
 ) -> None:
     """Write the gated model as ONNX: every head of every site is multiplied by its gate.
 
@@ -73,6 +75,7 @@ def export_reference(
         path: the file to write, e.g. `reference.onnx`.
         opset: 18, or 23, which has an `Attention` operator for `sdpa`.
         attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.
+        fixed: names of inputs of which only the batch is dynamic, e.g. images of one size.
 
     Raises:
         UsageError: an unsupported opset.
@@ -96,7 +99,7 @@ def export_reference(
             intercepted(bare, _run_with_full_mask, attention),
             quiet_tools(),
         ):
-            program = _export(bare, dict(sample), opset)  # the exporter may add inputs of its own
+            program = _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
     _clean_up(program, bare.graph_outputs if isinstance(bare, SentenceEncoder) else None)
     record_example_sizes(program, {name: tuple(value.shape) for name, value in sample.items()})
     if plan.model is not None:
@@ -153,9 +156,10 @@ def rewrite_reference(
     return True
 
 
-def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:
+def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: Collection[str]) -> ir.Model:
     """Export a model with the inputs `sample`; raise InputError if transformers' exporter fails."""
-    config = OnnxConfig(dynamic=True, optimize=False, opset_version=opset)
+    dynamic_shapes = _dynamic_shapes(sample, fixed) if fixed else None
+    config = OnnxConfig(dynamic=True, dynamic_shapes=dynamic_shapes, optimize=False, opset_version=opset)
     try:
         return OnnxExporter().export(model, sample, config).program
     except Exception as error:  # model code can raise any type while torch traces it
@@ -167,6 +171,11 @@ def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Mo
             family=family(model),
             reason=reason,
         ) from error
+
+
+def _dynamic_shapes(sample: Mapping[str, Tensor], fixed: Collection[str]) -> dict[str, dict[int, Any]]:
+    """The dynamic axes of each input: all, or only the first of those that are fixed otherwise."""
+    return {name: dict.fromkeys(range(1 if name in fixed else value.dim()), Dim.AUTO) for name, value in sample.items()}
 
 
 def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -93,9 +93,9 @@ class CheckRequest(Request):
     kernel: AbsolutePath | None = config_field(MODELS, "library built by compress kernel, for a graph on this machine")
 
     inputs: Path | None = config_field(
-        INPUTS, ".npz with one array [row, ...] per input, or rows of text; default: random inputs"
+        INPUTS, ".npz with one array [row, ...] per input, or rows of text or images; default: random inputs"
     )
-    tokenizer: Path | None = config_field(INPUTS, "folder with the tokenizer of the texts")
+    tokenizer: Path | None = config_field(INPUTS, "folder with the tokenizer of the texts, or the image processor")
     text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
     batch: Count = config_field(INPUTS, "rows per call", 1)
     seq: Count = config_field(INPUTS, "tokens per row; texts are cut or padded", 128)

@@ -59,7 +59,7 @@ class ServeRequest(Request):
         BATCHES, "maximum microseconds that a request waits for others to form a batch", 100
     )
     data: str | None = config_field(
-        BATCHES, "rows for the warm-up: a file or a Hugging Face data set; default: one sentence"
+        BATCHES, "rows for the warm-up: a file, a folder of images or a Hugging Face data set; default: one sentence"
     )
     text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
 

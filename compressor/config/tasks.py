@@ -44,6 +44,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("question-answering", "question_answering:QuestionAnswering"),
     _task("token-classification", "token_classification:TokenClassification"),
     _task("fill-mask", "fill_mask:FillMask"),
+    _task("image-classification", "image_classification:ImageClassification"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
 """Where several classes share a name, the first that accepts a model folder is used."""

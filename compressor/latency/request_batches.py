@@ -1,4 +1,4 @@
-"""The batches of a check: from a file of arrays, from rows of text, or random."""
+"""The batches of a check: from a file of arrays, from rows of text or images, or random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import Endpoint, cast_inputs
 from compressor.targets.array_file import read_arrays
 from compressor.targets.base import Feeds
-from compressor.targets.tensor_specs import FREE, TensorSpec
+from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 
 MAX_BATCHES = 16
 """Batches that calls take in turn: enough for an even mixture, few enough to compare all outputs before timing."""
@@ -46,7 +46,7 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
-        UsageError: texts are given without a tokenizer.
+        UsageError: texts or images are given without a tokenizer or image processor.
     """
     path, batch = request.inputs, request.batch
     if path is None:
@@ -54,12 +54,12 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
         return Batches(tuple(feeds), "random", random=True)
     if not path.exists():
         raise InputError(
-            f"{path}: no such file; --inputs takes an .npz of arrays or a file of texts",
+            f"{path}: no such file; --inputs takes an .npz of arrays, a file of texts or a folder of images",
             code=ErrorCode.FILE_MISSING,
             path=path,
             field="inputs",
         )
-    rows = read_arrays(path) if path.suffix == ".npz" else _encode_texts(path, request, endpoint.inputs)
+    rows = read_arrays(path) if path.suffix == ".npz" else _encode_rows(path, request, endpoint.inputs)
     rows = _check_rows(rows, endpoint.inputs, path)
     count = len(next(iter(rows.values())))
     if count < batch:
@@ -75,22 +75,35 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     return Batches(batches, f"{len(batches) * batch} rows of {path.name}")
 
 
-def _encode_texts(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Rows of text, tokenized into the inputs of a model."""
+def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Rows of text or of images, converted into the inputs of a model."""
+    reads_images = any(tensor.name == PIXELS for tensor in inputs)
     if request.tokenizer is None:
+        what = "images need an image processor" if reads_images else "texts need a tokenizer"
         raise UsageError(
-            f"--inputs {path.name}: texts need a tokenizer; name a folder that has one (--tokenizer)",
+            f"--inputs {path.name}: {what}; name a folder that has one (--tokenizer)",
             code=ErrorCode.MISSING_VALUE,
             field="tokenizer",
         )
+    if reads_images:
+        from compressor.tasks.raw_images import read_pixels
+
+        return {PIXELS: read_pixels(str(path), request.tokenizer, request.batch * MAX_BATCHES)}
+    return _encode_texts(path, request, request.tokenizer, inputs)
+
+
+def _encode_texts(
+    path: Path, request: CheckRequest, folder: Path, inputs: Sequence[TensorSpec]
+) -> dict[str, np.ndarray]:
+    """Rows of text, tokenized by the tokenizer of a folder."""
     from compressor.tasks.raw_texts import read_texts, tokenizer_of
 
-    tokenizer = tokenizer_of(request.tokenizer)
+    tokenizer = tokenizer_of(folder)
     if tokenizer is None:
         raise InputError(
-            f"{request.tokenizer}: this folder has no tokenizer; name the model's folder (--tokenizer)",
+            f"{folder}: this folder has no tokenizer; name the model's folder (--tokenizer)",
             code=ErrorCode.FILE_MISSING,
-            path=request.tokenizer,
+            path=folder,
             field="tokenizer",
         )
     texts = zip(*read_texts(str(path), request.text_columns, request.batch * MAX_BATCHES), strict=True)

@@ -29,9 +29,10 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     """Keyword arguments of the model's forward.
 
     Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
-    more is padded on the right, so that the mask has an effect. Images and sound have the only size that the model
-    reads. A model with segment memory gets memories as long as positions permit beside `seq` tokens, and no mask:
-    streams have no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
+    more is padded on the right, so that the mask has an effect. Images have the size that the processor of a
+    classifier makes; other images and sound have that of the configuration. A model with segment memory gets memories
+    as long as positions permit beside `seq` tokens, and no mask: streams have no padding. If the folder has an example
+    (`--example-inputs`), its rows are used instead.
 
     Args:
         folder: a loaded folder.
@@ -84,7 +85,10 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     request = InputRequest(model, batch, seq, needed, inputs)
     for name in (name for name in SIGNALS if name in parameters):
         if (name in needed or two_towers) and not (name == IMAGES and request.has_patches):
-            inputs[name] = example_signal(name, model, folder.task, batch)
+            known = folder.image_size if name == IMAGES else None
+            inputs[name] = (
+                example_signal(name, model, folder.task, batch) if known is None else torch.randn(batch, *known)
+            )
     inputs |= make_inputs(request, sorted(needed - set(inputs)))
     if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
         inputs["decoder_input_ids"] = _target(model, batch, seq)

@@ -18,6 +18,7 @@ from compressor.config.own_tasks import OwnTask, load_own_task
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
+from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, ImageSize, processed_size
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor, set_padding_token
 from compressor.model_folder.sentence_modules import MODULES, SentenceModules, read_sentence_modules
@@ -49,6 +50,7 @@ class ModelFolder:
         example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
         sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
         own_task: the task of one's own that reads its rows; None: that of `task` does.
+        image_size: size of the images that the processor of an image classifier makes; None for other models.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class ModelFolder:
     example: Mapping[str, Tensor] = field(default_factory=dict)
     sentence: SentenceModules | None = None
     own_task: OwnTask | None = None
+    image_size: ImageSize | None = None
 
 
 def load(
@@ -113,7 +116,7 @@ def load(
         sentence = _sentence_modules(path, name, named=task is not None)
         options = {} if sentence is None else _without_head(cls)
         model, info = _load_model(path, cls, config, pickled, remote, **options)
-        processor = load_processor(path, trust_remote_code)
+        processor = load_processor(path, trust_remote_code, images=name == IMAGE_CLASSIFICATION)
     _check_complete(path, type(model).__name__, info)
     check_finite(path, model)
     if processor is None and needs_processor and model.main_input_name == "input_ids":
@@ -123,6 +126,8 @@ def load(
             path=path / "tokenizer.json",
         )
     set_padding_token(model, name, processor)
+    has_images = name == IMAGE_CLASSIFICATION and processor is not None
+    size = processed_size(path, model, processor) if has_images else None
     if sentence is not None:
         name = SENTENCE_SIMILARITY
         model = _with_pooling(path, model, sentence, processor, pool_in_graph)
@@ -131,7 +136,7 @@ def load(
     example = {} if example_inputs is None else read_example(example_inputs, model)
     family = model.config.model_type
     return ModelFolder(
-        path, model, processor, model.config, fingerprint(model), name, family, notes, example, sentence, own_task
+        path, model, processor, model.config, fingerprint(model), name, family, notes, example, sentence, own_task, size
     )
 
 

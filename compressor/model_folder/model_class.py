@@ -129,6 +129,8 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
     try:
         return str(TasksManager.infer_task_from_model(cls))
     except ValueError:
+        if cls.__name__.endswith("ForImageClassification"):
+            return "image-classification"  # optimum lacks families with several such classes, as DeiT has
         # An additional class of its family, such as CLIP's text model with projection, which no auto class loads.
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoProcessor, PreTrainedModel
+from transformers import AutoImageProcessor, AutoProcessor, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
-_PROCESSOR_FILES = ("tokenizer_config.json", "tokenizer.json", "preprocessor_config.json", "processor_config.json")
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+_IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
 
 
-def load_processor(path: Path, trust_remote_code: bool = False) -> Any:
+def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool = False) -> Any:
     """The tokenizer or processor of a folder; None if it has none, or one whose libraries are not installed.
+
+    Args:
+        path: the folder.
+        trust_remote_code: run the Python files of the folder.
+        images: return the image processor alone, where a processor consists of several.
 
     Raises:
         InputError: its files cannot be read.
     """
-    if not any((path / name).is_file() for name in (*_PROCESSOR_FILES, *_VOCABULARIES)):
+    files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
+    if not any((path / name).is_file() for name in files):
         return None
+    loader = AutoImageProcessor if images else AutoProcessor
     try:
-        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     except ImportError:
         return None  # processors of images and sound need optional libraries; tokenizers need none
     except Exception as error:

@@ -10,7 +10,8 @@ from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import example_inputs
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder.example_inputs import takes_text
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents
@@ -58,6 +59,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     shares_by_kind(recipe, sites)
     if recipe.blocks.drops_any:
         require_interface(folder.model, sites, "block masks")
+        _require_text(folder)
     if recipe.blocks.entmax and recipe.blocks.drops_any:
         entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
@@ -67,6 +69,16 @@ def load_model(recipe: Recipe) -> LoadedModel:
         inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
         groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
     return LoadedModel(folder, tuple(sites), groups, missing)
+
+
+def _require_text(folder: ModelFolder) -> None:
+    """Raise UsageError for a model without text: masks are learned for lengths in tokens."""
+    if not takes_text(folder):
+        raise UsageError(
+            f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="drop_blocks",
+        )
 
 
 def _names_neurons(recipe: Recipe) -> bool:

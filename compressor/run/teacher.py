@@ -20,6 +20,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
 
     if _vocabulary(teacher) != _vocabulary(student):
         raise refuse("its tokenizer has another vocabulary than that of the model", ErrorCode.FILE_MISMATCH)
+    if _image_settings(teacher) != _image_settings(student):
+        raise refuse("its image processor makes other pixels than that of the model", ErrorCode.FILE_MISMATCH)
     if teacher.config.num_labels != student.config.num_labels or teacher.task != student.task:
         raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
     labels = [getattr(folder.config, "id2label", None) for folder in (teacher, student)]
@@ -38,6 +40,13 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
             " states cannot be compared (--hidden-weight 0 learns the outputs alone)",
             ErrorCode.FILE_MISMATCH,
         )
+
+
+def _image_settings(folder: ModelFolder) -> object:
+    """The settings by which images are processed, without the name of the class; None for a model of other inputs."""
+    if folder.image_size is None:
+        return None
+    return {name: value for name, value in folder.processor.to_dict().items() if not name.endswith(("type", "class"))}
 
 
 def _vocabulary(folder: ModelFolder) -> object:

@@ -13,6 +13,7 @@ from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder.signals import IMAGES
 from compressor.results import Proof, VariantName
 from compressor.run import verify
 from compressor.run.build_options import spans_of
@@ -55,7 +56,8 @@ def export_graph(
         if proof.holds:
             return ExportedGraph(name, plan, out, proof)
     inputs = example_inputs(folder, batch=2, seq=8)
-    export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention)
+    fixed = () if folder.image_size is None else (IMAGES,)
+    export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention, fixed=fixed)
     proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
     return ExportedGraph(name, plan, out, verify.require(proof))
 

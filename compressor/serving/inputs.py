@@ -1,4 +1,4 @@
-"""Real inputs for a served model: texts, tokenized by the tokenizer in the folder of the run."""
+"""Real inputs for a served model: texts or images, as the tokenizer or image processor of a folder makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Feeds
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.tensor_specs import TensorSpec
+from compressor.targets.tensor_specs import PIXELS, TensorSpec
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
 
@@ -25,7 +25,7 @@ class Rows:
 
     Attributes:
         feeds: for each row, input name -> array `[batch, ...]`.
-        random: names of the inputs that no text provides; their values are valid but random.
+        random: names of the inputs that no text or image provides; their values are valid but random.
     """
 
     feeds: tuple[Feeds, ...]
@@ -58,10 +58,39 @@ def real_rows(
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
     encoded = [{} if tokenizer is None else _tokenize(tokenizer, text, shortest, longest) for text in texts]
+    return _completed(encoded, model, inputs, longest)
+
+
+def image_rows(
+    folder: Path, model: ir.Model, inputs: Sequence[TensorSpec], source: str, maximum: int, *, longest: int
+) -> Rows:
+    """One row for each of the first images of a source, as the folder's image processor makes them.
+
+    Args:
+        folder: holds the image processor.
+        model: the graph, which determines the valid values of random inputs.
+        inputs: the inputs of the served model.
+        source: a folder of images, a file of rows, or the name of a data set.
+        maximum: maximum number of rows.
+        longest: size of free axes of random inputs.
+
+    Raises:
+        InputError: the processor, the source or an image cannot be read.
+    """
+    from compressor.tasks.raw_images import read_pixels
+
+    pixels = read_pixels(source, folder, maximum)
+    return _completed([{PIXELS: image[None]} for image in pixels], model, inputs, longest)
+
+
+def _completed(
+    encoded: Sequence[dict[str, np.ndarray]], model: ir.Model, inputs: Sequence[TensorSpec], longest: int
+) -> Rows:
+    """Rows with random values for the inputs that they lack, repeated where the graph fixes its batch."""
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
     for index, tokens in enumerate(encoded):
-        seq = tokens["input_ids"].shape[1] if tokens else longest
+        seq = tokens["input_ids"].shape[1] if "input_ids" in tokens else longest
         arrays = random_feeds(model, batch, seq, seed=index)
         arrays |= {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
         rows.append({tensor.name: arrays[tensor.name].astype(tensor.numpy) for tensor in inputs})

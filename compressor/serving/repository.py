@@ -16,6 +16,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
 from compressor.serving import inputs, kserve, model_files, triton_config, warmup
 from compressor.serving.model_files import ModelFiles
+from compressor.targets.tensor_specs import PIXELS
 from compressor.workdir import locked, replace_folder
 
 VERSION = "1"
@@ -64,8 +65,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
     """
     _check_output(request)
     files = model_files.find_files(request)
-    shortest, longest = files.lengths
-    rows = inputs.real_rows(request.out, files.graph, files.inputs, _texts(request), shortest=shortest, longest=longest)
+    rows = _warmup_rows(request, files)
     requests = warmup.warmups(rows.feeds, files.max_batch)
     config = triton_config.to_text(triton_config.model_config(request, files, requests), files.placement.reason)
     with _temporary_folder(request.repository) as temporary:
@@ -93,7 +93,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
 def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[Note]:
     if rows.random:
         yield Note(
-            text=f"the warm-up uses random values for {', '.join(rows.random)}, which no text provides",
+            text=f"the warm-up uses random values for {', '.join(rows.random)}, which no row provides",
             code=NoteCode.RANDOM_INPUTS,
         )
     if kserve.placeholder_uri(request.repository) in service:
@@ -120,6 +120,15 @@ def _other_models(request: ServeRequest) -> list[Path]:
     """Folders of the other models of the repository."""
     folders = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
     return [path for path in folders if path.name != request.model]
+
+
+def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
+    """The rows of the warm-up: images or texts of the data, else one sentence."""
+    shortest, longest = files.lengths
+    if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
+        return inputs.image_rows(request.out, files.graph, files.inputs, request.data, _MAX_ROWS, longest=longest)
+    texts = _texts(request)
+    return inputs.real_rows(request.out, files.graph, files.inputs, texts, shortest=shortest, longest=longest)
 
 
 def _texts(request: ServeRequest) -> list[tuple[str, ...]]:

@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 
+PIXELS = "pixel_values"
+"""Name of the input of images."""
 FREE = -1
 """The size of an axis that can have any length."""
 _KSERVE_TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}

@@ -16,6 +16,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
+from compressor.tasks.splits import named_splits
 
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
@@ -105,6 +106,24 @@ class Task(ABC):
         """The model outputs whose divergence from the dense model's is the loss without labels."""
         return self.outputs
 
+    @classmethod
+    def check_processor(cls, folder: ModelFolder) -> None:
+        """Raise InputError unless a folder has what converts its rows to inputs of the model: a tokenizer."""
+        if folder.processor is None:
+            raise InputError(
+                f"{folder.path}: no tokenizer; save that of the model there (tokenizer.save_pretrained)",
+                code=ErrorCode.FILE_MISSING,
+                path=folder.path,
+            )
+
+    def read(self, source: str) -> dict[str, Dataset]:
+        """The rows of a file, a folder or a data set by the name of their split; see `splits.named_splits`.
+
+        Args:
+            source: the value of `--data`, `--eval-data` or `--test-data`.
+        """
+        return named_splits(source)
+
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
         """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
 
@@ -118,7 +137,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows as examples with columns `input_ids`, `length` (in tokens) and others that `collate` reads.
+        """Encode rows as examples with columns that `collate` reads, among them `length` (in tokens).
 
         Args:
             rows: rows as read from a file or a data set.

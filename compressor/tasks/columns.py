@@ -92,7 +92,7 @@ class TextColumns:
                 **details,
             )
         raise InputError(
-            f"{source}: no {self.description} among the columns {_list_columns(rows)}; name it"
+            f"{source}: no {self.description} among the columns {list_columns(rows)}; name it"
             f" (--text-columns {self.example})",
             code=ErrorCode.COLUMN_MISSING,
             **details,
@@ -100,7 +100,7 @@ class TextColumns:
 
     def _check_text(self, rows: Dataset, name: str, source: str) -> None:
         """Raise InputError unless a column exists and every row holds a text that the task can read."""
-        _check_present(rows, name, source, "text_columns")
+        check_present(rows, name, source, "text_columns")
         if not is_text(rows, name):
             raise InputError(
                 f"{source}: column {name!r} does not hold text; name one that does (--text-columns)",
@@ -141,13 +141,13 @@ class LabelColumn:
             InputError: the requested column is missing, or no usual name is present.
         """
         if requested is not None:
-            _check_present(rows, requested, source, "label_column")
+            check_present(rows, requested, source, "label_column")
             return requested
         for name in self.usual:
             if name in rows.column_names:
                 return name
         raise InputError(
-            f"{source}: no column of {self.description}s among {_list_columns(rows)}; add {self.usual[0]!r}, or name"
+            f"{source}: no column of {self.description}s among {list_columns(rows)}; add {self.usual[0]!r}, or name"
             " the column (--label-column)",
             code=ErrorCode.COLUMN_MISSING,
             field="label_column",
@@ -172,11 +172,12 @@ def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[
         start += len(column)
 
 
-def _check_present(rows: Dataset, name: str, source: str, field: str) -> None:
+def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
+    """Raise InputError unless a column of this name exists, which the field of the recipe named."""
     if name not in rows.column_names:
         flag = f"--{field.replace('_', '-')}"
         raise InputError(
-            f"{source}: no column {name!r} among {_list_columns(rows)}; name one of these ({flag})",
+            f"{source}: no column {name!r} among {list_columns(rows)}; name one of these ({flag})",
             code=ErrorCode.COLUMN_MISSING,
             field=field,
             value=name,
@@ -184,6 +185,6 @@ def _check_present(rows: Dataset, name: str, source: str, field: str) -> None:
         )
 
 
-def _list_columns(rows: Dataset) -> str:
+def list_columns(rows: Dataset) -> str:
     """The first column names for an error message, on one line even if a quoted name has line breaks."""
     return ", ".join(" ".join(name.split()) for name in rows.column_names[:_LISTED]) or "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +55,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         InputError: a file, a column or a label cannot be used.
         UsageError: the task does not have the metric.
     """
-    splits, notes = _read_splits(request)
     task = make_task(folder, request)
+    splits, notes = _read_splits(request, task.read)
     if drawn_rows is not None and "train" in splits and not task.in_order:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
@@ -124,16 +124,18 @@ def training_texts(request: RowsConfig) -> list[str]:
     Raises:
         InputError: the file cannot be read, or does not have exactly one column of text.
     """
-    splits, _ = _read_splits(request)
+    splits, _ = _read_splits(request, named_splits)
     train = splits["train"]
     (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
     return list(train.rows[name])
 
 
-def _read_splits(request: RowsConfig) -> tuple[dict[Split, _Rows], list[Note]]:
+def _read_splits(
+    request: RowsConfig, read: Callable[[str], dict[str, Dataset]]
+) -> tuple[dict[Split, _Rows], list[Note]]:
     """The rows of each requested split and of further splits of the training data, with notes on the latter."""
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
-    sources = {source: named_splits(source) for source in requested.values() if source is not None}
+    sources = {source: read(source) for source in requested.values() if source is not None}
     if not sources:
         raise InputError(
             "no rows were named, so nothing can be learned or scored; name them with --data",
@@ -236,11 +238,11 @@ def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dat
 
 
 def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` of the tokens, labels and reference texts of encoded rows; None without rows."""
+    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows."""
     if not len(examples):
         return None
     digest = hashlib.sha256()
-    names = [name for name in ("input_ids", "labels", "reference") if name in examples.column_names]
+    names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())

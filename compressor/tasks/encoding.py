@@ -17,8 +17,8 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types, token_limit
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Task
-from compressor.tasks.columns import LabelColumn, TextColumns
+from compressor.tasks.columns import TextColumns
+from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
 
@@ -85,7 +85,7 @@ def blocks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
         yield start, rows.select(range(start, min(start + _BLOCK_ROWS, len(rows))))
 
 
-class LabelledTexts(Task):
+class LabelledTexts(LabelledRows):
     """Base class of tasks that read one or two texts and one label per row.
 
     Args:
@@ -102,7 +102,6 @@ class LabelledTexts(Task):
     """
 
     text_columns: ClassVar[TextColumns] = TextColumns()
-    label_column: ClassVar[LabelColumn] = LabelColumn()
     label_type: ClassVar[torch.dtype]
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -139,10 +138,6 @@ class LabelledTexts(Task):
         texts = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {**texts, "labels": labels}
-
-    def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels."""
-        return self.label_column.find(rows, self._request.label_column, source)
 
     def _encode_texts(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
         """The tokens of every row, its label and `length`, encoded block by block; many rows are memory-mapped.

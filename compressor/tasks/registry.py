@@ -21,7 +21,7 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
     """The task of a folder, with the columns, maximum row length and metric of a recipe.
 
     Raises:
-        InputError: rows cannot be read for the task, or the folder has no tokenizer.
+        InputError: rows cannot be read for the task, or the folder has no tokenizer or image processor.
         UsageError: the task does not have the metric.
     """
     if folder.own_task is None and folder.task not in TASK_NAMES:
@@ -32,13 +32,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             path=folder.path,
             task=folder.task,
         )
-    if folder.processor is None:
-        raise InputError(
-            f"{folder.path}: no tokenizer; save that of the model there (tokenizer.save_pretrained)",
-            code=ErrorCode.FILE_MISSING,
-            path=folder.path,
-        )
     task_class = _task_class(folder)
+    task_class.check_processor(folder)
     metrics = {metric.name: metric for metric in task_class.metrics}
     name = request.metric or task_class.metrics[0].name
     if name not in metrics:

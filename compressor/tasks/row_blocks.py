@@ -20,8 +20,8 @@ import pyarrow.parquet
 
 from compressor.tasks.text_file import TextFile
 
-PARQUET = ".parquet"
-FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".conll", PARQUET)
+PLAIN_TEXT, PARQUET = ".txt", ".parquet"
+FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
 _BLOCK = 2**21
 """Bytes that are parsed at once; a row may not be longer."""
 _DOCUMENT = "-DOCSTART-"
@@ -54,7 +54,7 @@ def parse_blocks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
             yield pa.Table.from_batches([batch])
         return
     text = TextFile(path, file)
-    if file_format == ".txt":
+    if file_format == PLAIN_TEXT:
         yield from _plain_blocks(text)
     elif file_format == ".jsonl":
         yield from _json_blocks(text)

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_blocks import FORMATS, PARQUET, LineError, parse_blocks
+from compressor.tasks.row_blocks import FORMATS, PARQUET, PLAIN_TEXT, LineError, parse_blocks
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 
 _PACKED: Mapping[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
@@ -24,6 +24,11 @@ def is_file_name(source: str) -> bool:
     """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
     path = Path(source)
     return path.exists() or _format(path) in FORMATS or path.suffix in _PACKED
+
+
+def has_tables(folder: Path) -> bool:
+    """Whether a folder holds files of rows with columns; plain text may lie anywhere for another purpose."""
+    return any(_format(path) in FORMATS and _format(path) != PLAIN_TEXT for path in folder.iterdir())
 
 
 def row_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Encoded rows as text for a reader: decoded tokens, shortened."""
+"""Encoded rows as text for a reader: decoded tokens, shortened, or the file name of an image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_
 
 
 def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
-    """The first texts of an encoded row, e.g. question and context; empty for rows that are no texts.
+    """The first texts of an encoded row, e.g. question and context, or its file; empty for rows that have neither.
 
     Args:
-        example: the row, with `input_ids`, which may be a list for each text or window.
+        example: the row, with `file`, or with `input_ids`, which may be a list for each text or window.
         tokenizer: its `decode` converts ids to text; None: there is none.
     """
+    if file := example.get("file"):
+        return (shorten(file),)
     ids = example.get("input_ids")
     if not hasattr(tokenizer, "decode") or not ids:
         return ()

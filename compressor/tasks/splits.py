@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_hub
@@ -18,6 +18,8 @@ from compressor.tasks.row_files import is_file_name, read_rows, row_files, stem_
 
 Split = Literal["train", "eval", "test"]
 
+_SAVED = ("state.json", "dataset_dict.json")
+"""Files of a data set that `datasets` saved, without and with splits."""
 _NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "eval": ("dev", "validation", "valid", "val", "eval", "dev_matched", "validation_matched"),
@@ -26,14 +28,15 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 
 
 def named_splits(source: str) -> dict[str, Dataset]:
-    """The rows of a file, of a folder of files, or of a Hugging Face data set, by the name of their split.
+    """The rows of a file, of a folder of files, or of a data set of Hugging Face, by the name of their split.
 
     A file is divided by its column `split`, if that holds the usual name of a split; any other file is one split, named
     `""`. The files of a folder are joined to one, or to one for each split where their names begin with those of
     splits: `train-0.tsv`, `train-1.tsv`, `dev.tsv`.
 
     Args:
-        source: path of a file or folder, or `owner/name` or `owner/name:configuration` of a data set.
+        source: path of a file, of a folder of files or of a saved data set, or `owner/name` or
+            `owner/name:configuration` of a data set.
 
     Raises:
         InputError: the rows cannot be read, only some files of a folder are named after a split, or the data set is
@@ -43,6 +46,8 @@ def named_splits(source: str) -> dict[str, Dataset]:
         return _load_from_hub(source)
     if not Path(source).is_dir():
         return _divide(read_rows([Path(source)]))
+    if is_saved(Path(source)):
+        return _load_saved(Path(source))
     files = row_files(Path(source))
     by_split: dict[str, list[Path]] = {}
     for file in files:
@@ -87,6 +92,25 @@ def pick(splits: Iterable[str], split: Split) -> str | None:
             if name.lower().startswith((f"{usual}_", f"{usual}-", f"{usual}.")):
                 return name
     return None
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds a data set that `datasets` saved."""
+    return any((folder / name).is_file() for name in _SAVED)
+
+
+def _load_saved(folder: Path) -> dict[str, Dataset]:
+    """The splits of a data set that `save_to_disk` wrote; a data set without splits is one, named `""`."""
+    try:
+        rows = load_from_disk(str(folder))
+    except Exception as error:
+        # The files of a saved data set are read by `datasets`, which raises errors of many types.
+        raise InputError(
+            f"{folder}: the saved data set cannot be loaded ({one_line(error)}); save it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=folder,
+        ) from error
+    return {str(split): part for split, part in rows.items()} if isinstance(rows, DatasetDict) else {"": rows}
 
 
 def _load_from_hub(source: str) -> dict[str, Dataset]:

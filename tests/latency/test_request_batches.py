@@ -10,12 +10,13 @@ import onnx_ir as ir
 import pytest
 
 from compressor.config.check import CheckRequest
-from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import encode_batches
 from compressor.latency.request_batches import MAX_BATCHES, load_batches
-from compressor.targets.tensor_specs import FREE, TensorSpec
+from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from tests import folders
 from tests.latency.endpoint import FunctionEndpoint, X
+from tests.tasks import pictures
 
 TOKENS = tuple(TensorSpec(name, ir.DataType.INT32, (FREE, FREE)) for name in ("input_ids", "attention_mask"))
 TEXTS = (TensorSpec("text", ir.DataType.STRING, (FREE, 1)),)
@@ -67,6 +68,22 @@ def test_texts_go_through_the_tokenizer(tmp_path: Path) -> None:
         assert {name: (array.dtype, array.tolist()) for name, array in batch.items()} == {
             name: (np.int32, [tokens[name]] * 2) for name in ("input_ids", "attention_mask")
         }
+
+
+def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
+    pictures.save_classifier(tmp_path / "model")
+    images = pictures.write_folder(tmp_path / "images", 6, labelled=False)
+    endpoint = FunctionEndpoint(inputs=(TensorSpec(PIXELS, ir.DataType.FLOAT, (FREE, 3, 16, 16)),))
+    request = request_with(inputs=images, tokenizer=tmp_path / "model", batch=2)
+    batches = load_batches(endpoint, request)
+    assert [batch[PIXELS].shape for batch in batches.feeds] == [(2, 3, 16, 16)] * 3
+    assert batches.source == "6 rows of images"
+    with pytest.raises(UsageError) as usage:
+        load_batches(endpoint, request_with(inputs=images))
+    assert usage.value.details["field"] == "tokenizer"
+    with pytest.raises(InputError) as missing:
+        load_batches(endpoint, request_with(inputs=images, tokenizer=images))
+    assert missing.value.code is ErrorCode.FILE_MISSING
 
 
 def test_arrays_of_text_are_read(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import graph_passes
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, UsageError
 from compressor.latency.local_engine import load_engine
+from compressor.model_folder import load_processor
 from compressor.models.sentence_encoder import EMBEDDING, STATES
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from tests import folders
 from tests.serving.outputs import pruned_folder, run_folder
 from tests.targets.graphs import parsed
+from tests.tasks import pictures
 
 
 def test_a_model_is_exported_for_onnx_runtime(out: Path, tmp_path: Path) -> None:
@@ -49,6 +51,24 @@ def test_a_sentence_encoder_is_served_with_the_inputs_and_outputs_of_its_graph(t
         EMBEDDING: [16],
         STATES: [1, 16],
     }
+
+
+def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_path: Path) -> None:
+    out = pruned_folder(pictures.save_classifier(tmp_path / "out"))
+    images = pictures.write_folder(tmp_path / "images", 3, labelled=False)
+    exported = export(ServeRequest(out=out, repository=tmp_path / "repository", data=str(images)))
+    config = triton_config.load(exported.model / "config.pbtxt")
+    assert {entry.name: list(entry.dims) for entry in (*config.input, *config.output)} == {
+        "pixel_values": [3, 16, 16],
+        "logits": [3],
+    }
+    assert NoteCode.RANDOM_INPUTS not in {note.code for note in exported.notes}
+    pixels = config.model_warmup[0].inputs["pixel_values"]
+    written = np.frombuffer((exported.model / "warmup" / pixels.input_data_file).read_bytes(), np.float32)
+    processor = load_processor(out, images=True)
+    assert np.array_equal(written, processor(pictures.picture(0), return_tensors="np")["pixel_values"].ravel())
+    endpoint = load_engine(out / "engine.onnx", tmp_path)
+    assert endpoint.infer(endpoint.random_batch(2, 8, seed=0))["logits"].shape == (2, 3)
 
 
 def test_the_warm_up_has_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:

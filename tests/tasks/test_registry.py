@@ -68,6 +68,7 @@ def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
         "exact-match",
         "recall@10",
         "ndcg@10",
+        "top5",
     }
     assert (MetricUnit.POINTS.scale, MetricUnit.RAW.scale) == (100, 1)
 

@@ -61,3 +61,17 @@ def test_a_data_set_by_name_and_configuration(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("compressor.tasks.splits.load_dataset", load_dataset)
     assert list(named_splits("glue:sst2")) == list(named_splits("owner/rows")) == ["train", "validation"]
     assert requested == [("glue", "sst2"), ("owner/rows", None)]
+
+
+def test_saved_data_sets_are_read(tmp_path: Path) -> None:
+    rows = {name: Dataset.from_dict({"text": [name, "b"]}) for name in ("train", "test")}
+    DatasetDict(rows).save_to_disk(str(tmp_path / "splits"))
+    rows["test"].save_to_disk(str(tmp_path / "rows"))
+    assert {name: list(part["text"]) for name, part in named_splits(str(tmp_path / "splits")).items()} == {
+        "train": ["train", "b"],
+        "test": ["test", "b"],
+    }
+    assert list(named_splits(str(tmp_path / "rows"))[""]["text"]) == ["test", "b"]
+    (tmp_path / "rows" / "state.json").write_text("{")
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=tmp_path / "rows"):
+        named_splits(str(tmp_path / "rows"))

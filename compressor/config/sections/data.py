@@ -37,7 +37,8 @@ class RowsConfig(Config):
 
     data: str | None = config_field(
         DATA,
-        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of them, or a Hugging Face data set",
+        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of such files or of images, or a"
+        " data set of Hugging Face",
         decides_plan=True,
     )
     eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
@@ -46,6 +47,9 @@ class RowsConfig(Config):
         DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
     )
     label_column: str | None = config_field(DATA, "column of the label; default: recognized by name", decides_plan=True)
+    image_column: str | None = config_field(
+        DATA, "column of images, or of paths of image files; default: recognized by name", decides_plan=True
+    )
     metric: str | None = config_field(DATA, "metric of the task; default: the task's main metric", decides_plan=True)
     max_length: Count = config_field(
         DATA, "maximum length of a row in tokens; longer rows are cut", 128, decides_plan=True

@@ -1,0 +1,197 @@
+"""Image classification: predict one of several classes from an image."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION
+from compressor.results import MetricUnit
+from compressor.tasks.image_files import (
+    IMAGE,
+    ImageColumn,
+    ImageSource,
+    digest,
+    image_sources,
+    image_splits,
+    reason_of,
+    source_columns,
+    unreadable,
+)
+from compressor.tasks.labelled_rows import ClassLabels
+from compressor.tasks.metrics import Metric, accuracy
+from compressor.tasks.row_store import RowStore
+
+_TOP = 5
+_STORED_ROWS = 256
+"""Rows that are added to the store at once."""
+
+
+def _share(statistics: np.ndarray) -> float:
+    """Share of the rows `[rows, 1]` that are one."""
+    return float(statistics.mean()) if len(statistics) else 0.0
+
+
+class ImageClassification(ClassLabels):
+    """Classification of images by the largest logit, scored by accuracy or top-5 accuracy.
+
+    A row holds an image, or the path of its file, and a label. Images are decoded and processed when a batch is
+    collated, so that the pixels of few are in memory.
+
+    Args:
+        folder: its image processor converts images; its configuration has the number of classes and their names.
+        request: columns.
+        metric: one of `metrics`.
+
+    Raises:
+        InputError: the model assigns several classes to a row.
+        UsageError: the metric is top-5 accuracy, and the model has no more classes.
+    """
+
+    name = IMAGE_CLASSIFICATION
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
+        Metric("top5", _share, MetricUnit.POINTS, maximum=1.0),
+    )
+    image_column: ClassVar[ImageColumn] = ImageColumn()
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(metric)
+        self.require_one_class(folder)
+        classes = int(folder.config.num_labels or 0)
+        if metric.name == "top5" and classes <= _TOP:
+            raise UsageError(
+                f"--metric top5: the model has {classes} classes, so that every answer would count; use accuracy",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="metric",
+                value="top5",
+                classes=classes,
+            )
+        self.config = folder.config
+        self._request = request
+        self._processor = folder.processor
+        self._size = folder.image_size
+
+    @classmethod
+    def check_processor(cls, folder: ModelFolder) -> None:
+        """Raise InputError unless the folder has an image processor, or TargetMissingError without Pillow."""
+        if find_spec("PIL") is None:
+            raise TargetMissingError(
+                "Pillow is not installed, which reads images; pip install 'compressor[images]'",
+                code=ErrorCode.PACKAGE_MISSING,
+                package="pillow",
+            )
+        if folder.processor is None:
+            raise InputError(
+                f"{folder.path}: no image processor; save that of the model there (image_processor.save_pretrained)",
+                code=ErrorCode.FILE_MISSING,
+                path=folder.path / "preprocessor_config.json",
+            )
+
+    def read(self, source: str) -> dict[str, Dataset]:
+        """The rows of a folder of images, of files of rows, or of a data set; see `image_files.image_splits`."""
+        return image_splits(source, self.image_column, self._request.image_column)
+
+    def _find_labels(self, rows: Dataset, source: str) -> str:
+        """The name of the column of labels.
+
+        Raises:
+            InputError: there is none.
+        """
+        if self._request.label_column is None and rows.column_names == [IMAGE]:
+            raise InputError(
+                f"{source}: its images have no labels; sort them into a subfolder for each class",
+                code=ErrorCode.COLUMN_MISSING,
+                field="label_column",
+                columns=(IMAGE,),
+            )
+        return super()._find_labels(rows, source)
+
+    def encode(self, rows: Dataset, source: str) -> Dataset:
+        """Encode labels as classes; images stay files or bytes until they are collated.
+
+        Columns: `content` or `path` of the image, `name` in messages, `file` for a reader, `digest` of the image,
+        `labels`, and `length`, which is 1.
+        """
+        return self._encode_images(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
+
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode rows whose labels are not used; every label is zero."""
+        return self._encode_images(rows, itertools.repeat(0, len(rows)), source)
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch]`.
+
+        Raises:
+            InputError: an image cannot be decoded, or the processor refuses it.
+        """
+        labels = torch.tensor([example["labels"] for example in examples], dtype=torch.int64)
+        return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`.
+
+        For top-5 accuracy: 1 where the true class is among the five with the largest logits, else 0, `[batch, 1]`.
+        """
+        if self.metric != "top5":
+            return super().per_example(logits, labels)
+        largest = np.argsort(-logits, axis=-1, kind="stable")[:, :_TOP]
+        return (largest == labels[:, None]).any(1, keepdims=True).astype(np.float64)
+
+    def _encode_images(self, rows: Dataset, labels: Iterable[int], source: str) -> Dataset:
+        """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
+
+        Raises:
+            InputError: a column is missing, or a row has no image that can be opened.
+        """
+        column = self.image_column.find(rows, self._request.image_column, source)
+        remaining, images = iter(labels), image_sources(rows, column, source)
+        store = RowStore()
+        store.add(_table([], []))
+        while block := list(itertools.islice(images, _STORED_ROWS)):
+            store.add(_table(block, list(itertools.islice(remaining, len(block)))))
+        return store.finish()
+
+    def _pixels(self, example: Mapping[str, Any]) -> Tensor:
+        """The pixels of an encoded row."""
+        image = ImageSource(example["content"], example["path"], example["name"])
+        pixels = image.pixels(self._processor)
+        if tuple(pixels.shape) != self._size:
+            raise unreadable(image.name, f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
+        return pixels
+
+
+def _table(images: Sequence[ImageSource], labels: Sequence[int]) -> pa.Table:
+    """Encoded rows; every image is opened."""
+    columns = source_columns(images, [_digest(image) for image in images])
+    columns["labels"] = pa.array(labels, pa.int64())
+    columns["length"] = pa.array([1] * len(images), pa.int64())
+    return pa.table(columns)
+
+
+def _digest(image: ImageSource) -> str:
+    """The hash of an image that can be opened; its pixels are not decoded.
+
+    Raises:
+        InputError: its file is missing, or no image.
+    """
+    import PIL.Image
+
+    content = image.read()
+    try:
+        PIL.Image.open(io.BytesIO(content)).close()
+    except Exception as error:
+        raise unreadable(image.name, f"is no image that can be read ({reason_of(error)})", path=image.path) from error
+    return digest(content)

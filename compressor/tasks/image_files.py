@@ -1,0 +1,269 @@
+"""Rows of images: folders of image files, and columns that hold images or the paths of their files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset
+from torch import Tensor
+
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.image_processor import pixels_of
+from compressor.silence_libraries import one_line
+from compressor.tasks.columns import check_present, is_text, list_columns
+from compressor.tasks.row_files import has_tables
+from compressor.tasks.splits import is_saved, named_splits, pick
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE, LABEL = "image", "label"
+"""Columns of the rows of a folder of images."""
+_BLOCK_ROWS = 256
+"""Rows whose images are in memory at once."""
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """The column of images, or of paths of image files, that a task reads.
+
+    Attributes:
+        usual: names that data sets use; the first that is present is used.
+    """
+
+    usual: tuple[str, ...] = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
+
+    def find(self, rows: Dataset, requested: str | None, source: str) -> str:
+        """The name of the column.
+
+        Args:
+            rows: the rows.
+            requested: name from the recipe; None: the usual names.
+            source: name of the rows in error messages.
+
+        Raises:
+            InputError: the requested column is missing, no usual name is present, or it holds something else.
+        """
+        if requested is not None:
+            check_present(rows, requested, source, "image_column")
+        name = requested or next((name for name in self.usual if name in rows.column_names), None)
+        if name is None:
+            raise InputError(
+                f"{source}: no column of images among {list_columns(rows)}; name it (--image-column)",
+                code=ErrorCode.COLUMN_MISSING,
+                field="image_column",
+                columns=tuple(rows.column_names),
+            )
+        if not is_text(rows, name) and not _holds_images(rows, name):
+            raise InputError(
+                f"{source}: column {name!r} holds neither images nor paths; name one that does (--image-column)",
+                code=ErrorCode.INVALID_ROWS,
+                column=name,
+            )
+        return name
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where the bytes of an image are.
+
+    Attributes:
+        content: the bytes of its file; None: they are in the file `path`.
+        path: path of the file; empty for an image without a name.
+        name: the image in error messages, with its row.
+    """
+
+    content: bytes | None
+    path: str
+    name: str
+
+    def read(self) -> bytes:
+        """The bytes of the image file.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if self.content is not None:
+            return self.content
+        try:
+            return Path(self.path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise unreadable(self.name, f"cannot be read ({reason})", path=self.path) from error
+
+    def pixels(self, processor: Any) -> Tensor:
+        """The pixels `[channel, height, width]` that an image processor makes.
+
+        Raises:
+            InputError: the file cannot be read or decoded, or the processor refuses the image.
+        """
+        content = self.read()
+        try:
+            return pixels_of(content, processor)
+        except Exception as error:  # damaged images raise errors of any type
+            raise unreadable(self.name, f"cannot be decoded or processed ({reason_of(error)})") from error
+
+    @property
+    def label(self) -> str:
+        """The end of the path: the name of the file after that of its folder."""
+        return "/".join(Path(self.path).parts[-2:])
+
+
+def unreadable(name: str, reason: str, **details: Any) -> InputError:
+    """The error for an image that cannot be used, with its row and file."""
+    return InputError(
+        f"{name}: {reason}; replace the image or remove its row", code=ErrorCode.INVALID_ROWS, image=name, **details
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """The message of an error of Pillow, without the object in memory that it names."""
+    return one_line(error).partition(" <_io")[0]
+
+
+def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
+    """The images of rows, one after another; few are in memory at once.
+
+    Args:
+        rows: the rows.
+        column: the column of images or of paths.
+        source: name of the rows in error messages.
+
+    Raises:
+        InputError: a row has no image.
+    """
+    number = 0
+    for block in rows.select_columns(column).with_format("arrow").iter(batch_size=_BLOCK_ROWS):
+        for value in block.column(0).to_pylist():
+            number += 1
+            content, path = _content_and_path(value)
+            name = f"{source}: row {number}" + (f" ({path})" if path else "")
+            if not content and not path:
+                raise unreadable(name, f"{column!r} is empty", row=number, column=column)
+            yield ImageSource(content or None, path, name)
+
+
+def digest(content: bytes) -> str:
+    """A hash of the bytes of an image."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def image_splits(source: str, column: ImageColumn, requested: str | None) -> dict[str, Dataset]:
+    """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
+
+    A folder whose subfolders hold images has a class for each of them, and columns `image`, the path of a file, and
+    `label`. A folder that holds images itself has no labels. Subfolders named after splits are read as such folders.
+    Paths in files of rows are relative to the folder of the file.
+
+    Args:
+        source: path of a folder or file, or the name of a data set.
+        column: the column of images in files of rows.
+        requested: its name from the recipe; None: the usual names.
+
+    Raises:
+        InputError: the rows cannot be read, or images lie beside the folders of classes.
+    """
+    path = Path(source)
+    if path.is_dir() and not is_saved(path):
+        splits = _split_folders(path)
+        if splits is not None:
+            return {split: _folder_rows(folder) for split, folder in splits.items()}
+        if not has_tables(path) and next(_image_files(path), None) is None:
+            raise InputError(
+                f"{path}: has neither images ({', '.join(SUFFIXES)}) nor files of rows; name the folder of either",
+                code=ErrorCode.FILE_MISSING,
+                path=path,
+            )
+        if not has_tables(path) or _class_folders(path):
+            return {"": _folder_rows(path)}
+    folder = path if path.is_dir() else path.parent
+    return {
+        split: _with_paths(rows, column.find(rows, requested, source), folder) if path.exists() else rows
+        for split, rows in named_splits(source).items()
+    }
+
+
+def _split_folders(folder: Path) -> dict[str, Path] | None:
+    """The subfolders by name, if there are some and each is named after a split and holds images."""
+    subfolders = _subfolders(folder)
+    names = [path.name for path in subfolders if any(pick([path.name], split) for split in ("train", "eval", "test"))]
+    if (
+        not subfolders
+        or len(names) < len(subfolders)
+        or any(next(_image_files(path), None) is None for path in subfolders)
+    ):
+        return None
+    return {path.name: path for path in subfolders}
+
+
+def _folder_rows(folder: Path) -> Dataset:
+    """A row for each image of a folder."""
+    classes = _class_folders(folder)
+    own = sorted(path for path in folder.iterdir() if _is_image(path))
+    if classes and own:
+        raise InputError(
+            f"{own[0]}: lies beside the folders of classes ({classes[0].name}, ...) and has no class; move it into one",
+            code=ErrorCode.INVALID_ROWS,
+            path=own[0],
+        )
+    if not classes:
+        return Dataset(pa.table({IMAGE: pa.array(map(str, own), pa.string())}))
+    files = [(str(path), subfolder.name) for subfolder in classes for path in sorted(_image_files(subfolder))]
+    paths, labels = zip(*files, strict=True)
+    return Dataset(pa.table({IMAGE: pa.array(paths, pa.string()), LABEL: pa.array(labels, pa.string())}))
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """The subfolders that hold images, at any depth."""
+    return [path for path in _subfolders(folder) if next(_image_files(path), None) is not None]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _image_files(folder: Path) -> Iterator[Path]:
+    """The images of a folder and of its subfolders, in any order."""
+    return (path for path in folder.rglob("*") if _is_image(path))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _with_paths(rows: Dataset, column: str, folder: Path) -> Dataset:
+    """Rows whose paths are relative to the current folder instead of `folder`; other rows are returned as they are."""
+    if not is_text(rows, column):
+        return rows
+    table: pa.Table = rows.with_format("arrow")[:]
+    paths = [str(folder / path) if path else "" for path in table.column(column).to_pylist()]
+    return Dataset(table.set_column(table.column_names.index(column), column, pa.array(paths, pa.string())))
+
+
+def _holds_images(rows: Dataset, name: str) -> bool:
+    """Whether a column holds the bytes of files, alone or with their path, as `datasets.Image` stores them."""
+    stored = rows.features.arrow_schema.field(name).type
+    if pa.types.is_struct(stored):
+        return {"bytes", "path"} <= {stored.field(index).name for index in range(stored.num_fields)}
+    return bool(pa.types.is_binary(stored) or pa.types.is_large_binary(stored))
+
+
+def _content_and_path(value: Any) -> tuple[bytes | None, str]:
+    """The bytes and the path of a cell, where it has them."""
+    if isinstance(value, dict):
+        return value["bytes"], value["path"] or ""
+    return (value, "") if isinstance(value, bytes) else (None, value or "")
+
+
+def source_columns(sources: Sequence[ImageSource], digests: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of encoded rows, from which `ImageSource` is restored, and the hashes of the images."""
+    return {
+        "content": pa.array([source.content for source in sources], pa.large_binary()),
+        "path": pa.array([source.path for source in sources], pa.string()),
+        "name": pa.array([source.name for source in sources], pa.string()),
+        "file": pa.array([source.label for source in sources], pa.string()),
+        "digest": pa.array(digests, pa.string()),
+    }

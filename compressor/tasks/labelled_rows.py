@@ -1,0 +1,76 @@
+"""The base classes of tasks whose rows have a label, and of those that assign one of a model's classes to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Dataset
+from transformers import PretrainedConfig
+
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
+from compressor.tasks.base import Task
+from compressor.tasks.columns import LabelColumn
+from compressor.tasks.labels import class_ids, classes_of
+
+
+class LabelledRows(Task):
+    """A task whose rows have one column of labels."""
+
+    label_column: ClassVar[LabelColumn] = LabelColumn()
+    _request: RowsConfig
+
+    def _find_labels(self, rows: Dataset, source: str) -> str:
+        """The name of the column of labels."""
+        return self.label_column.find(rows, self._request.label_column, source)
+
+
+class ClassLabels(LabelledRows):
+    """Labels that are classes of a model, by the rules of `labels.class_ids`; the answer is the largest logit.
+
+    Attributes:
+        config: configuration of the model, with the names of its classes.
+    """
+
+    config: PretrainedConfig
+    _class_ids: Mapping[str, int] = MappingProxyType({})
+
+    @staticmethod
+    def require_one_class(folder: ModelFolder) -> None:
+        """Raise InputError for a model that assigns several classes to a row."""
+        if folder.config.problem_type == "multi_label_classification":
+            raise InputError(
+                f"{folder.path}: the model assigns several classes to a row (problem_type in config.json), this task"
+                " reads one class per row; use a model trained for one class per row",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=folder.path,
+                field="problem_type",
+            )
+
+    def learn_labels(self, rows: Dataset, source: str) -> None:
+        """Map labels to classes by the rules of `labels.class_ids`."""
+        self._class_ids = class_ids(rows, self._find_labels(rows, source), self.config, source)
+
+    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
+        """The class of every row."""
+        return classes_of(rows, column, self._class_ids, source)
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
+        return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The name of the predicted class of each row."""
+        return [self._class_name(index) for index in logits.argmax(-1).tolist()]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The name of the class of a row."""
+        return self._class_name(example["labels"])
+
+    def _class_name(self, index: int) -> str:
+        names: Mapping[Any, str] = self.config.id2label or {}
+        return str(names.get(index, index))

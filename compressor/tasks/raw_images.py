@@ -1,0 +1,43 @@
+"""Images of a source as the tensor of a model of which only the graph is available."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import load_processor
+from compressor.silence_libraries import quiet_transformers
+from compressor.tasks.image_files import ImageColumn, image_sources, image_splits
+from compressor.tasks.splits import pick
+
+
+def read_pixels(source: str, folder: Path, maximum: int) -> np.ndarray:
+    """The first images of a source, `[rows, channel, height, width]`.
+
+    The rows are those of the test split, else of the evaluation split, else of the first one.
+
+    Args:
+        source: a folder of images, a file of rows, or the name of a data set.
+        folder: the folder of a model, whose image processor makes the pixels.
+        maximum: maximum number of rows.
+
+    Raises:
+        InputError: the folder has no image processor, or the source or an image cannot be read.
+    """
+    with quiet_transformers():
+        processor = load_processor(folder, images=True)
+    if processor is None:
+        raise InputError(
+            f"{folder}: this folder has no image processor (preprocessor_config.json); name the model's folder",
+            code=ErrorCode.FILE_MISSING,
+            path=folder / "preprocessor_config.json",
+        )
+    column = ImageColumn()
+    splits = image_splits(source, column, None)
+    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
+    images = image_sources(rows, column.find(rows, None, source), source)
+    return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()

@@ -1,0 +1,200 @@
+"""Image classification: rows of folders, files and data sets, its metrics, and images that cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from torch import Tensor
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import ModelFolder, load
+from compressor.tasks import Data, open_data
+from tests.faults import fails_with
+from tests.folders import rows_config
+from tests.tasks.pictures import CLASSES, SIZE, classifier, picture, png, vit, write_folder
+from tests.tasks.rows import jsonl, tsv
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A ViT whose classes are those of the images."""
+    return classifier(tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with four images of each of three classes."""
+    return write_folder(tmp_path_factory.mktemp("images"), COUNT)
+
+
+def read(folder: ModelFolder, source: Path | str, **fields: Any) -> Data:
+    """The rows of a source, for every purpose."""
+    name = str(source)
+    return open_data(rows_config(name, name, name, **fields), folder)
+
+
+def test_subfolders_are_classes(folder: ModelFolder, images: Path) -> None:
+    data = read(folder, images)
+    assert data.test["labels"] == [0] * 4 + [1] * 4 + [2] * 4
+    assert data.test["file"][0] == "bright/000.png"
+    batch = data.task.collate([data.test[0], data.test[5]])
+    assert batch["pixel_values"].shape == (2, 3, SIZE, SIZE)
+    processed = folder.processor(images=picture(0), return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(batch["pixel_values"][0], processed)
+    assert data.task.reference_text(data.test[5]) == "dark"
+
+
+def test_names_of_classes_are_learned(images: Path, tmp_path: Path) -> None:
+    unnamed = classifier(tmp_path, model=vit(names=("LABEL_0", "LABEL_1", "LABEL_2")))
+    assert read(unnamed, images).test["labels"] == [0] * 4 + [1] * 4 + [2] * 4
+    assert unnamed.config.id2label == dict(enumerate(CLASSES))
+
+
+def forms(folder: Path, images: Path) -> dict[str, Path | str]:
+    """The images in every form of rows, in the order of the folder."""
+    paths = sorted(images.rglob("*.png"))
+    contents = [path.read_bytes() for path in paths]
+    labels = [path.parent.name for path in paths]
+    cells = [{"bytes": content, "path": path.name} for content, path in zip(contents, paths, strict=True)]
+    rows = datasets.Dataset.from_dict(
+        {"image": cells, "label": [CLASSES.index(label) for label in labels]},
+        features=datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))}),
+    )
+    rows.save_to_disk(str(folder / "saved"))
+    rows.to_parquet(str(folder / "rows.parquet"))
+    pyarrow.parquet.write_table(pa.table({"img": contents, "label": labels}), folder / "plain.parquet")
+    shutil.copytree(images, folder / "files")
+    relative = [f"files/{label}/{path.name}" for path, label in zip(paths, labels, strict=True)]
+    cells_of_paths = [{"file_name": path, "label": label} for path, label in zip(relative, labels, strict=True)]
+    lines = [f"{label}\t{path}" for path, label in zip(relative, labels, strict=True)]
+    return {
+        "saved": folder / "saved",
+        "parquet": folder / "rows.parquet",
+        "binary": folder / "plain.parquet",
+        "jsonl": jsonl(folder / "rows.jsonl", *cells_of_paths),
+        "tsv": tsv(folder / "rows.tsv", *lines, header="label\tpath"),
+    }
+
+
+def test_every_form_of_rows_holds_the_same_images(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    expected = read(folder, images)
+    for name, source in forms(tmp_path, images).items():
+        data = read(folder, source)
+        assert data.eval_hash == expected.eval_hash, name
+        assert torch.equal(pixels(data), pixels(expected)), name
+        assert data.test["file"][0] == {"binary": "", "saved": "000.png", "parquet": "000.png"}.get(
+            name, "bright/000.png"
+        )
+
+
+def pixels(data: Data) -> Tensor:
+    return data.task.collate(list(data.test))["pixel_values"]
+
+
+def test_subfolders_named_after_splits_are_splits(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    for split, count in (("train", 12), ("validation", 6), ("test", 3)):
+        write_folder(tmp_path / split, count)
+    data = open_data(rows_config(str(tmp_path)), folder)
+    assert [len(rows) for rows in (data.train, data.eval, data.test)] == [12, 6, 3]
+
+
+def test_images_without_labels_serve_where_none_are_needed(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    plain = write_folder(tmp_path / "plain", 5, labelled=False)
+    data = open_data(rows_config(str(plain), None, str(images)), folder, drawn_rows=5)
+    assert (len(data.train), data.train["labels"][0]) == (4, 0)
+    with fails_with(ErrorCode.COLUMN_MISSING, field="label_column"):
+        read(folder, plain)
+
+
+def test_metrics(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    data = read(classifier(tmp_path, model=vit(7)), images, metric="top5")
+    logits = np.array([[9.0, 8, 7, 6, 5, 4, 3], [3.0, 4, 5, 6, 7, 8, 9], [0.0, 0, 0, 0, 0, 0, 1]])
+    statistics = data.task.per_example(logits, np.array([4, 1, 6]))
+    assert statistics.tolist() == [[1.0], [0.0], [1.0]]
+    assert data.task.score(statistics) == pytest.approx(2 / 3)
+    assert data.task.answer_texts(logits, np.array([4, 1, 6])) == ["bright", "class 6", "class 6"]
+    accuracy = read(folder, images).task
+    assert accuracy.score(accuracy.per_example(logits[:, :3], np.array([0, 1, 2]))) == pytest.approx(1 / 3)
+    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="metric"):
+        read(folder, images, metric="top5")
+
+
+@pytest.mark.parametrize("content", [b"no image", b"", png(0)[:40]])
+def test_files_that_are_no_images_are_named(folder: ModelFolder, tmp_path: Path, content: bytes) -> None:
+    write_folder(tmp_path, 6)
+    damaged = tmp_path / "dark" / "damaged.png"
+    damaged.write_bytes(content)
+    with fails_with(ErrorCode.INVALID_ROWS) as caught:
+        pixels(read(folder, tmp_path))
+    assert str(damaged) in str(caught.value)
+    assert "row 5" in str(caught.value)
+
+
+def test_images_that_end_early_are_named_when_they_are_read(folder: ModelFolder, tmp_path: Path) -> None:
+    write_folder(tmp_path, 6)
+    truncated = tmp_path / "grey" / "002.png"
+    truncated.write_bytes(png(2)[:-60])
+    data = read(folder, tmp_path)
+    with fails_with(ErrorCode.INVALID_ROWS) as caught:
+        pixels(data)
+    assert str(truncated) in caught.value.details["image"]
+
+
+def test_bad_rows_are_refused(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    missing = tsv(tmp_path / "missing.tsv", "bright\ta.png", "dark\tb.png", header="label\timage")
+    with fails_with(ErrorCode.INVALID_ROWS, path=str(tmp_path / "a.png")):
+        read(folder, missing)
+    empty = tsv(tmp_path / "empty.tsv", f"bright\t{images}/bright/000.png", "dark\t", header="label\timage")
+    with fails_with(ErrorCode.INVALID_ROWS, row=2, column="image"):
+        read(folder, empty)
+    with fails_with(ErrorCode.COLUMN_MISSING, field="image_column"):
+        read(folder, tsv(tmp_path / "text.tsv", "bright\ta", "dark\tb"))
+    with fails_with(ErrorCode.INVALID_ROWS, column="label"):
+        read(folder, jsonl(tmp_path / "numbers.jsonl", {"label": 0}, {"label": 1}), image_column="label")
+    with fails_with(ErrorCode.FILE_MISSING):
+        (tmp_path / "nothing").mkdir()
+        read(folder, tmp_path / "nothing")
+    beside = write_folder(tmp_path / "beside", 6)
+    (beside / "lost.png").write_bytes(png(0))
+    with fails_with(ErrorCode.INVALID_ROWS, path=beside / "lost.png"):
+        read(folder, beside)
+
+
+def test_labels_outside_the_classes_are_refused(images: Path, tmp_path: Path) -> None:
+    named = classifier(tmp_path, model=vit(names=("bright", "dark", "red")))
+    with fails_with(ErrorCode.LABEL_MISMATCH, value="grey"):
+        read(named, images)
+
+
+def test_folders_without_a_usable_processor_are_refused(images: Path, tmp_path: Path) -> None:
+    bare = classifier(tmp_path / "bare")
+    (bare.path / "preprocessor_config.json").unlink()
+    with fails_with(ErrorCode.FILE_MISSING, path=bare.path / "preprocessor_config.json"):
+        read(load(bare.path), images)
+    with fails_with(ErrorCode.FILE_MISMATCH, field="size"):
+        classifier(tmp_path / "large", size={"height": 32, "width": 32})
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="size"):
+        classifier(tmp_path / "any", do_resize=False)
+    (bare.path / "preprocessor_config.json").write_text("{")
+    with fails_with(ErrorCode.FILE_UNREADABLE):
+        load(bare.path)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "CMYK", "I;16", "1"])
+def test_images_of_every_mode_are_read_in_colour(folder: ModelFolder, tmp_path: Path, mode: str) -> None:
+    suffix = "tiff" if mode == "CMYK" else "png"
+    for number, name in enumerate(CLASSES):
+        (tmp_path / name).mkdir()
+        PIL.Image.new(mode, (5 + number, 1)).save(tmp_path / name / f"picture.{suffix}")
+    assert pixels(read(folder, tmp_path)).shape == (3, 3, SIZE, SIZE)
