@@ -9,7 +9,7 @@ files into a folder for each split and class; training images are there four tim
 ViT has 2.7 million parameters and is trained from scratch; an interrupted training goes on where it ended. Labels are
 not used after that. Each row of the table is one run of `compress`, a folder under `--out`; finished runs are not
 repeated. Accuracy is that of the engines on the test images, with a paired 95% interval against the dense engine.
-Before that, ten images for each class go through transformers' pipeline and the dense engine, and the largest
+Before that, a hundred test images go through transformers' pipeline and the dense engine, and the largest
 difference of a probability is printed. Engines are timed as in `benchmarks.budgets`, against ONNX Runtime's own fused
 engine of the whole model in fp32.
 """
