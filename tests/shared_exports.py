@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -15,7 +16,6 @@ from transformers import PreTrainedModel
 from compressor.export import export_reference, rewrite_reference
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.run import variant
-from compressor.units import Attention
 from graph_passes import Plan, load, save
 
 
@@ -34,19 +34,11 @@ def sharing_exports(folder: Path) -> Iterator[None]:
 def _sharing(folder: Path) -> Callable[..., None]:
     templates: dict[str, Path] = {}
 
-    def export(
-        model: PreTrainedModel,
-        plan: Plan,
-        inputs: Mapping[str, Tensor],
-        path: Path,
-        *,
-        opset: int = 18,
-        attention: Attention = "eager",
-    ) -> None:
-        key = f"{_structure(model, plan, inputs)} {opset} {attention}"
+    def export(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], path: Path, **settings: Any) -> None:
+        key = f"{_structure(model, plan, inputs)} {sorted(settings.items())}"
         if key in templates and rewrite_reference(templates[key], model, plan, path):
             return
-        export_reference(model, plan, inputs, path, opset=opset, attention=attention)
+        export_reference(model, plan, inputs, path, **settings)
         if not plan.masks and not isinstance(model, SentenceEncoder):  # its pooling is not in its configuration
             templates[key] = folder / f"{len(templates)}.onnx"
             save(load(path), templates[key])

@@ -101,7 +101,7 @@ def _is_task(value: object) -> bool:
 def _check_task(name: str, class_name: str, task_class: Any) -> None:
     """Raise UsageError unless a class is a task that declares everything that a task must."""
     if not _is_task(task_class):
-        text = f"{class_name} is no task; let it inherit from compressor.tasks.Task"
+        text = f"{class_name} is not a task; inherit from compressor.tasks.Task"
         raise _refuse(name, text, ErrorCode.INVALID_VALUE)
     missing = sorted(task_class.__abstractmethods__)
     missing += [field for field in ("name", "metrics") if not getattr(task_class, field, None)]
@@ -109,21 +109,21 @@ def _check_task(name: str, class_name: str, task_class: Any) -> None:
         text = f"{class_name} lacks {', '.join(missing)}; define {'it' if len(missing) == 1 else 'them'}"
         raise _refuse(name, text, ErrorCode.INVALID_VALUE, missing=tuple(missing))
     metric = import_module(_BASE).Metric
-    if not all(isinstance(value, metric) for value in task_class.metrics):
+    if not isinstance(task_class.metrics, tuple) or not all(isinstance(value, metric) for value in task_class.metrics):
         text = f"metrics of {class_name} are not a tuple of compressor.tasks.Metric; write metrics = (Metric(...),)"
         raise _refuse(name, text, ErrorCode.INVALID_VALUE)
 
 
 def _source_hash(name: str, task_class: Any) -> str:
     """`sha256:...` of the files of a class and of those that it inherits from, without this package and Python's."""
-    digest, others = hashlib.sha256(), {*sys.stdlib_module_names, __package__.partition(".")[0]}
-    modules = dict.fromkeys(base.__module__ for base in task_class.__mro__)
-    for module in (sys.modules[key] for key in modules if key.partition(".")[0] not in others):
-        loader: Any = module.__loader__
+    digest, excluded = hashlib.sha256(), {*sys.stdlib_module_names, __package__.partition(".")[0]}
+    names = dict.fromkeys(base.__module__ for base in task_class.__mro__)
+    for module_name in (key for key in names if key.partition(".")[0] not in excluded):
         try:
-            digest.update(loader.get_data(module.__file__))
-        except (AttributeError, OSError) as error:  # a class of an interactive session, or a file that is gone
-            text = f"the source of {module.__name__} cannot be read; put the class into a file"
+            module: Any = sys.modules[module_name]
+            digest.update(module.__loader__.get_data(module.__file__))
+        except (AttributeError, KeyError, OSError) as error:  # a class without a file, or a file that is gone
+            text = f"the source of {module_name} cannot be read; put the class into a file"
             raise _refuse(name, text, ErrorCode.FILE_UNREADABLE) from error
     return f"sha256:{digest.hexdigest()}"
 

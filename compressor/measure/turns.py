@@ -44,8 +44,8 @@ def paired_times(
     """Seconds of a call of each engine, whose ratios repeat on a machine that is disturbed.
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
-    engine is the median time of the first engine, the control, multiplied by the median ratio of neighbouring rounds of
-    both. Such ratios repeat far better than those of medians, the more so the more alike the engines are.
+    engine is the median time of the first engine, the control, multiplied by the median ratio of both in a turn. Such
+    ratios repeat far better than those of medians, the more so the more alike the engines are.
 
     Args:
         engines: the engines; the first one is the control.

@@ -50,7 +50,7 @@ class SiteBlocks(Row):
 
 
 class TaskCode(Row):
-    """The code of a task of one's own: `path` is `module:class`, `source` the hash `sha256:...` of its file."""
+    """The code of a task of one's own: `path` is `module:class`, `source` the hash `sha256:...` of its files."""
 
     path: str
     source: str
@@ -116,8 +116,8 @@ class Report(BaseModel):
     embeddings: EmbeddingAgreement | None = None
     """How far the embeddings are those of the dense engine; None for other tasks than sentence similarity."""
     answers: tuple[AnsweredRow, ...] = ()
-    """A few test rows with the answers of both engines, those that changed first; for embeddings those with the lowest
-    cosine. Empty without rows, and where answers have no text."""
+    """The test rows whose score changed most, with the answers of both engines, changed answers first; for embeddings
+    the rows with the lowest cosine. Empty without rows, and where answers have no text."""
     certificate: CertifiedLoss | None = None
     """The loss that is certified; None where no certificate was requested."""
     drop_status: DropStatus = DropStatus.NOT_CHECKED

@@ -1,4 +1,4 @@
-"""A few test rows with the answers of both engines: those that changed, or whose embeddings differ most."""
+"""Test rows with the answers of both engines: those whose scores changed, or whose embeddings differ, most."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compressor.errors import ErrorCode, UsageError
 from compressor.results import AnsweredRow
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.retrieval import unit_rows
-from compressor.tasks.row_texts import row_texts, shorten
+from compressor.tasks.row_texts import row_texts, shorten, shorten_both
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.tasks.sentence_similarity import pair_embeddings
 
@@ -18,20 +19,24 @@ from compressor.tasks.sentence_similarity import pair_embeddings
 def answered_rows(
     forwards: Sequence[Forward], statistics: Sequence[np.ndarray], data: Data, count: int
 ) -> tuple[AnsweredRow, ...]:
-    """Test rows with the answers of both engines, those that changed first, then by the change of their statistics.
+    """The test rows whose statistics changed most, with the answers of both engines; those that changed come first.
 
-    Only the rows whose statistics changed most are read again, at least a batch of them.
+    Only these rows are read again, at least a batch of them. An answer that changes without a change of its statistics,
+    such as one that was wrong and stays wrong, is shown only if it is among them.
 
     Args:
         forwards: runs of the dense and of the compressed engine.
         statistics: statistics of both on the test rows, `[examples, k]`.
         data: the test rows, and the task.
         count: maximum number of rows.
+
+    Raises:
+        UsageError: a task of one's own does not give one answer for each row.
     """
     changes = _changes(statistics, len(data.test))
     indices = np.argsort(-changes, kind="stable")[: max(count, BATCH_SIZE)].tolist()
     examples = [data.test[index] for index in indices]
-    dense, compressed = ([shorten(answer) for answer in _answers(data, forward, examples)] for forward in forwards)
+    dense, compressed = (_answers(data, forward, examples) for forward in forwards)
     if not dense:
         return ()
     rows = [
@@ -39,10 +44,12 @@ def answered_rows(
             number=index + 1,
             texts=row_texts(example, data.tokenizer),
             expected=shorten(data.task.reference_text(example)),
-            dense=before,
-            compressed=after,
+            dense=shown[0],
+            compressed=shown[1],
+            changed=before != after,
         )
         for index, example, before, after in zip(indices, examples, dense, compressed, strict=True)
+        for shown in [shorten_both(before, after)]
     ]
     return tuple(sorted(rows, key=lambda row: not row.changed)[:count])
 
@@ -50,7 +57,19 @@ def answered_rows(
 def _answers(data: Data, forward: Forward, examples: Sequence[dict[str, object]]) -> list[str]:
     """The answers of an engine; empty for a task whose answers have no text."""
     starts = range(0, len(examples), BATCH_SIZE)
-    return [text for start in starts for text in data.task.answers(forward, examples[start : start + BATCH_SIZE])]
+    texts = [text for start in starts for text in data.task.answers(forward, examples[start : start + BATCH_SIZE])]
+    if texts and len(texts) != len(examples):
+        name = type(data.task).__name__
+        raise UsageError(
+            f"{name}: answer_texts gives {len(texts)} answers for {len(examples)} rows; return one for each row,"
+            " or none",
+            code=ErrorCode.INVALID_VALUE,
+            field="task",
+            value=name,
+            answers=len(texts),
+            rows=len(examples),
+        )
+    return texts
 
 
 def _changes(statistics: Sequence[np.ndarray], rows: int) -> np.ndarray:
@@ -85,6 +104,7 @@ def embedded_rows(
             expected=data.task.reference_text(data.test[index]),
             dense=f"{before:.3f}",
             compressed=f"{after:.3f}",
+            changed=f"{before:.3f}" != f"{after:.3f}",
             cosine=cosine,
         )
         for cosine, index, before, after in sorted(rows)[:count]

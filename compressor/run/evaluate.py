@@ -65,7 +65,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])
-        return Evaluated(scores, agreement, embedded_rows(logits[0], logits[1], data, count))
+        return Evaluated(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
     if not count or any(_reads_in_order(variant, data.task) for variant in variants):
         return Evaluated(scores)
     with log.stage("comparing answers"):

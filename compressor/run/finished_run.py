@@ -116,9 +116,9 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     }
     if "target" in fields and fields["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    others = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows")}
+    settings = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows")}
     try:
-        return Recipe(**{**kept, **fields, "model": Path(os.devnull), **others})
+        return Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
     except pydantic.ValidationError as error:
         raise usage_error(error, FIELDS, flag_of) from error
 

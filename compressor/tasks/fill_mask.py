@@ -16,13 +16,13 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.forwards import IGNORED
-from compressor.tasks.metrics import Metric, perplexity, share
+from compressor.tasks.metrics import Metric, perplexity, token_accuracy
 from compressor.tasks.token_labels import TokenLabels
 
 MASKED_SHARE = 0.15
 """Share of the tokens of a row that are masked, as in BERT (Devlin et al. 2019, section 3.1)."""
 
-_ACCURACY = Metric("accuracy", share, MetricUnit.POINTS, maximum=1.0)
+_ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 _PSEUDO_PERPLEXITY = Metric("pseudo_perplexity", perplexity, higher_is_better=False)
 
 

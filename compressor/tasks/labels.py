@@ -74,21 +74,21 @@ def _check_new_names(names: Sequence[str], config: PretrainedConfig, source: str
     details: dict[str, Any] = {"code": ErrorCode.LABEL_MISMATCH, "labels": tuple(names), "classes": classes}
     if 0 < len(unknown) < len(names):
         raise InputError(
-            f"{source}: label {shorten([repr(name) for name in unknown])} is not among the model's"
-            f" ({shorten(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label or"
-            " remove its rows",
+            f"{source}: label {listed_names([repr(name) for name in unknown])} is not among the model's"
+            f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
+            " or remove its rows",
             value=unknown[0],
             **details,
         )
     if len(names) > classes:
         raise InputError(
-            f"{source}: {len(names)} different labels ({shorten(names)}), the model has {classes} classes; fine-tune a"
-            " model with that many, or name another column (--label-column)",
+            f"{source}: {len(names)} different labels ({listed_names(names)}), the model has {classes} classes;"
+            " fine-tune a model with that many, or name another column (--label-column)",
             **details,
         )
     if len(names) < classes:
         raise InputError(
-            f"{source}: {len(names)} different labels ({shorten(names)}), the model has {classes} classes without"
+            f"{source}: {len(names)} different labels ({listed_names(names)}), the model has {classes} classes without"
             " these names; put id2label into its config.json, or number the labels",
             **details,
         )
@@ -110,7 +110,8 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) 
     unknown = next((text for text in texts if text not in ids), None)
     if unknown is not None:
         raise InputError(
-            f"{source}: label {unknown!r} is not one of {shorten(list(ids))}; correct the label or remove its rows",
+            f"{source}: label {unknown!r} is not one of {listed_names(list(ids))}; correct the label or remove"
+            " its rows",
             code=ErrorCode.LABEL_MISMATCH,
             value=unknown,
             labels=tuple(ids),
@@ -214,7 +215,7 @@ def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[st
     return [name for name in names if name.lower() not in model_names]
 
 
-def shorten(names: Sequence[str]) -> str:
+def listed_names(names: Sequence[str]) -> str:
     """The first names, each truncated, for an error message."""
     listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
     return listed if len(names) <= _LISTED else f"{listed}, ..."

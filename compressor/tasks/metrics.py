@@ -48,8 +48,8 @@ def accuracy(statistics: np.ndarray) -> float:
     return float(accuracy_score(labels, predicted))
 
 
-def share(statistics: np.ndarray) -> float:
-    """Share of tokens that are predicted, from the numbers of predicted and of all tokens of each row `[rows, 2]`."""
+def token_accuracy(statistics: np.ndarray) -> float:
+    """Share of tokens or words that are predicted correctly, from the numbers of these and of all, `[rows, 2]`."""
     predicted, tokens = statistics.sum(axis=0)
     return float(predicted / tokens)
 

@@ -16,7 +16,8 @@ from compressor.tasks.tagged_words import word_column, words_of
 def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[str, ...]]:
     """The first texts of a file or a data set, one or two per row.
 
-    The rows are those of the test split, else of the evaluation split, else of the first one. Words are joined.
+    The rows are those of the test split, else of the evaluation split, else of the first one. Words are joined where
+    there is no text.
 
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
@@ -29,9 +30,10 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
     splits = named_splits(source)
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
     rows = rows.select(range(min(maximum, len(rows))))
-    if (words := word_column(rows, columns)) is not None:
+    texts, words = TextColumns(), word_column(rows, columns)
+    if words is not None and (columns or not texts.find_usual(rows)):
         return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
-    return list(zip(*(list(rows[name]) for name in TextColumns().find(rows, columns, source)), strict=True))
+    return list(zip(*(list(rows[name]) for name in texts.find(rows, columns, source)), strict=True))
 
 
 def tokenizer_of(folder: Path) -> Any:

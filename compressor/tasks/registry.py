@@ -78,8 +78,8 @@ def metric_named(name: str, folder: ModelFolder | None = None) -> Metric:
     Raises:
         UsageError: no task has a metric of this name.
     """
-    own = folder.own_task if folder is not None else None
-    classes = (*task_classes(), *([own.task_class] if own is not None else []))
+    own_task = folder.own_task if folder is not None else None
+    classes = (*task_classes(), *([own_task.task_class] if own_task is not None else []))
     metrics = {metric.name: metric for task in classes for metric in task.metrics}
     if name not in metrics:
         raise UsageError(

@@ -39,3 +39,14 @@ def shorten(text: str, characters: int = 120) -> str:
     """A text on one line, cut after a number of characters."""
     line = " ".join(text.split())
     return line if len(line) <= characters else f"{line[: characters - 1]}…"
+
+
+def shorten_both(first: str, second: str, characters: int = 120) -> tuple[str, str]:
+    """Two texts on one line each, cut so that the place where they begin to differ is shown."""
+    texts = [" ".join(text.split()) for text in (first, second)]
+    pairs = zip(*texts, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = common - characters // 2
+    if start <= 0 or texts[0] == texts[1]:
+        return shorten(first, characters), shorten(second, characters)
+    return shorten(f"…{texts[0][start:]}", characters), shorten(f"…{texts[1][start:]}", characters)

@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.columns import LabelColumn
-from compressor.tasks.labels import shorten
+from compressor.tasks.labels import listed_names
 
 WORD_COLUMNS = ("words", "tokens")
 """Usual names of the column of words."""
@@ -112,7 +112,7 @@ class TagIds:
             return number
         raise InputError(
             f"{source}: row {row}: {column!r} has the tag {tag!r}, which is not among the model's"
-            f" ({shorten(self.names)}; id2label in its config.json); correct the tag or remove the row",
+            f" ({listed_names(self.names)}; id2label in its config.json); correct the tag or remove the row",
             code=ErrorCode.LABEL_MISMATCH,
             column=column,
             row=row,

@@ -17,7 +17,7 @@ from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import blocks_of, require_fast_tokenizer
 from compressor.tasks.entities import entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
-from compressor.tasks.metrics import Metric, share
+from compressor.tasks.metrics import Metric, token_accuracy
 from compressor.tasks.row_store import RowStore
 from compressor.tasks.tagged_words import (
     TAG_COLUMN,
@@ -32,7 +32,7 @@ from compressor.tasks.tagged_words import (
 from compressor.tasks.token_labels import TokenLabels, table_of
 
 _F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
-_ACCURACY = Metric("accuracy", share, MetricUnit.POINTS, maximum=1.0)
+_ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 
 
 class TokenClassification(TokenLabels):
@@ -60,16 +60,24 @@ class TokenClassification(TokenLabels):
         super().__init__(folder, request, metric)
         self._special_ids = frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         names: dict[Any, str] = dict(folder.config.id2label or {})
-        self._tags = TagIds([str(names[index]) for index in sorted(names)])
-        other = next((name for name in self._tags.names if not is_entity_tag(name)), None)
-        if metric == _F1 and other is not None:
+        if sorted(names) != list(range(len(names))):
             raise InputError(
-                f"{folder.path}: the tag {other!r} (id2label in config.json) is neither O nor begins with B-, I-, E- or"
-                " S-, so it is no part of an entity; correct the names, or score each tag (--metric accuracy)",
+                f"{folder.path}: id2label in config.json numbers its {len(names)} tags {sorted(names)}; number"
+                " them from 0 on without gaps",
+                code=ErrorCode.LABEL_MISMATCH,
+                path=folder.path,
+                field="id2label",
+            )
+        self._tags = TagIds([str(names[index]) for index in sorted(names)])
+        invalid = next((name for name in self._tags.names if not is_entity_tag(name)), None)
+        if metric == _F1 and invalid is not None:
+            raise InputError(
+                f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
+                " or S-, so it is no part of an entity; correct the names, or score each tag (--metric accuracy)",
                 code=ErrorCode.LABEL_MISMATCH,
                 path=folder.path,
                 field="metric",
-                value=other,
+                value=invalid,
                 labels=self._tags.names,
             )
 
@@ -95,8 +103,8 @@ class TokenClassification(TokenLabels):
         outside = {IGNORED, self._tags.number("O")}
         if self._metric == _F1 and all(outside.issuperset(labels) for labels in encoded["labels"]):
             raise InputError(
-                f"{source}: every tag in {column!r} is O, so there is no entity to find; give rows with entities, or"
-                " score each tag (--metric accuracy)",
+                f"{source}: no word within {self._longest} tokens has a tag other than O in {column!r}, so there is no"
+                " entity to find; give rows with entities, raise --max-length, or score each tag (--metric accuracy)",
                 code=ErrorCode.INVALID_ROWS,
                 column=column,
                 value="O",

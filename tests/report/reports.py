@@ -139,7 +139,9 @@ def accuracy(dense: float = 0.915, compressed: float = 0.909, **fields: Any) -> 
 def answers() -> tuple[AnsweredRow, ...]:
     """Two rows, of which the first changed."""
     return (
-        AnsweredRow(number=7, texts=("a charming and often affecting journey",), dense="pos", compressed="neg"),
+        AnsweredRow(
+            number=7, texts=("a charming and often affecting journey",), dense="pos", compressed="neg", changed=True
+        ),
         AnsweredRow(number=1, texts=("unflinchingly bleak", "and desperate"), dense="neg", compressed="neg"),
     )
 

@@ -126,6 +126,8 @@ BROKEN: dict[str, tuple[str | None, str, ErrorCode]] = {
     "abstract": ("from compressor.tasks import Task as Spam", "tags:Spam", ErrorCode.INVALID_VALUE),
     "no metrics": (f"{SPAM}    metrics = ()", "tags:Spam", ErrorCode.INVALID_VALUE),
     "names of metrics": (f"{SPAM}    metrics = ('accuracy',)", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "a metric alone": (f"{SPAM}    metrics = TextClassification.metrics[0]", "tags:Spam", ErrorCode.INVALID_VALUE),
+    "a module that is not there": (f"{SPAM}\nSpam.__module__ = 'nowhere'", "tags:Spam", ErrorCode.FILE_UNREADABLE),
     "no class in the name": (SPAM, "tags:", ErrorCode.INVALID_VALUE),
     "a path": (SPAM, "./tags.py:Spam", ErrorCode.INVALID_VALUE),
 }

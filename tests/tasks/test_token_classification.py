@@ -148,6 +148,12 @@ def test_words_are_joined_to_texts_for_a_check(tmp_path: Path) -> None:
     assert read_texts(file, (), 1) == [("who xy",)]
 
 
+def test_a_check_prefers_texts_to_their_tokens(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", {"text": "who xy", "tokens": ["who", "##x"]})
+    assert read_texts(file, (), 1) == [("who xy",)]
+    assert read_texts(file, ("tokens",), 1) == [("who ##x",)]
+
+
 @pytest.mark.parametrize(
     ("row", "code", "details"),
     [
@@ -233,6 +239,13 @@ def test_a_tokenizer_without_words_is_refused() -> None:
 
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, tokenizer="Slow"):
         task_of(Slow())
+
+
+def test_numbers_of_tags_have_no_gaps() -> None:
+    folder = folder_of()
+    folder.config.id2label = {0: "O", 1: "B-LOC", 3: "I-LOC"}
+    with fails_with(ErrorCode.LABEL_MISMATCH, field="id2label"):
+        TokenClassification(folder, rows_config(), TokenClassification.metrics[0])
 
 
 def test_f1_needs_tags_of_entities() -> None:
