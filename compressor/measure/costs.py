@@ -44,9 +44,14 @@ class GroupCosts(BaseModel):
         """The saving at any number of units, without noise: between two that were measured it is linear."""
         return float(np.interp(count, self.counts, self._smoothed))
 
+    def with_savings(self, savings: Sequence[float]) -> GroupCosts:
+        """The row with other savings."""
+        # A copy would keep what is computed from the former ones.
+        return GroupCosts(groups=self.groups, type=self.type, counts=self.counts, savings=tuple(savings))
+
     def scaled(self, factor: float) -> GroupCosts:
         """The row with all savings multiplied by a factor."""
-        return self.model_copy(update={"savings": tuple(factor * saving for saving in self.savings)})
+        return self.with_savings([factor * saving for saving in self.savings])
 
     @property
     def cliffs(self) -> tuple[int, ...]:

@@ -145,13 +145,11 @@ def _scope(run: BudgetRun) -> CertificateScope:
 def _overall(tables: Sequence[CostTable]) -> CostTable:
     """One table of shares of the whole model's time, averaged over sizes."""
     rows = tuple(
-        row.model_copy(
-            update={
-                "savings": tuple(
-                    float(np.mean([table.rows[number].savings[index] / table.whole for table in tables]))
-                    for index in range(len(row.counts))
-                )
-            }
+        row.with_savings(
+            [
+                float(np.mean([table.rows[number].savings[index] / table.whole for table in tables]))
+                for index in range(len(row.counts))
+            ]
         )
         for number, row in enumerate(tables[0].rows)
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
-from scipy.optimize import isotonic_regression
 
 import graph_passes
 from compressor.measure import macs, paired_times
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.measure.fit_costs import fit_times, with_curve
 from compressor.progress import ProgressCallback
 from compressor.run.plan_engines import PlanEngines
 from compressor.targets import Engine
@@ -20,25 +21,27 @@ from graph_passes import Plan
 
 Size = tuple[int, int | None]
 """Batch size, and length in tokens; None: the model has one size."""
-Case = tuple[int, int]
-"""Groups that cost the same, by their number, and the number of units that each of them keeps."""
+Counts = dict[str, int]
+"""Name of the group -> number of units."""
 _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
 """Shares where a group accounts for little of the multiply-accumulates."""
 _LITTLE = 0.05
 _NEGLIGIBLE = 0.01
-"""Share of the multiply-accumulates below which times are not resolved: costs are in proportion to the former."""
-_SHARES_OF_ALL = (0.0, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-"""Shares of the units of all groups, at which times are compared with the sums of costs."""
-TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_ALL, (_NEGLIGIBLE,))
+"""Share of the multiply-accumulates below which times are not resolved: costs stay in proportion to the former."""
+_SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8).tolist())
+"""Mean shares of the units in plans in which every group keeps another number."""
+_SPREAD = 0.7
+"""Standard deviation of the logarithm of the shares of groups in such a plan."""
+TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE, _SPREAD))
 """Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
 _SECONDS = 0.75
 """Time spent on each engine at each size; at least four rounds."""
-_SECONDS_OF_ALL = 3.0
-"""Time spent on each engine in which all groups keep the same share, and on those of the whole model."""
+_SECONDS_OF_WHOLE = 3.0
+"""Time spent on each of the engines of the whole model."""
 
 
 def keep_counts(plan: Plan, groups: Sequence[PrunableGroup], counts: Mapping[str, int]) -> Plan:
@@ -152,6 +155,50 @@ def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
     return tuple(sorted(nearest))
 
 
+def timed_plans(classes: Sequence[Sequence[PrunableGroup]], shares: Sequence[float]) -> list[Counts]:
+    """Numbers of units of the plans whose engines are timed.
+
+    In most plans the groups of one class alone differ: many units are removed from the whole model, and few are left of
+    a model that keeps nothing else. A cost is thus measured in engines that do not take much longer than it. Classes
+    that account for a negligible share are left as the others are.
+
+    The first plan keeps nothing.
+
+    Args:
+        classes: groups that cost the same.
+        shares: share of the multiply-accumulates of the model that the groups of each class account for together.
+    """
+    full = {group.name: group.units for members in classes for group in members}
+    empty = dict.fromkeys(full, 0)
+    plans = [empty]
+    for members, share in zip(classes, shares, strict=True):
+        if share < _NEGLIGIBLE:
+            continue
+        units = members[0].units
+        for count in (*measured_counts(members[0], share), units):
+            own = dict.fromkeys((group.name for group in members), count)
+            if count == 0 or units / 2 < count < units:
+                plans.append({**full, **own})
+            if count == units or 0 < count <= units / 2:
+                plans.append({**empty, **own})
+    return plans
+
+
+def mixed_plans(groups: Sequence[PrunableGroup]) -> list[Counts]:
+    """Numbers of units of plans in which every group keeps another share, as in those that are chosen."""
+    rng = np.random.default_rng(0)
+    plans = []
+    for mean in _SHARES_OF_MIXED:
+        shares = (mean * rng.lognormal(0.0, _SPREAD, len(groups))).clip(0.0, 1.0)
+        plans.append(
+            {
+                group.name: group.counts[round(share * (len(group.counts) - 1))]
+                for group, share in zip(groups, shares.tolist(), strict=True)
+            }
+        )
+    return plans
+
+
 def measure_times(
     engines: PlanEngines,
     groups: Sequence[PrunableGroup],
@@ -160,12 +207,11 @@ def measure_times(
     inputs: Mapping[Size, Feeds],
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
-    """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
+    """Tables of times at each size, fitted to the times of engines of some plans.
 
-    What a group saves at a number of units is the difference to the engine of the whole model, divided by the number of
-    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both. Then engines
-    are timed in which all groups keep the same share, since what groups save together is not exactly the sum: savings
-    are scaled so that the sum is right where all are empty, and the curve of the table corrects the rest.
+    Costs are fitted to plans in which one class of groups differs (`fit_times`), and the curve to plans in which every
+    group keeps another share (`with_curve`). Engines are timed in turn with that of the whole model, so that
+    disturbances of the machine affect both.
 
     Args:
         engines: builds the engine of a plan.
@@ -176,124 +222,70 @@ def measure_times(
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
-    counted = {
-        number: macs_table.saving(members[0].name, 0) / macs_table.whole for number, members in enumerate(classes)
-    }
-    cases = []
-    for number, members in enumerate(classes):
-        share = len(members) * counted[number]
-        if share >= _NEGLIGIBLE:
-            cases += [(number, count) for count in measured_counts(members[0], share)]
-    shares = _time_cases(engines, classes, cases, unpruned[0], inputs, on_progress)
-    plans = _plans_of_all(groups)
+    counted = [macs_table.saving(members[0].name, 0) / macs_table.whole for members in classes]
+    plans = timed_plans(classes, [len(members) * cost for members, cost in zip(classes, counted, strict=True)])
+    mixed = mixed_plans(groups)
+    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, on_progress)
     tables = []
-    timed = _time_together(engines, groups, plans, unpruned, inputs)
-    for size, (whole_time, dense_time, *times) in timed.items():
-        savings = {(number, 0): whole_time * share for number, share in counted.items()}
-        savings |= {case: whole_time * by_size[size] for case, by_size in shares.items()}
-        table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
-        tables.append(with_curve(table, list(zip(plans, times, strict=True))))
+    for size, feeds in inputs.items():
+        whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
+        times = [whole * by_size[size] for by_size in shares]
+        table = CostTable(
+            unit="ms",
+            engine=engines.choice.label,
+            batch=size[0],
+            seq=size[1],
+            dense=dense,
+            whole=whole,
+            rows=_proportional_rows(classes, whole, counted),
+        )
+        alone, together = times[: len(plans)], times[len(plans) :]
+        table = fit_times(table, list(zip(plans, alone, strict=True)), least_share=_NEGLIGIBLE)
+        tables.append(with_curve(table, alone[0], list(zip(mixed, together, strict=True))))
     return tables
 
 
-def with_curve(table: CostTable, points: Sequence[tuple[Mapping[str, int], float]]) -> CostTable:
-    """The table with savings and a curve that agree with the times of plans that remove units of all groups.
+def _proportional_rows(
+    classes: Sequence[Sequence[PrunableGroup]], whole: float, costs: Sequence[float]
+) -> tuple[GroupCosts, ...]:
+    """Rows in which costs are in proportion to the multiply-accumulates, with the numbers of units that are timed.
 
     Args:
-        table: a table of times.
-        points: number of units of each group, and milliseconds of the plan, from the plan that keeps nothing upwards.
+        classes: groups that cost the same.
+        whole: the time of the whole model.
+        costs: share of the multiply-accumulates of the model that a group of each class accounts for.
     """
-    saved, least = table.whole - table.least_sum, min(points[0][1], table.whole)
-    if saved > 0:
-        factor = (table.whole - least) / saved
-        table = table.model_copy(update={"rows": tuple(row.scaled(factor) for row in table.rows)})
-    sums = [table.least_sum, *(table.sum_of(counts) for counts, _ in points[1:]), table.whole]
-    # Noise must not make a plan with more units faster; the ends are measured best.
-    times = isotonic_regression([least, *(time for _, time in points[1:]), table.whole]).x.clip(least, table.whole)
-    return table.model_copy(update={"curve": tuple(zip(sums, times.tolist(), strict=True))})
+    rows = []
+    for members, cost in zip(classes, costs, strict=True):
+        counts = (*measured_counts(members[0], len(members) * cost), members[0].units)
+        savings = tuple(whole * cost * (1 - count / counts[-1]) for count in counts)
+        names = tuple(group.name for group in members)
+        rows.append(GroupCosts(groups=names, type=members[0].type, counts=counts, savings=savings))
+    return tuple(rows)
 
 
-def _time_cases(
+def _time_plans(
     engines: PlanEngines,
-    classes: Sequence[Sequence[PrunableGroup]],
-    cases: Sequence[Case],
+    groups: Sequence[PrunableGroup],
+    plans: Sequence[Counts],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
     on_progress: ProgressCallback,
-) -> dict[Case, dict[Size, float]]:
-    """The share of the whole model's time that one group saves at a number of units, by case and size."""
-    plan = engines.reference.plan
-    shares: dict[Case, dict[Size, float]] = {case: {} for case in cases}
-    for start in range(0, len(cases), _TIMED_TOGETHER):
-        on_progress(start, len(cases))
-        batch = cases[start : start + _TIMED_TOGETHER]
+) -> list[dict[Size, float]]:
+    """The time of each plan by size, as a share of the whole model's."""
+    shares: list[dict[Size, float]] = []
+    for start in range(0, len(plans), _TIMED_TOGETHER):
+        on_progress(start, len(plans))
         built = [
-            engines.build(keep_counts(plan, classes[number], {group.name: count for group in classes[number]}))
-            for number, count in batch
+            engines.build(keep_counts(engines.reference.plan, groups, counts))
+            for counts in plans[start : start + _TIMED_TOGETHER]
         ]
+        shares += [{} for _ in built]
         for size, feeds in inputs.items():
             reference, *times = paired_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
-            for case, seconds in zip(batch, times, strict=True):
-                shares[case][size] = (1 - seconds / reference) / len(classes[case[0]])
+            for number, seconds in enumerate(times):
+                shares[start + number][size] = seconds / reference
         for engine in built:
             engines.discard(engine)
-    on_progress(len(cases), len(cases))
+    on_progress(len(plans), len(plans))
     return shares
-
-
-def _time_table(
-    engines: PlanEngines,
-    classes: Sequence[Sequence[PrunableGroup]],
-    savings: Mapping[Case, float],
-    size: Size,
-    *,
-    dense: float,
-    whole: float,
-) -> CostTable:
-    """The table of one size, from the milliseconds that one group saves in each case."""
-    rows = []
-    for number, members in enumerate(classes):
-        counts = [count for case_class, count in savings if case_class == number]
-        times = [savings[number, count] for count in counts]
-        rows.append(
-            GroupCosts(
-                groups=tuple(group.name for group in members),
-                type=members[0].type,
-                counts=(*counts, members[0].units),
-                # An empty group computes nothing, so that what it takes longer by is noise.
-                savings=(max(*times, 0.0), *times[1:], 0.0),
-            )
-        )
-    return CostTable(
-        unit="ms",
-        engine=engines.choice.label,
-        batch=size[0],
-        seq=size[1],
-        dense=dense,
-        whole=whole,
-        rows=tuple(rows),
-    )
-
-
-def _plans_of_all(groups: Sequence[PrunableGroup]) -> list[dict[str, int]]:
-    """Numbers of units at which all groups keep the same share, ascending."""
-    return [
-        {group.name: group.counts[round(share * (len(group.counts) - 1))] for group in groups}
-        for share in _SHARES_OF_ALL
-    ]
-
-
-def _time_together(
-    engines: PlanEngines,
-    groups: Sequence[PrunableGroup],
-    plans: Sequence[Mapping[str, int]],
-    unpruned: Sequence[Engine],
-    inputs: Mapping[Size, Feeds],
-) -> dict[Size, list[float]]:
-    """Milliseconds of engines of the whole model and of those of plans at each size, all timed in turn."""
-    built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in plans]
-    timed = [*unpruned, *built]
-    times = {size: paired_times(timed, feeds, _SECONDS_OF_ALL * len(timed)) for size, feeds in inputs.items()}
-    for engine in built:
-        engines.discard(engine)
-    return {size: [1e3 * value for value in seconds] for size, seconds in times.items()}

@@ -30,6 +30,13 @@ def test_fewer_units_never_cost_more(savings: list[float]) -> None:
     assert values[-1] == pytest.approx(0.0)
 
 
+@given(SAVINGS)
+def test_a_scaled_row_saves_as_many_times_as_much(savings: list[float]) -> None:
+    row = group(savings)
+    before = row.saving(0)
+    assert row.scaled(2.0).saving(0) == pytest.approx(2 * before)
+
+
 @given(SAVINGS, SAVINGS)
 def test_costs_add_up(first: list[float], second: list[float]) -> None:
     costs = table(group(first, ("a", "b")), group(second, ("c",)))

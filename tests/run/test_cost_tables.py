@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run import cost_tables
 from compressor.run.cost_tables import CostSource
-from compressor.run.measure_costs import with_curve
 from compressor.units import PrunableGroup
 
 
@@ -93,22 +91,6 @@ def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, m
     (again,) = source.timed(table(1.0))
     assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
     assert again == table(2.0, whole=2.5)
-
-
-@given(st.lists(st.floats(0.5, 20.0), min_size=5, max_size=5), st.floats(0.1, 9.0))
-def test_a_table_agrees_with_the_plans_that_were_timed(times: list[float], saving: float) -> None:
-    row = GroupCosts(groups=("a", "b"), type="neurons", counts=(0, 32), savings=(saving, 0.0))
-    plans = [{"a": count, "b": count} for count in (0, 4, 8, 16, 24)]
-    least, whole = min(times), max(times) + 1.0
-    table = CostTable(unit="ms", batch=1, seq=128, dense=30.0, whole=whole, rows=(row,))
-    ascending = [least, *sorted(times[1:])]
-    costs = with_curve(table, list(zip(plans, ascending, strict=True)))
-    assert [costs.cost(plan) for plan in plans] == pytest.approx(ascending)
-    assert costs.least == pytest.approx(least)
-    assert costs.cost({}) == pytest.approx(whole)
-    noisy = with_curve(table, [(plans[0], least), *zip(plans[1:], times[1:], strict=True)])
-    values = [noisy.cost({"a": count, "b": 32}) for count in range(33)]
-    assert (np.diff(values) >= -1e-9).all()
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))

@@ -1,0 +1,123 @@
+"""Tables of times that are fitted to engines: exact where times add up, and monotonic but for cliffs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.measure.fit_costs import fit_times, with_curve
+from compressor.run.measure_costs import measured_counts, timed_plans
+from compressor.units import PrunableGroup
+
+CLASSES = [
+    [PrunableGroup(f"heads.{number}", "heads", 12, 32, 1, "a") for number in range(3)],
+    [PrunableGroup(f"neurons.{number}", "neurons", 384, 1, 32, "a") for number in range(3)],
+    [PrunableGroup("last", "heads", 12, 32, 1, "a")],
+]
+SHARES = (0.5, 0.4, 0.02)
+
+
+def table_of(whole: float) -> CostTable:
+    """A table in which every group costs the same, with the numbers of units that are timed."""
+    rows = []
+    for members, share in zip(CLASSES, SHARES, strict=True):
+        counts = (*measured_counts(members[0], share), members[0].units)
+        savings = tuple(whole / 8 * (1 - count / counts[-1]) for count in counts)
+        names = tuple(group.name for group in members)
+        rows.append(GroupCosts(groups=names, type=members[0].type, counts=counts, savings=savings))
+    return CostTable(unit="ms", batch=1, seq=128, dense=30.0, whole=whole, rows=tuple(rows))
+
+
+def random_table(seed: int) -> CostTable:
+    """A table with random costs of the intervals."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        row.model_copy(update={"savings": (*np.cumsum(rng.exponential(size=len(row.counts) - 1))[::-1].tolist(), 0.0)})
+        for row in table_of(1.0).rows
+    ]
+    saved = sum(len(row.groups) * row.saving(0) for row in rows)
+    return table_of(saved + rng.exponential()).model_copy(update={"rows": tuple(rows)})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_times_that_add_up_are_fitted_exactly(seed: int) -> None:
+    truth = random_table(seed)
+    points = [(plan, truth.cost(plan)) for plan in timed_plans(CLASSES, SHARES)]
+    fitted = fit_times(table_of(truth.whole), points)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        counts = {group.name: int(rng.choice(group.counts)) for members in CLASSES for group in members}
+        assert fitted.cost(counts) == pytest.approx(truth.cost(counts), rel=1e-6)
+
+
+@given(st.integers(0, 1000), st.floats(0.0, 0.5))
+def test_further_units_cost_nothing_at_worst_whatever_is_measured(seed: int, noise: float) -> None:
+    truth, rng = random_table(seed), np.random.default_rng(seed)
+    points = [(plan, truth.cost(plan) * rng.lognormal(0, noise)) for plan in timed_plans(CLASSES, SHARES)]
+    fitted = fit_times(table_of(truth.whole), points)
+    for row in fitted.rows:
+        assert (np.diff([row.saving(count) for count in range(row.counts[-1] + 1)]) <= 1e-9).all()
+    assert fitted.cost({}) == truth.whole
+
+
+def test_a_width_that_is_slower_than_a_larger_one_is_a_cliff() -> None:
+    truth = table_of(50.0)
+    row = truth.rows[1]
+    slower = list(row.savings)
+    slower[-2] = -0.2 * slower[0]
+    truth = truth.model_copy(update={"rows": (truth.rows[0], row.with_savings(slower), truth.rows[2])})
+    points = [(plan, raw_cost(truth, plan)) for plan in timed_plans(CLASSES, SHARES)]
+    fitted = fit_times(table_of(50.0), points)
+    assert fitted.rows[1].cliffs == (row.counts[-2],)
+    assert not fitted.rows[0].cliffs
+
+
+def raw_cost(table: CostTable, plan: dict[str, int]) -> float:
+    """The sum of the costs of a plan, cliffs included."""
+    saved = (np.interp(plan[name], row.counts, row.savings) for row in table.rows for name in row.groups)
+    return float(table.whole - sum(saved))
+
+
+def test_rows_of_a_negligible_share_keep_their_costs() -> None:
+    truth, table = random_table(0), table_of(10.0)
+    points = [(plan, truth.cost(plan)) for plan in timed_plans(CLASSES, SHARES)]
+    fitted = fit_times(table, points, least_share=0.2)
+    assert fitted.rows[2] == table.rows[2]
+    assert fitted.rows[0] != table.rows[0]
+
+
+def test_every_class_is_timed_next_to_the_whole_model_and_alone() -> None:
+    plans = timed_plans(CLASSES, SHARES)
+    names = [group.name for members in CLASSES for group in members]
+    full: dict[str, Any] = {group.name: group.units for members in CLASSES for group in members}
+    for members in CLASSES:
+        own = [group.name for group in members]
+        rest = [name for name in names if name not in own]
+        assert any(
+            all(plan[name] == 0 for name in own) and all(plan[name] == full[name] for name in rest) for plan in plans
+        )
+        assert any(
+            all(plan[name] == full[name] for name in own) and all(plan[name] == 0 for name in rest) for plan in plans
+        )
+    assert len(timed_plans(CLASSES, (0.5, 0.4, 0.001))) < len(plans)
+
+
+@given(st.floats(0.1, 2.0), st.floats(-0.9, 0.9), st.floats(1.0, 8.0))
+def test_a_curve_has_the_times_of_plans_and_never_falls(factor: float, exponent: float, least: float) -> None:
+    row = GroupCosts(groups=("a", "b"), type="neurons", counts=(0, 32), savings=(40.0, 0.0))
+    table = CostTable(unit="ms", batch=1, seq=128, dense=300.0, whole=100.0, rows=(row,))
+    plans = [{"a": count, "b": count} for count in (2, 5, 8, 16, 24)]
+    sums = [table.sum_of(plan) for plan in plans]
+    times = [factor * total * (total / 100.0) ** exponent for total in sums]
+    costs = with_curve(table, least, list(zip(plans, times, strict=True)))
+    assert costs.least == pytest.approx(least)
+    assert costs.cost({"a": 32, "b": 32}) == pytest.approx(100.0)
+    expected = np.clip(times, least, 100.0)
+    assert [costs.cost(plan) for plan in plans] == pytest.approx(expected)
+    values = [costs.cost({"a": count, "b": 32}) for count in range(33)]
+    assert (np.diff(values) >= -1e-9).all()
