@@ -79,7 +79,8 @@ class FisherPruner(Pruner[MethodOptions]):
         self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
     ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
-        calls_of_groups = calls_in_order(inputs.model, inputs.groups, inputs.statistics, self._dense_sums, on_progress)
+        steps = [(str(group.linear),) for group in inputs.groups]
+        calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
             linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)

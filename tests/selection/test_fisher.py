@@ -202,7 +202,7 @@ def test_rearrangement_follows_the_sums_of_gradients(seed: int) -> None:
 
 
 def call_of(inputs: Tensor, targets: Tensor) -> TargetedCall:
-    return TargetedCall(0, 0, torch.ones(len(inputs), dtype=torch.bool), inputs, targets)
+    return TargetedCall("linear", 0, 0, torch.ones(len(inputs), dtype=torch.bool), inputs, targets)
 
 
 @pytest.mark.parametrize("bundle", [1, 2])

@@ -88,7 +88,12 @@ class GroupChoice:
 def linear_of(model: PreTrainedModel, group: PrunableGroup) -> Linear:
     """The linear that a group ends in."""
     assert group.linear is not None
-    linear = model.get_submodule(group.linear)
+    return linear_at(model, group.linear)
+
+
+def linear_at(model: PreTrainedModel, path: str) -> Linear:
+    """The linear at a module path."""
+    linear = model.get_submodule(path)
     assert isinstance(linear, Linear)
     return linear
 

@@ -1,8 +1,8 @@
-"""The calls of the linears of groups in a model that is pruned from the first layer to the last."""
+"""The calls of linears in a model that is pruned from the first layer to the last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from compressor.selection.reconstruct.choice import Batch
 from compressor.selection.reconstruct.forward import token_mask
 from compressor.selection.reconstruct.layerwise import LayerwiseRun, LinearCall
 from compressor.selection.reconstruct.residual_sum import find_sum
-from compressor.units import PrunableGroup
 from compressor.units.layers import is_linear, linear_sizes
 
 _ROWS_OF_SEARCH = 2
@@ -23,7 +22,7 @@ _KEPT_BYTES = 2 << 30
 
 
 class DenseSums:
-    """The residual stream of the dense model behind the linear of each group, which pruning in order restores.
+    """The residual stream of the dense model behind linears, which pruning in order restores.
 
     It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
     All of it is computed in one pass and kept if it fits into memory. Otherwise it is computed layer by layer,
@@ -40,35 +39,35 @@ class DenseSums:
         example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
         self.readers = {name: find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
-        self._kept: list[dict[str, list[Tensor]]] | None = self._all() if self._fits(linears) else None
+        self._kept: list[dict[str, list[Tensor]]] | None = (
+            list(self._observed(linears)) if self._fits(linears) else None
+        )
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
         if self._kept is None:
             self._run = LayerwiseRun(self._model, self._batches)
 
-    def of(self, linear: str) -> Iterator[list[Tensor]]:
-        """The sums of each call of a linear, `[tokens, out]` without padding, batch by batch."""
+    def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
+        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch."""
         if self._kept is not None:
-            yield from (batch[linear] for batch in self._kept)
+            yield from self._kept
             return
-        self._run.advance(self._run.layers_of(linear).start)
-        for batch, calls in zip(self._batches, self._run.observe({linear: self.readers[linear]}), strict=True):
-            yield [_sum(call)[_mask(self._model, call, batch)] for call in calls]
+        self._run.advance(self._run.layers_of(linears[0]).start)
+        yield from self._observed(linears)
 
     def _fits(self, linears: Sequence[str]) -> bool:
-        width = max(linear_sizes(module)[1] for module in map(self._model.get_submodule, linears) if is_linear(module))
+        modules = [module for module in map(self._model.get_submodule, linears) if is_linear(module)]
         tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
-        return 4 * tokens * width * len(linears) <= _KEPT_BYTES
+        return 4 * tokens * sum(linear_sizes(module)[1] for module in modules) <= _KEPT_BYTES
 
-    def _all(self) -> list[dict[str, list[Tensor]]]:
-        sums = []
-        for batch, calls in zip(self._batches, self._run.observe(self.readers), strict=True):
-            part: dict[str, list[Tensor]] = {name: [] for name in self.readers}
+    def _observed(self, linears: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+        readers = {name: self.readers[name] for name in linears}
+        for batch, calls in zip(self._batches, self._run.observe(readers), strict=True):
+            sums: dict[str, list[Tensor]] = {name: [] for name in linears}
             for call in sorted(calls, key=lambda call: call.number):
-                part[call.linear].append(_sum(call)[_mask(self._model, call, batch)])
-            sums.append(part)
-        return sums
+                sums[call.linear].append(_sum(call)[_mask(self._model, call, batch)])
+            yield sums
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class TargetedCall:
     """One call of a linear on one batch, in the model as it is pruned so far.
 
     Attributes:
+        linear: module path.
         batch: number of the batch.
         number: which of the calls of the linear in the forward it is, from 0.
         mask: the tokens of its input that are not padding, usually `[rows, positions]`.
@@ -83,6 +83,7 @@ class TargetedCall:
         targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
     """
 
+    linear: str
     batch: int
     number: int
     mask: Tensor
@@ -92,46 +93,47 @@ class TargetedCall:
 
 def calls_in_order(
     model: PreTrainedModel,
-    groups: Sequence[PrunableGroup],
+    steps: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> Iterator[Iterator[TargetedCall]]:
-    """For each group, the calls of its linear on all batches.
+    """For each step, the calls of its linears on all batches.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
     model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
-    linears before it lost. The linear of a group is changed before the next group is requested.
+    linears before it lost. The linears of a step are changed before the next step is requested.
 
     Args:
         model: the model; it is dense at the start.
-        groups: the groups in the order in which the model calls them, each with its linear.
+        steps: module paths of linears, in the order in which the model calls them; those of one step are called in the
+            same layer and do not depend on each other.
         batches: inputs `[rows, ...]`.
         sums: the sums y' + R' of the dense model.
-        on_progress: called with (groups, all groups).
+        on_progress: called with (steps, all steps).
     """
     run = LayerwiseRun(model, batches)
     sums.start()
-    for number, group in enumerate(groups):
-        on_progress(number, len(groups))
-        linear = str(group.linear)
-        run.advance(run.layers_of(linear).start)
-        yield _targeted(model, batches, run.observe({linear: sums.readers[linear]}), sums.of(linear))
-    on_progress(len(groups), len(groups))
+    for number, linears in enumerate(steps):
+        on_progress(number, len(steps))
+        run.advance(run.layers_of(linears[0]).start)
+        observed = run.observe({linear: sums.readers[linear] for linear in linears})
+        yield _targeted(model, batches, observed, sums.of(linears))
+    on_progress(len(steps), len(steps))
 
 
 def _targeted(
     model: PreTrainedModel,
     batches: Sequence[Batch],
     calls_of_batches: Iterator[list[LinearCall]],
-    sums_of_batches: Iterator[list[Tensor]],
+    sums_of_batches: Iterator[Mapping[str, list[Tensor]]],
 ) -> Iterator[TargetedCall]:
-    """The calls of one linear, with the dense model's sums."""
+    """The calls of some linears, with the dense model's sums."""
     for number, (batch, calls, sums) in enumerate(zip(batches, calls_of_batches, sums_of_batches, strict=True)):
-        for call, dense in zip(calls, sums, strict=True):
-            mask = _mask(model, call, batch)
+        for call in calls:
+            mask, dense = _mask(model, call, batch), sums[call.linear][call.number]
             target = dense if call.sum is None else dense - (call.sum - call.output)[mask]
-            yield TargetedCall(number, call.number, mask, call.input[mask], target)
+            yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
 
 
 def _sum(call: LinearCall) -> Tensor:

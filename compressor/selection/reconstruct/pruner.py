@@ -17,6 +17,7 @@ from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.feeders import feeders_of
 from compressor.selection.reconstruct.gram import Gram
 from compressor.selection.reconstruct.in_order import DenseSums
 from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
@@ -36,7 +37,7 @@ class ReconstructOptions(MethodOptions):
         0.01, gt=0, description="share of the mean diagonal of a Gram matrix that is added to its diagonal"
     )
     ridge: float = Field(
-        0.02, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
+        0.2, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
     )
 
 
@@ -100,6 +101,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             inputs.statistics,
             self._weights,
             self._dense_sums,
+            self._feeders,
             on_progress,
             ridge=self.options.ridge,
         )
@@ -107,10 +109,16 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     @functools.cached_property
     def _dense_sums(self) -> DenseSums:
-        """The residual stream of the dense model; computed before the first refit."""
-        inputs = self.inputs
-        linears = [str(group.linear) for group in inputs.groups]
+        """The activations of the dense model that refits restore; computed before the first one."""
+        inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
+        linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
         return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
+
+    @functools.cached_property
+    def _feeders(self) -> dict[str, tuple[str, ...]]:
+        """The linears that feed the linear of each group."""
+        inputs = self.inputs
+        return feeders_of(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics[0])
 
 
 def _save_grams(path: Path, grams: Mapping[str, Gram]) -> None:
