@@ -76,8 +76,8 @@ class CostTable(BaseModel):
         dense: cost of the runtime's own engine of the whole model, which ratios refer to.
         whole: cost with every unit, in the form that plans are measured in.
         rows: the groups.
-        curve: sum of costs and measured cost of plans in which all groups keep the same share, both ascending; empty
-            where sums are exact.
+        curve: sum of costs and cost of plans in which every group keeps another share, as fitted to engines, both
+            ascending; empty where sums are exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

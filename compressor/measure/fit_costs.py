@@ -14,9 +14,11 @@ Point = tuple[Mapping[str, int], float]
 """Number of units of each group that a plan keeps, and its time in milliseconds."""
 _EXACTNESS = 100.0
 """Weight of the whole model among plans, whose time a table has exactly."""
+_LEAST_SHARE = 1e-3
+"""Share of the time of the whole model below which a sum is noise, and spread of logarithms that has a slope."""
 
 
-def fit_times(table: CostTable, points: Sequence[Point], *, least_share: float = 0.0) -> CostTable:
+def fit_times(table: CostTable, points: Sequence[Point], fitted: Sequence[int]) -> CostTable:
     """The table whose sums are closest to the times of plans, in relative terms.
 
     The time of a plan is taken as that of a plan without units, and for each group a cost for each interval between its
@@ -26,22 +28,19 @@ def fit_times(table: CostTable, points: Sequence[Point], *, least_share: float =
     Args:
         table: the time of the whole model, and rows with the numbers of units between which costs are linear.
         points: the plans, and their times.
-        least_share: share of the time of the whole model below which the costs of a row are kept as they are.
+        fitted: indices of the rows that are fitted; the others keep their costs.
     """
-    is_fitted = [len(row.groups) * row.saving(0) >= least_share * table.whole for row in table.rows]
-    fitted = [row for row, fits in zip(table.rows, is_fitted, strict=True) if fits]
-    others = [row for row, fits in zip(table.rows, is_fitted, strict=True) if not fits]
+    rows = {index: table.rows[index] for index in fitted}
+    fixed = [row for index, row in enumerate(table.rows) if index not in rows]
     whole = {name: row.counts[-1] for row in table.rows for name in row.groups}
     plans, times = zip(*points, (whole, table.whole), strict=True)
-    known = [sum(row.saving(0) - row.saving(counts[name]) for row in others for name in row.groups) for counts in plans]
+    known = [sum(row.saving(0) - row.saving(counts[name]) for row in fixed for name in row.groups) for counts in plans]
     weights = np.array([1.0] * len(points) + [_EXACTNESS]) / np.array(times)
-    design = np.array([[1.0, *(part for row in fitted for part in _intervals(row, counts))] for counts in plans])
+    design = np.array([[1.0, *(part for row in rows.values() for part in _intervals(row, counts))] for counts in plans])
     costs = lstsq(design * weights[:, None], (np.array(times) - known) * weights)[0][1:]
-    parts = iter(np.split(costs, np.cumsum([len(row.counts) - 1 for row in fitted])))
-    rows = tuple(
-        _with_costs(row, next(parts)) if fits else row for row, fits in zip(table.rows, is_fitted, strict=True)
-    )
-    return table.model_copy(update={"rows": rows})
+    parts = np.split(costs, np.cumsum([len(row.counts) - 1 for row in rows.values()]))
+    rows = {index: _with_costs(row, part) for (index, row), part in zip(rows.items(), parts, strict=False)}
+    return table.model_copy(update={"rows": tuple(rows.get(index, row) for index, row in enumerate(table.rows))})
 
 
 def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
@@ -54,7 +53,9 @@ def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
 
 def _with_costs(row: GroupCosts, costs: np.ndarray) -> GroupCosts:
     """A row whose intervals cost what was fitted."""
-    return row.with_savings([*np.cumsum(costs[::-1])[::-1].tolist(), 0.0])
+    savings = [*np.cumsum(costs[::-1])[::-1].tolist(), 0.0]
+    # An empty group computes nothing, so that what it takes longer by is noise.
+    return row.with_savings([max(savings), *savings[1:]])
 
 
 def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostTable:
@@ -69,11 +70,12 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
         least: time of the plan that keeps nothing.
         points: the plans, and their times.
     """
-    sums = np.array(sorted(table.sum_of(counts) for counts, _ in points))
-    measured = np.array([time for _, time in sorted(points, key=lambda point: table.sum_of(point[0]))])
-    exponent, factor = np.polyfit(np.log(sums), np.log(measured / sums), 1)
+    ordered = sorted((table.sum_of(counts), time) for counts, time in points)
+    sums, measured = np.array(ordered).clip(_LEAST_SHARE * table.whole).T
+    logs = np.log(sums)
+    power = np.polynomial.Polynomial.fit(logs, np.log(measured / sums), int(np.ptp(logs) > _LEAST_SHARE))
     least = min(least, table.whole)
-    times = np.append(sums * np.exp(factor) * sums**exponent, table.whole)
-    ends = np.array([table.least_sum, *sums, table.whole])
-    fitted = isotonic_regression([least, *times]).x.clip(least, table.whole)
-    return table.model_copy(update={"curve": tuple(zip(ends.tolist(), fitted.tolist(), strict=True))})
+    times = [least, *(sums * np.exp(power(logs))), table.whole]
+    fitted = isotonic_regression(times).x.clip(least, table.whole).tolist()
+    ends = [table.least_sum, *(total for total, _ in ordered), table.whole]
+    return table.model_copy(update={"curve": tuple(zip(ends, fitted, strict=True))})

@@ -46,7 +46,7 @@ class CostCurve:
 
 
 def curves_of(table: CostTable) -> list[CostCurve]:
-    """One curve for each class of equal groups, as measured: noise is not smoothed."""
+    """One curve for each class of equal groups, as fitted to what was measured: cliffs and noise are not smoothed."""
     return [_curve(row, table.whole) for row in table.rows]
 
 

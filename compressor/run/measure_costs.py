@@ -176,12 +176,12 @@ def timed_plans(classes: Sequence[Sequence[PrunableGroup]], shares: Sequence[flo
             continue
         units = members[0].units
         for count in (*measured_counts(members[0], share), units):
-            own = dict.fromkeys((group.name for group in members), count)
+            counts = dict.fromkeys((group.name for group in members), count)
             if count == 0 or units / 2 < count < units:
-                plans.append({**full, **own})
+                plans.append({**full, **counts})
             if count == units or 0 < count <= units / 2:
-                plans.append({**empty, **own})
-    return plans
+                plans.append({**empty, **counts})
+    return [plan for number, plan in enumerate(plans) if plan != full and plan not in plans[:number]]
 
 
 def mixed_plans(groups: Sequence[PrunableGroup]) -> list[Counts]:
@@ -223,7 +223,8 @@ def measure_times(
     """
     classes = equal_groups(groups, macs_table)
     counted = [macs_table.saving(members[0].name, 0) / macs_table.whole for members in classes]
-    plans = timed_plans(classes, [len(members) * cost for members, cost in zip(classes, counted, strict=True)])
+    of_classes = [len(members) * cost for members, cost in zip(classes, counted, strict=True)]
+    plans, fitted = timed_plans(classes, of_classes), [n for n, share in enumerate(of_classes) if share >= _NEGLIGIBLE]
     mixed = mixed_plans(groups)
     shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, on_progress)
     tables = []
@@ -240,7 +241,7 @@ def measure_times(
             rows=_proportional_rows(classes, whole, counted),
         )
         alone, together = times[: len(plans)], times[len(plans) :]
-        table = fit_times(table, list(zip(plans, alone, strict=True)), least_share=_NEGLIGIBLE)
+        table = fit_times(table, list(zip(plans, alone, strict=True)), fitted)
         tables.append(with_curve(table, alone[0], list(zip(mixed, together, strict=True))))
     return tables
 

@@ -1,1 +1,1 @@
-"""Choose units and refit the linears they end in, from the activations of unlabelled rows and without training."""
+"""Choose units and refit the linears around them, from the activations of unlabelled rows and without training."""

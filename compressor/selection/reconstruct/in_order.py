@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,12 +32,19 @@ class DenseSums:
         model: the dense model, which must not change while this object is in use.
         linears: module paths of the linears, in the order in which the model calls them.
         batches: calibration inputs `[rows, ...]`.
+        unsummed: those of the linears for which no sum is searched.
     """
 
-    def __init__(self, model: PreTrainedModel, linears: Sequence[str], batches: Sequence[Batch]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        linears: Sequence[str],
+        batches: Sequence[Batch],
+        unsummed: Collection[str] = (),
+    ) -> None:
         self._model, self._batches = model, batches
         example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
-        self.readers = {name: find_sum(model, example, name) for name in linears}
+        self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
         self._kept: list[dict[str, list[Tensor]]] | None = (
             list(self._observed(linears)) if self._fits(linears) else None

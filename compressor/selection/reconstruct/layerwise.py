@@ -179,7 +179,9 @@ class _Observation:
         self.counts[name] = number + 1
         reader = self.readers[name]
         if reader is None:
-            self._complete(LinearCall(name, number, args[0], output, None))
+            # Where the forward goes on, an operation in place could change the output.
+            kept = output.clone() if self.expected > 1 else output
+            self._complete(LinearCall(name, number, args[0], kept, None))
         else:
             path, nth = reader.calls[number]
             # An operation in place could change the output before its sum is read.

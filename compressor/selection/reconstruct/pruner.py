@@ -42,12 +42,12 @@ class ReconstructOptions(MethodOptions):
 
 
 class ReconstructPruner(Pruner[ReconstructOptions]):
-    """Removes units by second order, and repairs the linears that read them; see `Pruner`.
+    """Removes units by second order, and repairs the linears that read and compute them; see `Pruner`.
 
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
-    token and a metric of the outputs. After the allocation, the linears of all groups are refitted in order
-    (`refit_in_order`). No labels are used.
+    token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
+    refitted in order (`refit_in_order`). No labels are used.
     """
 
     options_class = ReconstructOptions
@@ -112,7 +112,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         """The activations of the dense model that refits restore; computed before the first one."""
         inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
         linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
-        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
+        feeders = set(linears) - set(ends)
+        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics, unsummed=feeders)
 
     @functools.cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:

@@ -119,9 +119,7 @@ class RefitStatistics:
             self._sums[1].add_(cross.to(self._sums[1].device))
         self._weight += float(scales.double().sum())
 
-    def solve(
-        self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float = 0.02
-    ) -> Refit:
+    def solve(self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float) -> Refit:
         """The weights of some columns that fit the targets, near those of `start`.
 
         Args:

@@ -27,7 +27,7 @@ def refit_in_order(
     feeders: Mapping[str, Sequence[str]],
     on_progress: ProgressCallback,
     *,
-    ridge: float = 0.2,
+    ridge: float,
 ) -> None:
     """Give the linears of each group, in order, the weights that restore the dense model's activations best.
 
@@ -56,13 +56,14 @@ def refit_in_order(
         InputError: an activation is not finite.
     """
     steps: list[tuple[Sequence[str], GroupChoice]] = []
-    is_whole = True
+    # In a layer that is called several times, inputs differ from the dense model's even before the first group.
+    is_whole = all(len(calls) == 1 for calls in weights[0].values())
     for choice in choices:
         linear, count = str(choice.group.linear), counts[choice.group.name]
         if count and feeders[linear] and not is_whole:
             steps.append((feeders[linear], choice))
         steps.append(((linear,), choice))
-        is_whole = is_whole and count == choice.group.units
+        is_whole = is_whole and count == choice.group.counts[-1]
     calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
     for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
         if linears == (str(choice.group.linear),):

@@ -61,7 +61,7 @@ def test_without_inputs_the_bias_is_the_mean_target() -> None:
     inputs, targets, weights = draw(0)
     sums = RefitStatistics(0, OUTPUTS, has_ones=True)
     sums.add(inputs[:, :0], targets, weights)
-    refit = sums.solve(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS), np.arange(0))
+    refit = sums.solve(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS), np.arange(0), ridge=0.02)
     assert refit.bias == pytest.approx((weights @ targets / weights.sum()).numpy())
 
 
@@ -69,7 +69,7 @@ def test_targets_that_the_weights_reach_give_these_weights() -> None:
     inputs, _, weights = draw(0)
     weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)
     targets = inputs @ torch.from_numpy(weight).T + torch.from_numpy(bias)
-    refit = statistics(inputs, targets, weights).solve(weight, np.zeros(4), np.arange(INPUTS))
+    refit = statistics(inputs, targets, weights).solve(weight, np.zeros(4), np.arange(INPUTS), ridge=0.02)
     assert refit.weight == pytest.approx(weight)
     assert refit.bias == pytest.approx(bias)
 
@@ -95,8 +95,8 @@ def test_pieces_give_the_sums_of_the_whole(has_ones: bool, dtype: torch.dtype, t
     assert pieces.gram.matrix == pytest.approx(whole.gram.matrix, rel=tolerance)
     assert pieces.gram.weight == pytest.approx(whole.gram.weight, rel=tolerance)
     start, bias = np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS) if has_ones else None
-    expected = whole.solve(start, bias, COLUMNS).weight
-    assert pieces.solve(start, bias, COLUMNS).weight == pytest.approx(expected, rel=100 * tolerance)
+    expected = whole.solve(start, bias, COLUMNS, ridge=0.02).weight
+    assert pieces.solve(start, bias, COLUMNS, ridge=0.02).weight == pytest.approx(expected, rel=100 * tolerance)
 
 
 def test_the_gram_matrix_ends_with_the_ones() -> None:
@@ -174,9 +174,9 @@ def test_shapes_and_uses_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         sums.add(inputs, targets, -weights)
     with pytest.raises(ValueError, match="tokens with targets"):
-        sums.solve(np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS), COLUMNS)
+        sums.solve(np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0.02)
     sums.add(inputs, targets, weights)
     with pytest.raises(ValueError, match="bias"):
-        sums.solve(np.zeros((OUTPUTS, INPUTS)), None, COLUMNS)
+        sums.solve(np.zeros((OUTPUTS, INPUTS)), None, COLUMNS, ridge=0.02)
     with pytest.raises(ValueError, match="weight"):
-        sums.solve(np.zeros((INPUTS, OUTPUTS)), np.zeros(OUTPUTS), COLUMNS)
+        sums.solve(np.zeros((INPUTS, OUTPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0.02)
