@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from compressor.progress import ignore_progress
+from compressor.selection.reconstruct import in_order
 from compressor.selection.reconstruct.pruner import ReconstructPruner
 from tests.selection.pruning import (
     Interrupter,
@@ -61,6 +63,19 @@ def test_an_interrupted_run_gives_the_same_result(part: str, tmp_path: Path) -> 
     with unchanged(inputs.model), pytest.raises(InterruptionError):
         getattr(pruner, part)(Interrupter(2))
     assert are_equal(result_of(ReconstructPruner, inputs), expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_activations_that_do_not_fit_into_memory_are_computed_alongside(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = family_inputs(family, tmp_path)
+    expected = result_of(ReconstructPruner, inputs)
+    monkeypatch.setattr(in_order, "_KEPT_BYTES", 0)
+    result = result_of(ReconstructPruner, inputs)
+    assert result[:2] == expected[:2]
+    for name, weight in result[2].state_dict().items():
+        torch.testing.assert_close(weight, expected[2].state_dict()[name])
 
 
 def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
