@@ -210,6 +210,8 @@ def print_comparison(model: Path, out: Path) -> None:
 
 def main() -> None:
     """Run the demo and write to FOLDER, `demo-out` by default; results of an earlier demo are replaced."""
+    from compressor.errors import MetricDropError
+
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
     model = out / "model"
     shutil.rmtree(model, ignore_errors=True)
@@ -224,8 +226,6 @@ def main() -> None:
     command = ["compress", str(model), "-o", str(out / "fast"), "--force"]
     print(f"\n$ {' '.join(command)}", flush=True)
     status = subprocess.run([sys.executable, "-m", "compressor.cli", *command[1:]]).returncode
-    from compressor.errors import MetricDropError
-
     if status not in (0, MetricDropError.exit_code):
         sys.exit(status)
     print_comparison(model, out / "fast")
