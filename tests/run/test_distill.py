@@ -41,7 +41,7 @@ def distilled(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     return learning_recipe(
-        inputs, out, **{**BUDGET, "distill": True, "distill_steps": 30, "distill_learning_rate": 1e-3, **fields}
+        inputs, out, **{**BUDGET, "distill": True, "distill_steps": 60, "distill_learning_rate": 1e-3, **fields}
     )
 
 
