@@ -62,7 +62,7 @@ class _Recorded:
         ends: module paths of the linears.
         numbers: numbers of tokens of all rows.
         feeders: module paths of the feeders at the first call of each linear.
-        calls: module path, input and output of the linears that were called since the last one of `ends`. Inputs are
+        calls: module path and input of the linears that were called since the last one of `ends`. Inputs are
             held, so that equal addresses mean equal tensors.
         encoded: outputs of an encoder.
     """
@@ -80,8 +80,8 @@ class _Recorded:
         if model.config.is_encoder_decoder:
             yield model.get_encoder().register_forward_hook(self._on_encoder)
 
-    def _on_encoder(self, module: nn.Module, args: object, output: Mapping[str, Tensor]) -> None:
-        self.encoded.append(next(iter(output.values())))
+    def _on_encoder(self, module: nn.Module, args: object, output: Sequence[Tensor]) -> None:
+        self.encoded.append(output[0])
 
     def _on_linear(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         tensor = first_tensor(args, {})

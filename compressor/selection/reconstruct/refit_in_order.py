@@ -66,7 +66,7 @@ def refit_in_order(
         is_whole = is_whole and count == choice.group.counts[-1]
     calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
     for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
-        if linears == (str(choice.group.linear),):
+        if choice.group.linear in linears:
             _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights, ridge)
         else:
             _refit_feeders(model, linears, choice, calls, weights, ridge)
