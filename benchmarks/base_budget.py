@@ -63,6 +63,7 @@ def main() -> None:
         batch=(1,),
         seq=(LENGTH,),
         speedup=args.speedup,
+        prune_rows=1024,
         seconds=3.0,
         out=folder / f"{args.target}-{args.precision}",
         force=True,

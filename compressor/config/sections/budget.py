@@ -54,7 +54,7 @@ class BudgetConfig(Config):
     prune_rows: Annotated[int, Field(ge=8)] = config_field(
         BUDGET,
         "maximum number of training rows that units are chosen or ordered, and refitted by; labels are not used",
-        1024,
+        2048,
         decides_plan=True,
     )
     statistics: Path | None = config_field(
