@@ -29,7 +29,7 @@ _BISECTIONS = 5
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
 _UNITS = "heads and neurons"
-_MARGIN = 0.5
+_MARGIN = 1.0
 """Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
 
 
