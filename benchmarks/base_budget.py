@@ -4,8 +4,8 @@
     python -m benchmarks.base_budget --target openvino --precision int8
 
 The weights are random, which changes neither times nor memory; rows are those of SST-2. The run is that of a user:
-`compress model/ --data rows.tsv --speedup 2`, with 1,024 rows of up to 128 tokens. Its stages are printed, and the
-largest memory that the process had.
+`compress model/ --data rows.tsv --speedup 2 --prune-rows 1024`, with rows of up to 128 tokens. Its stages are printed,
+and the largest memory that the process had.
 """
 
 from __future__ import annotations

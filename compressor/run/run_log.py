@@ -14,7 +14,7 @@ class RunLog:
     """Reports stages and notes to a listener, and records them.
 
     Attributes:
-        seconds: wall time of each stage, in seconds.
+        seconds: wall time of each stage, in seconds; that of a stage that runs several times is summed up.
         notes: notes in the order in which they were added.
     """
 
@@ -29,7 +29,7 @@ class RunLog:
         start = time.perf_counter()
         with self._listener.stage(name) as on_progress:
             yield on_progress
-        self.seconds[name] = round(time.perf_counter() - start, 3)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     def add_notes(self, notes: Iterable[Note]) -> None:
         """Add the notes of a product."""
