@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import model_cache
 from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.padding import Axes, cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.padding import Axes, Request, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.peak_memory import peak_growth
@@ -29,9 +29,6 @@ from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
-
-if TYPE_CHECKING:
-    import openvino
 
 _FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
 """Kinds of layers that compute a whole attention if they execute its second product."""
@@ -48,6 +45,7 @@ class OpenVinoEngine:
     """A graph compiled by OpenVINO; see `Engine` for the other attributes. Only one thread at a time may run it.
 
     Attributes:
+        specs: names, types and shapes of the graph's inputs.
         layers: the layers that OpenVINO executes.
         reach: name of an input -> number of positions that the block masks of the graph cover.
         precision: `fp32`, or `int8` for a quantized graph.
@@ -57,10 +55,11 @@ class OpenVinoEngine:
     attentions: int
     fused: int
     session: Mapping[str, Any]
+    specs: tuple[TensorSpec, ...] = field(repr=False)
     layers: tuple[Layer, ...] = field(repr=False)
     reach: Mapping[str, int]
     _names: Names = field(repr=False)
-    _request: openvino.InferRequest = field(repr=False)
+    _request: Request = field(repr=False)
     _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
     _axes: tuple[Axes, Axes] = field(repr=False)
     _pads: bool = field(repr=False)
@@ -77,11 +76,6 @@ class OpenVinoEngine:
     def outputs(self) -> tuple[str, ...]:
         """Names of the graph's outputs."""
         return self._names.outputs
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Names, types and shapes of the graph's inputs."""
-        return tuple(map(_spec, self.inputs, self._request.model_inputs))
 
     @property
     def host(self) -> str:
@@ -229,18 +223,20 @@ def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False)
     with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
         compiled, layers = model_cache.compile_model(model, shown, settings, folder)
         fixed = sessions.compile_fixed(model, shapes, shown, settings, folder)
+    names = sessions.tensor_names(model)
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
         path=shown,
         attentions=len(products),
         fused=sum(product in fused for product in products),
         session=settings,
+        specs=tuple(map(_spec, names.inputs, compiled.inputs)),
         layers=layers,
         reach=info.get("reach", {}),
         precision="int8" if "int8_products" in info else "fp32",
         quantized=_quantized(info, layers) if "int8_products" in info else None,
-        _names=sessions.tensor_names(model),
-        _request=compiled.create_infer_request(),
+        _names=names,
+        _request=Request(compiled.create_infer_request()),
         _fixed=fixed,
         _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
         _pads=info.get("pads", False),

@@ -1,11 +1,12 @@
-"""Batches at fixed shapes: which shape holds a batch, and how its inputs are padded and its outputs cut.
+"""Batches: which fixed shape holds a batch, how its inputs are padded and its outputs cut, and how a request runs it.
 
 The file is copied beside a served model, and needs NumPy only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,3 +86,39 @@ def cut(axes: Axes, outputs: Mapping[str, np.ndarray], sizes: Shape) -> dict[str
     """
     kept = dict(zip(("batch", "sequence"), sizes, strict=True))
     return {tensor: array[tuple(slice(kept.get(name)) for name in axes[tensor])] for tensor, array in outputs.items()}
+
+
+class Request:
+    """A request of OpenVINO, which runs one batch at a time.
+
+    Inputs are copied into the request's own tensors. New tensors at each call, as `share_inputs` of OpenVINO hands
+    over, take longer than the copy: the compiled graph is prepared for them each time.
+
+    Args:
+        request: an `openvino.InferRequest`.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._inputs: list[np.ndarray] = []
+
+    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The outputs in the graph's order, as copies.
+
+        Args:
+            arrays: the inputs in the graph's order.
+        """
+        if [array.shape for array in arrays] != [array.shape for array in self._inputs]:
+            # If a shape is refused, the next batch must not meet tensors of half of the new shapes.
+            self._inputs = []
+            self._inputs = [self._input(position, array.shape) for position, array in enumerate(arrays)]
+        for own, array in zip(self._inputs, arrays, strict=True):
+            own[...] = array
+        outputs: tuple[np.ndarray, ...] = self._request.infer().to_tuple()
+        return outputs
+
+    def _input(self, position: int, shape: tuple[int, ...]) -> np.ndarray:
+        tensor = self._request.get_input_tensor(position)
+        tensor.shape = shape
+        data: np.ndarray = tensor.data
+        return data
