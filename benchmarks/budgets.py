@@ -50,18 +50,21 @@ class Cell:
         method: key of `METHODS`.
         seed: seed of the rows that are drawn.
         budget: the options that set the budget.
+        prune_rows: rows that units are chosen and refitted by; None: as many as by default.
     """
 
     engine: str
     method: str
     seed: int
     budget: dict[str, Any]
+    prune_rows: int | None = None
 
     @property
     def name(self) -> str:
         """The name of its folder."""
         budget = "-".join(f"{key}{value:.3g}" for key, value in self.budget.items() if key != "budget_at")
-        return f"{self.engine}-{self.method}-{budget}-seed{self.seed}"
+        rows = "" if self.prune_rows is None else f"-rows{self.prune_rows}"
+        return f"{self.engine}-{self.method}-{budget}{rows}-seed{self.seed}"
 
 
 def report_of(cell: Cell, name: str, model: Path, folder: Path, fields: Mapping[str, Any] | None = None) -> Report:
@@ -85,6 +88,7 @@ def report_of(cell: Cell, name: str, model: Path, folder: Path, fields: Mapping[
         "statistics": folder / "statistics",
         "out": folder / "budgets" / cell.name,
         **cell.budget,
+        **({} if cell.prune_rows is None else {"prune_rows": cell.prune_rows}),
         **(fields or {}),
     }
     return run(Recipe(**recipe))
@@ -101,7 +105,7 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
         budgets = [{"speedup": speedup, "budget_at": (f"1x{length}",)} for speedup in args.speedups]
     rows = []
     for engine, method, budget in itertools.product(args.engines, args.methods, budgets):
-        cells = [Cell(engine, method, seed, budget) for seed in range(args.seeds or seeds)]
+        cells = [Cell(engine, method, seed, budget, args.prune_rows) for seed in range(args.seeds or seeds)]
         reports = [report_of(cell, name, model, folder) for cell in cells]
         engine_file = folder / "budgets" / cells[0].name / target(ENGINES[engine][0]).engine_file
         ratios = [repeated(reference, engine_file, length, repeat) for repeat in range(args.repeats)]
@@ -151,6 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--speedups", type=float, nargs="+", help="speed against dense at batch 1, in place of shares")
     parser.add_argument("--seeds", type=int, help="number of seeds, in place of the size's")
+    parser.add_argument("--prune-rows", type=int, help="rows that units are chosen and refitted by")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["reconstruct"])
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")

@@ -136,22 +136,24 @@ def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, 
     run = timing.run
     share = rng.uniform(MARGIN, 1 - MARGIN)
     budget = float(np.exp((1 - share) * np.log(cost_table.least) + share * np.log(cost_table.whole)))
-    measured: list[tuple[float, float]] = []
+    rounds: list[tuple[float, float]] = []
 
-    def measure(counts: Any) -> list[float]:
-        measured.append((cost_table.cost(counts), run.costs.time_plan(counts, [cost_table])[0]))
-        return [measured[-1][1]]
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        rounds.append((cost_table.cost(counts), run.costs.time_plan(counts, [cost_table])[0]))
+        return [rounds[-1][1]]
 
     groups = run.model.groups
     allocation = meet(groups, timing.losses, [Constraint(cost_table, budget)], measure)
+    predicted, milliseconds = rounds[0]
     to_dense, to_whole = deliver(run.costs, allocation.counts, cost_table)
     return {
         "batch": cost_table.batch,
         "tokens": cost_table.seq,
         "budget": budget,
         "dense": cost_table.dense,
-        "first": measured[0][0] / measured[0][1],
-        "rounds": len(measured),
+        "first": predicted / milliseconds,
+        "rounds": len(rounds),
+        "in its round": allocation.measured[0] / budget,
         "used": to_dense / budget,
         "used by whole": to_whole / budget,
     }
@@ -163,7 +165,7 @@ def deliver(costs: CostSource, counts: Mapping[str, int], cost_table: CostTable)
     All three are timed in turn; the table has the times that both ratios are multiplied by.
     """
     engine = costs.engines.build(keep_counts(costs.engines.reference.plan, costs.groups, counts))
-    timed = [costs.whole, costs.dense, engine]
+    timed = [costs.engines.whole, costs.dense, engine]
     whole, dense, seconds = paired_times(timed, costs.inputs[cost_table.batch, cost_table.seq], SECONDS)
     costs.engines.discard(engine)
     return cost_table.dense * seconds / dense, cost_table.whole * seconds / whole
@@ -179,6 +181,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             "of dense": f"{row['budget'] / row['dense']:.2f}",
             "first prediction over measured": f"{row['first']:.3f}",
             "rounds": row["rounds"],
+            "in its round over latency": f"{row['in its round']:.3f}",
             "delivered over latency, by dense": f"{row['used']:.3f}",
             "by the whole model": f"{row['used by whole']:.3f}",
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
 _TIMED_SECONDS = 8.0
-"""Time spent on each of two engines that are timed in turn, at each size."""
+"""Time spent on each of the engines that are timed in turn, at each size."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -85,7 +84,7 @@ class CostSource:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            unpruned = self.whole, self.dense
+            unpruned = self.engines.whole, self.dense
             measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, on_progress)
         save_tables(path, key, measured)
         return measured
@@ -93,8 +92,10 @@ class CostSource:
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
 
-        The engine is timed in turn with that of the whole model in the same precision, which a disturbance of the
-        machine slows down more alike than the dense engine; the table has the ratio of those two.
+        The engine takes turns with that of the whole model and with dense, as in the last measurement of a run: a small
+        engine is slower after a large one, whose weights displace its own from the processor's caches. Its time is
+        given relative to the whole model in the same precision, which a disturbance of the machine slows down more
+        alike than dense.
 
         Args:
             counts: name of the group -> number of units that the plan keeps; the others keep all.
@@ -105,7 +106,7 @@ class CostSource:
             times = []
             for table in tables:
                 feeds = self.inputs[table.batch, table.seq]
-                whole, seconds = paired_times([self.whole, engine], feeds, 2 * _TIMED_SECONDS)
+                whole, _, seconds = paired_times([self.engines.whole, self.dense, engine], feeds, 3 * _TIMED_SECONDS)
                 times.append(table.whole * seconds / whole)
             self.engines.discard(engine)
         return times
@@ -116,15 +117,10 @@ class CostSource:
         with self.log.stage("timing the whole model"):
             for table in tables:
                 feeds = self.inputs[table.batch, table.seq]
-                seconds = paired_times([self.whole, self.dense], feeds, 2 * _TIMED_SECONDS)
+                seconds = paired_times([self.engines.whole, self.dense], feeds, 2 * _TIMED_SECONDS)
                 whole, dense = (1e3 * value for value in seconds)
                 rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
         return rescaled
-
-    @functools.cached_property
-    def whole(self) -> Engine:
-        """The engine of the whole model, of the same runtime and precision as those of plans."""
-        return self.engines.build(self.engines.reference.plan)
 
     def _key(self) -> dict[str, str]:
         """Everything that times depend on."""

@@ -18,11 +18,8 @@ from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from graph_passes import Plan
-from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize
+from graph_passes.passes import FUSED_NORM, CleanUp, DropUnreadPositions, InsertProductGates, Normalize
 from graph_passes.passes.insert_product_gates import products_of_groups
-
-_NORM_SECONDS = 0.3
-"""Time spent on choosing the form of normalizations of an engine that is only timed."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,19 @@ class PlanEngines:
         return shrunk
 
     def build(self, plan: Plan) -> Engine:
-        """The engine of a plan, in a folder of its own."""
+        """The engine of a plan, in a folder of its own, with normalizations in the form of the whole model's."""
+        return self._build(plan, replace(self.options, split_norms=FUSED_NORM not in self.whole.kernels))
+
+    @functools.cached_property
+    def whole(self) -> Engine:
+        """The engine of the whole model."""
+        return self._build(self.reference.plan, self.options)
+
+    def _build(self, plan: Plan, options: BuildOptions) -> Engine:
         folder = self.scratch / f"plan{next(self._numbers)}"
         folder.mkdir(parents=True)
         graph = folder / "model.onnx"
         graph_passes.save(self.graph(plan), graph)
-        options = replace(self.options, norm_seconds=min(self.options.norm_seconds, _NORM_SECONDS))
         return build_engine(graph, folder, self.choice.config, options)
 
     def discard(self, engine: Engine) -> None:

@@ -48,8 +48,8 @@ class BuildOptions:
         version_compatible: build a TensorRT engine that later versions run too.
         kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
         shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
-        norm_seconds: time spent on timing whether ONNX Runtime's fused normalizations are faster split; 0: they stay
-            fused.
+        split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
+        norm_seconds: time spent on finding that out; 0: they stay fused.
     """
 
     batch: Span = (1, 8, 8)
@@ -61,6 +61,7 @@ class BuildOptions:
     version_compatible: bool = False
     kernel: Path | None = None
     shapes: tuple[Shape, ...] = ()
+    split_norms: bool | None = None
     norm_seconds: float = 0.0
 
 

@@ -8,8 +8,10 @@ import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, ReportedResult
 
+FUSED_NORM = "SkipLayerNormalization"
+"""ONNX Runtime's operator of a sum and its normalization."""
 _OUTPUT, _SUM = 0, 3
-"""Outputs of `SkipLayerNormalization`: the normalized tensor, and the sum before it."""
+"""Outputs of the fused operator: the normalized tensor, and the sum before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +33,7 @@ class SplitSkipNorms(GraphPass[SplitNorms]):
     """
 
     def call(self, model: ir.Model) -> ReportedResult[SplitNorms]:
-        nodes = [
-            node
-            for node in list(model.graph)
-            if node.op_type == "SkipLayerNormalization" and not _reads_statistics(node)
-        ]
+        nodes = [node for node in list(model.graph) if node.op_type == FUSED_NORM and not _reads_statistics(node)]
         for node in nodes:
             _split(node)
         return ReportedResult(model, bool(nodes), SplitNorms(tuple(node.name or "" for node in nodes)))

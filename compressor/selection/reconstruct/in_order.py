@@ -17,16 +17,17 @@ from compressor.units.layers import is_linear, linear_sizes
 
 _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""
-_KEPT_BYTES = 2 << 30
-"""Largest size of the dense model's sums that are kept."""
+_KEPT_BYTES = 1 << 30
+"""Largest size of the dense model's sums that are kept at a time."""
 
 
 class DenseSums:
     """The residual stream of the dense model behind linears, which pruning in order restores.
 
     It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
-    All of it is computed in one pass and kept if it fits into memory. Otherwise it is computed layer by layer,
-    alongside the pruning.
+    The sums of as many consecutive linears as fit into memory are computed in one pass and kept until others are
+    requested: those of the whole model, of a few layers, or of a part of a layer. Those of linears that do not fit
+    together are computed batch by batch.
 
     Args:
         model: the dense model, which must not change while this object is in use.
@@ -42,35 +43,53 @@ class DenseSums:
         batches: Sequence[Batch],
         unsummed: Collection[str] = (),
     ) -> None:
-        self._model, self._batches = model, batches
+        self._model, self._linears, self._batches = model, list(dict.fromkeys(linears)), batches
         example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
-        self._kept: list[dict[str, list[Tensor]]] | None = (
-            list(self._observed(linears)) if self._fits(linears) else None
-        )
+        self._kept: Sequence[dict[str, list[Tensor]]] = ()
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
-        if self._kept is None:
-            self._run = LayerwiseRun(self._model, self._batches)
+        if not self._keeps(self._linears):
+            self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
 
     def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
         """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        self._run.advance(self._run.layers_of(linears[0]).start)
-        yield from self._observed(linears)
+        if not self._keeps(linears):
+            self._kept = ()
+            self._run.advance(self._run.layers_of(linears[0]).start)
+            span = self._span(linears)
+            if self._bytes(span) > _KEPT_BYTES:
+                yield from self._observed(span)
+                return
+            self._kept = list(self._observed(span))
+        yield from self._kept
 
-    def _fits(self, linears: Sequence[str]) -> bool:
+    def _keeps(self, linears: Sequence[str]) -> bool:
+        return bool(self._kept) and set(linears) <= set(self._kept[0])
+
+    def _span(self, linears: Sequence[str]) -> list[str]:
+        """Linears from the first of these on: at least these, and as many more as fit into memory."""
+        first = self._linears.index(linears[0])
+        end = first + len(linears)
+        while end < len(self._linears) and self._bytes(self._linears[first : end + 1]) <= _KEPT_BYTES:
+            end += 1
+        return self._linears[first:end]
+
+    def _bytes(self, linears: Sequence[str]) -> int:
+        """Size of the sums of some linears, padding included."""
         modules = [module for module in map(self._model.get_submodule, linears) if is_linear(module)]
         tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
-        return 4 * tokens * sum(linear_sizes(module)[1] for module in modules) <= _KEPT_BYTES
+        return 4 * tokens * sum(linear_sizes(module)[1] for module in modules)
 
     def _observed(self, linears: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+        """The sums of consecutive linears; the run goes on to the linear behind them."""
         readers = {name: self.readers[name] for name in linears}
-        for batch, calls in zip(self._batches, self._run.observe(readers), strict=True):
+        rest = self._linears[self._linears.index(linears[0]) + len(linears) :]
+        following = self._run.layers_of(rest[0]).start if rest else None
+        calls_of_batches = self._run.observe(readers, advance_to=following)
+        for batch, calls in zip(self._batches, calls_of_batches, strict=True):
             sums: dict[str, list[Tensor]] = {name: [] for name in linears}
             for call in sorted(calls, key=lambda call: call.number):
                 sums[call.linear].append(_sum(call)[_mask(self._model, call, batch)])

@@ -81,7 +81,9 @@ class LayerwiseRun:
         calls = self._order.of(linear)
         return range(calls[0], calls[-1] + 1)
 
-    def observe(self, readers: Mapping[str, SumReader | None]) -> Iterator[list[LinearCall]]:
+    def observe(
+        self, readers: Mapping[str, SumReader | None], *, advance_to: int | None = None
+    ) -> Iterator[list[LinearCall]]:
         """The calls of some linears, in the order in which they complete, batch by batch.
 
         Each forward ends as soon as all of them have been observed. A call is complete when its sum has been read, or
@@ -89,9 +91,12 @@ class LayerwiseRun:
 
         Args:
             readers: the reader of the sum of each linear (see `find_sum`), or None.
+            advance_to: the new `start` after the last batch, at most `end`; the same forwards record the outputs of the
+                layers on the way. None: the run stays where it is.
 
         Raises:
-            ValueError: a linear is called before layer call `start`.
+            ValueError: a linear is called before layer call `start`, the run is already past `advance_to`, or the model
+                has fewer layer calls.
         """
         for linear in readers:
             if self.layers_of(linear).start < self.start:
@@ -99,12 +104,16 @@ class LayerwiseRun:
                     f"{linear}: called in layer call {self.layers_of(linear).start}, but the run is at {self.start}; "
                     "observe a linear before advancing past it"
                 )
+        stop = self.start if advance_to is None else advance_to
+        if not self.start <= stop <= self.end:
+            raise ValueError(f"layer call {stop}: use one of {self.start} to {self.end}")
         expected = sum(len(self._order.of(linear)) for linear in readers)
-        for latest in range(len(self._batches)):
-            observation = _Observation(readers, expected)
+        for number in range(len(self._batches)):
+            observation = _Observation(readers, expected, recorded=stop == self.start)
             with removed_afterwards(observation.hooks(self._model)):
-                self._forward(latest)
+                self._forward(number, stop, observation)
             yield observation.calls
+        self.start = stop
 
     def advance(self, layer_call: int) -> None:
         """Run all batches up to the start of a layer call, and record the outputs of the layers on the way.
@@ -115,19 +124,22 @@ class LayerwiseRun:
         Raises:
             ValueError: the run is already past this layer call, or the model has fewer.
         """
-        if not self.start <= layer_call <= self.end:
-            raise ValueError(f"layer call {layer_call}: use one of {self.start} to {self.end}")
-        if layer_call > self.start:
-            for number in range(len(self._batches)):
-                self._forward(number, stop=layer_call)
-            self.start = layer_call
+        if layer_call != self.start:
+            for _ in self.observe({}, advance_to=layer_call):
+                pass
 
     def outputs(self) -> Iterator[Any]:
         """The model's output on each batch, from layer call `start` on."""
         return (self._forward(number) for number in range(len(self._batches)))
 
-    def _forward(self, batch: int, stop: int | None = None) -> Any:
-        """A forward from `start` on; with `stop` it ends before this layer call, and layer outputs are recorded."""
+    def _forward(self, batch: int, stop: int = 0, observation: _Observation | None = None) -> Any:
+        """A forward from `start` on.
+
+        Args:
+            batch: number of the batch.
+            stop: the outputs of layer calls before this one are recorded.
+            observation: ends the forward, but not before layer call `stop`; None: the forward is whole.
+        """
         latest = self._latest[batch]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
@@ -135,10 +147,10 @@ class LayerwiseRun:
             if number < self.start:
                 return latest[group]
             output = run()
-            if stop is not None:
+            if number < stop:
                 latest[group] = output
-                if number + 1 == stop:
-                    raise EndForwardError
+                if number + 1 == stop and observation is not None:
+                    observation.end_recording()
             return output
 
         return run_layers(self._model, self._batches[batch], around)
@@ -158,10 +170,15 @@ class _Waiting:
 
 @dataclass
 class _Observation:
-    """Collects the calls of some linears in one forward, and ends it after `expected` of them."""
+    """Collects the calls of some linears in one forward, and ends it after `expected` of them.
+
+    Attributes:
+        recorded: whether the outputs of layers that have to be recorded are; the forward does not end before.
+    """
 
     readers: Mapping[str, SumReader | None]
     expected: int
+    recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
     waiting: list[_Waiting] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -197,7 +214,14 @@ class _Observation:
         for call in complete:
             self._complete(LinearCall(call.linear, call.number, call.input, call.output, first_tensor(args, kwargs)))
 
+    def end_recording(self) -> None:
+        self.recorded = True
+        self._end_if_complete()
+
     def _complete(self, call: LinearCall) -> None:
         self.calls.append(call)
-        if len(self.calls) == self.expected:
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        if self.recorded and len(self.calls) == self.expected:
             raise EndForwardError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -18,12 +19,19 @@ INT8_KERNELS = frozenset(
     ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
 )
 """Operator types of ONNX Runtime that compute a matrix product in int8."""
+_BIAS = 5
+"""Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
+_SHARED_ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_value"))
+"""Attributes that both of these operators have."""
+_SUFFIXES = ("projections", "sizes", "queries", "keys", "values")
 
 
 def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) -> tuple[str, ...]:
     """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
 
-    Fused attention stays fused: its projections are quantized with it, as `QAttention`.
+    Fused attention stays fused. Without a mask its projections are quantized with it, as `QAttention`. That operator
+    has no input for a bias of the scores, which onnxruntime's quantizer would leave out: with a mask, the projections
+    become a product of their own, and the attention stays in floats.
 
     Args:
         fused: the graph, fused for ONNX Runtime.
@@ -43,7 +51,10 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     FoldWeights()(model)
     for node in list(model.graph):
         if node.op_type == "Attention":
-            _omit_equal_sizes(node)
+            if _has_bias(node):
+                _separate_projections(node)
+            else:
+                _omit_equal_sizes(node)
         elif node.op_type == "FusedMatMul":
             _transpose_weights(node)
     FoldWeights()(model)
@@ -89,6 +100,45 @@ def _transpose_weights(node: ir.Node) -> None:
     name, output.name = output.name, None
     value.name = name
     ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _has_bias(node: ir.Node) -> bool:
+    """Whether something is added to the scores of a fused attention, e.g. what masks the padding."""
+    return len(node.inputs) > _BIAS and node.inputs[_BIAS] is not None
+
+
+def _separate_projections(node: ir.Node) -> None:
+    """Replace a fused attention by the product of its projections and the attention of these.
+
+    An attention that reads a cache or lengths of its rows stays as it is, in floats: the quantizer leaves those alone
+    that state the sizes of queries, keys and values.
+    """
+    x, weights, bias, *_ = node.inputs
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    sizes = attributes.pop("qkv_hidden_sizes", None)
+    graph = node.graph
+    assert graph is not None
+    assert weights is not None
+    assert weights.const_value is not None
+    sizes = [weights.const_value.numpy().shape[1] // 3] * 3 if sizes is None else list(sizes)
+    others = [value for position, value in enumerate(node.inputs) if position not in (0, 1, 2, _BIAS)]
+    if any(value is not None for value in others) or not attributes.keys() <= _SHARED_ATTRIBUTES:
+        node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", sizes)
+        return
+    product = ir.node("MatMul", [x, weights], name=node.name)
+    lengths = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
+    split = ir.node("Split", [product.outputs[0], lengths.outputs[0]], {"axis": -1}, num_outputs=3)
+    operands = [*split.outputs, bias, None, node.inputs[_BIAS]]
+    attention = ir.node("MultiHeadAttention", operands, attributes, domain=node.domain, name=f"{node.name}.attention")
+    graph.insert_before(node, [product, lengths, split, attention])
+    for value, suffix in zip((product.outputs[0], lengths.outputs[0], *split.outputs), _SUFFIXES, strict=True):
+        value.name = f"{node.outputs[0].name}.{suffix}"
+    output, replaced = attention.outputs[0], node.outputs[0]
+    output.type, output.shape = replaced.type, replaced.shape
+    name, replaced.name = replaced.name, None
+    output.name = name
+    ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
 

@@ -29,7 +29,7 @@ from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
-from graph_passes.passes import ReducePrecision
+from graph_passes.passes import ReducePrecision, SplitSkipNorms
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
@@ -130,6 +130,7 @@ def build_engine(
     threads: int | None = None,
     kernel: Path | None = None,
     norms_timed_at: tuple[int, int] = (1, 128),
+    split_norms: bool | None = None,
     norm_seconds: float = 0.0,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
@@ -143,7 +144,8 @@ def build_engine(
         threads: threads per call; None: one per core.
         kernel: library of `compress kernel`.
         norms_timed_at: batch size and length at which the faster form of normalizations is chosen.
-        norm_seconds: time spent on that choice; 0: ONNX Runtime's own form.
+        split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
+        norm_seconds: time spent on finding that out; 0: they stay fused.
         rewrite: fuses a model.
 
     Raises:
@@ -165,7 +167,9 @@ def build_engine(
     if precision == "int8":
         requested = len(quantize_dynamically(out, out, reduce_range=not int8_instructions()))
         changes.append("quantized dynamically")
-    if norm_seconds:
+    if split_norms:
+        save(SplitSkipNorms()(load(out)).model, out)
+    elif split_norms is None and norm_seconds:
         feeds = _sized_feeds(onnx, *norms_timed_at)
         choice = choose_norms(out, settings, feeds, TOLERANCE[precision], norm_seconds)
         changes += [choice] if choice is not None else []

@@ -19,7 +19,7 @@ class OnnxRuntimeTarget(Target):
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")
-    options = frozenset({"kernel", "norm_seconds"})
+    options = frozenset({"kernel", "split_norms", "norm_seconds"})
     quantizes = True
 
     def check(
@@ -53,6 +53,7 @@ class OnnxRuntimeTarget(Target):
             threads=threads,
             kernel=options.kernel,
             norms_timed_at=(options.batch[1], options.seq[1]),
+            split_norms=options.split_norms,
             norm_seconds=options.norm_seconds,
         )
 

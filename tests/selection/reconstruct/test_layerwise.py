@@ -40,8 +40,9 @@ def whole_forward(model: PreTrainedModel, batch: dict[str, Tensor], linears: Seq
     return seen, output
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["in two passes", "in one pass"])
 @pytest.mark.parametrize("family", CASES)
-def test_inputs_and_outputs_are_those_of_whole_forwards(family: str) -> None:
+def test_inputs_and_outputs_are_those_of_whole_forwards(family: str, *, at_once: bool) -> None:
     model, batch = CASES[family]()
     batches, linears = [batch, flipped(batch)], linears_in_layers(model)
     expected = [whole_forward(model, item, linears)[0] for item in batches]
@@ -49,9 +50,9 @@ def test_inputs_and_outputs_are_those_of_whole_forwards(family: str) -> None:
     with unchanged(model):
         run = LayerwiseRun(model, batches)
         for layer in range(run.end):
-            run.advance(layer)
             here = [name for name in linears if run.layers_of(name).start == layer]
-            for seen, calls in zip(expected, run.observe(dict.fromkeys(here)), strict=True):
+            observed = run.observe(dict.fromkeys(here), advance_to=layer + 1 if at_once else None)
+            for seen, calls in zip(expected, observed, strict=True):
                 assert sorted((call.linear, call.number) for call in calls) == sorted(
                     (name, number) for name in here for number in range(len(seen[name]))
                 )
@@ -59,6 +60,7 @@ def test_inputs_and_outputs_are_those_of_whole_forwards(family: str) -> None:
                     x, y = seen[call.linear][call.number]
                     torch.testing.assert_close((call.input, call.output), (x, y))
                     assert call.sum is None
+            run.advance(layer + 1)
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -65,13 +65,14 @@ def test_an_interrupted_run_gives_the_same_result(part: str, tmp_path: Path) -> 
     assert are_equal(result_of(ReconstructPruner, inputs), expected)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 30_000, 200_000])
 @pytest.mark.parametrize("family", ["bert", "t5"])
 def test_activations_that_do_not_fit_into_memory_are_computed_alongside(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = family_inputs(family, tmp_path)
     expected = result_of(ReconstructPruner, inputs)
-    monkeypatch.setattr(in_order, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(in_order, "_KEPT_BYTES", kept_bytes)
     result = result_of(ReconstructPruner, inputs)
     assert result[:2] == expected[:2]
     for name, weight in result[2].state_dict().items():

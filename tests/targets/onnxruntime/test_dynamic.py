@@ -65,12 +65,45 @@ def test_every_product_is_executed_in_int8(engine: OrtEngine, bert: Pruned) -> N
 
 
 def test_attention_stays_fused(engine: OrtEngine, bert: Pruned) -> None:
-    assert engine.fused == engine.attentions == engine.kernels["QAttention"] == bert.attentions
+    assert engine.fused == engine.attentions == engine.kernels["MultiHeadAttention"] == bert.attentions
     assert engine.fusion is not None
     assert engine.fusion.fused
     assert not {"Attention", "Softmax"} & engine.kernels.keys()
     assert "quantized dynamically" in engine.optimization
-    assert f"{bert.attentions} QAttention" in engine.optimization
+    assert f"{bert.attentions} MultiHeadAttention" in engine.optimization
+
+
+def test_padding_is_masked(engine: OrtEngine, bert: Pruned) -> None:
+    mask = np.ones_like(bert.inputs["attention_mask"])
+    whole = {**bert.inputs, "attention_mask": mask.copy()}
+    mask[:, mask.shape[1] // 2 :] = 0
+    padded = {**bert.inputs, "attention_mask": mask}
+    settings = {**ort_session.session_settings("cpu", 1), "graph_optimization": "none"}
+    session = ort_session.open_session(bert.shrunk, settings)
+    expected, unmasked = (ort_session.run_session(session, feeds)["logits"] for feeds in (padded, whole))
+    error = np.abs(engine.run(padded)["logits"] - expected).max()
+    assert error < 0.5 * np.abs(unmasked - expected).max()
+
+
+def test_attention_without_a_mask_is_quantized_as_a_whole(tmp_path: Path) -> None:
+    body = "y = com.microsoft.Attention <num_heads = 2> (x, w, b)"
+    graph = parsed(body, "float[B, S, 8] x", "float[B, S, 8] y", "float[8, 24] w, float[24] b")
+    save(graph, tmp_path / "graph.onnx")
+    quantize_dynamically(tmp_path / "graph.onnx", tmp_path / "int8.onnx")
+    assert [node.op_type for node in load(tmp_path / "int8.onnx").graph][-1] == "QAttention"
+
+
+@pytest.mark.parametrize("cache", ["", "past"], ids=["separated", "in floats"])
+def test_the_bias_of_scores_is_kept(cache: str, tmp_path: Path) -> None:
+    body = f"y = com.microsoft.Attention <num_heads = 2> (x, w, b, , {cache}, bias)"
+    inputs = "float[B, S, 8] x, float[B, 2, S, S] bias" + (", float[2, B, 2, 0, 4] past" if cache else "")
+    graph = parsed(body, inputs, "float[B, S, 8] y", "float[8, 24] w, float[24] b")
+    save(graph, tmp_path / "graph.onnx")
+    quantize_dynamically(tmp_path / "graph.onnx", tmp_path / "int8.onnx")
+    (attention,) = (node for node in load(tmp_path / "int8.onnx").graph if "Attention" in node.op_type)
+    assert attention.op_type == ("Attention" if cache else "MultiHeadAttention")
+    assert attention.inputs[5] is not None
+    assert attention.inputs[5].name == "bias"
 
 
 def test_outputs_are_near_those_of_the_float_graph(engine: OrtEngine, bert: Pruned) -> None:

@@ -235,6 +235,16 @@ def test_an_engine_computes_the_same_at_every_size(size: Shape, engines: Engines
         assert relative_error(expected[name], output, feeds) <= engines.tolerance
 
 
+def test_a_refused_batch_leaves_the_engine_as_it_was(engines: Engines) -> None:
+    feeds = feeds_of(2, 8)
+    expected = engines.free.run(feeds)
+    name = next(iter(feeds))
+    with fails_with(ErrorCode.RUNTIME_FAILED):
+        engines.free.run({**feeds, name: feeds[name][:, :5]})
+    for name, output in engines.free.run(feeds).items():
+        np.testing.assert_array_equal(output, expected[name])
+
+
 def test_every_product_is_executed_at_a_fixed_shape(engines: Engines) -> None:
     assert engines.fixed.precision == engines.free.precision
     assert engines.fixed.quantized == engines.free.quantized
