@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,59 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
                 code=ErrorCode.RUNTIME_FAILED,
                 path=fused,
             ) from error
-        save(load(quantized), out)
+        result = load(quantized)
+        if lost := lost_dependencies(load(plain), result):
+            raise InputError(
+                f"{fused}: onnxruntime's quantizer drops inputs of nodes ({', '.join(lost[:3])}), and the graph would"
+                " compute something else; use --precision fp32, or another target",
+                code=ErrorCode.RUNTIME_FAILED,
+                path=fused,
+            )
+        save(result, out)
     return products
+
+
+def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
+    """What nodes read in one graph, and the values of the same names do not depend on in another.
+
+    Args:
+        before: the graph, with all nodes on its top level.
+        after: a graph in which some nodes are replaced; the names of the values that remain are the same.
+
+    Returns:
+        Each as `input -> output`, names of values. Constants are not counted.
+    """
+    names = {value.name for node in before.graph for value in node.outputs} | {v.name for v in before.graph.inputs}
+    values = {value.name: value for node in after.graph for value in node.outputs}
+    lost = []
+    for node in before.graph:
+        for output in (value for value in node.outputs if value.name in values):
+            sources = _nearest(values[output.name], names)
+            lost += [
+                f"{value.name} -> {output.name}"
+                for value in node.inputs
+                if value is not None and value.name not in sources and not _is_constant(value)
+            ]
+    return lost
+
+
+def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
+    """Those of some named values that a value is computed from, without others in between."""
+    reached: set[str | None] = set()
+    waiting = [value]
+    while waiting:
+        producer = waiting.pop().producer()
+        for source in () if producer is None else filter(None, producer.inputs):
+            if source.name in names:
+                reached.add(source.name)
+            else:
+                waiting.append(source)
+    return reached
+
+
+def _is_constant(value: ir.Value) -> bool:
+    producer = value.producer()
+    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
 
 
 def _transpose_weights(node: ir.Node) -> None:

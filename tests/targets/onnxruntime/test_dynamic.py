@@ -13,7 +13,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.targets import target
-from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime import dynamic, ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
 from compressor.targets.onnxruntime.engine import OrtEngine, build_engine, load_engine
 from compressor.targets.quantized_graph import quantized_products, weighted_products
@@ -202,6 +202,30 @@ def test_a_graph_that_the_quantizer_refuses_is_named(
         quantize_dynamically(bert.shrunk, tmp_path / "int8.onnx")
     assert "no luck" in str(caught.value)
     assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_a_graph_of_which_the_quantizer_leaves_out_a_part_is_refused(
+    bert: Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic, "_separate_projections", dynamic._omit_equal_sizes)
+    with fails_with(ErrorCode.RUNTIME_FAILED, InputError):
+        build_engine(bert.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("after", "lost"),
+    [
+        ("h = Mul(x, m)  y = Add(h, m)", []),
+        ("t = Neg(x)  s = Neg(t)  h = Mul(s, m)  y = Add(h, m)", []),
+        ("h = Neg(x)  y = Add(h, m)", ["m -> h"]),
+        ("h = Mul(x, m)  y = Add(h, x)", ["m -> y"]),
+        ("y = Mul(x, m)", ["h -> y"]),
+    ],
+)
+def test_lost_dependencies_are_named(after: str, lost: list[str]) -> None:
+    inputs = "float[B, 8] x, float[B, 8] m"
+    graphs = (parsed(body, inputs, "float[B, 8] y") for body in ("h = Mul(x, m)  y = Add(h, m)", after))
+    assert dynamic.lost_dependencies(*graphs) == lost
 
 
 def test_int8_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
