@@ -23,6 +23,8 @@ from compressor.units import PrunableGroup
 
 _TIMED_SECONDS = 8.0
 """Time spent on each of the engines that are timed in turn, at each size."""
+_FORM = "2"
+"""Number of the form in which graphs are built and called; it grows with every change that times depend on."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -133,6 +135,7 @@ class CostSource:
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
             "size": json.dumps([list(self.inputs), options.shapes]),
             "measured shares": json.dumps(TIMED_SHARES),
+            "form of engines": _FORM,
             "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
             "threads": str(session.get("intra_op_threads")),
             "runtime": json.dumps([session.get("runtime"), facts.get("onnxruntime"), facts.get("openvino")]),

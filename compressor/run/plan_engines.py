@@ -67,7 +67,10 @@ class PlanEngines:
         return shrunk
 
     def build(self, plan: Plan) -> Engine:
-        """The engine of a plan, in a folder of its own, with normalizations in the form of the whole model's."""
+        """The engine of a plan, in a folder of its own, with normalizations in the form of the whole model's.
+
+        The engine that is delivered has the form that is faster for it alone.
+        """
         return self._build(plan, replace(self.options, split_norms=FUSED_NORM not in self.whole.kernels))
 
     @functools.cached_property

@@ -18,7 +18,7 @@ from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
 from compressor.serving.placement import Placement, choose_placement
 from compressor.targets import DEFAULT_TARGET, target, target_of
-from compressor.targets.openvino import padding
+from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
 GRAPH = "model.onnx"
@@ -155,7 +155,7 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
         files={
             **{file.name: file for file in (engine, engine.with_suffix(".bin"))},
             **_python_files("openvino"),
-            "padding.py": Path(padding.__file__),
+            "batches.py": Path(batches.__file__),
         },
         default="model.py",
         placement=choose_placement(request, report, "cpu", serves_measured=True),

@@ -23,6 +23,7 @@ from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.return_to_floats import ReturnToFloats
 from graph_passes.passes.scale_queries import ScaleQueries
+from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import FUSED_NORM, SplitSkipNorms
 from graph_passes.passes.transfer_weights import TransferWeights
@@ -53,6 +54,7 @@ __all__ = [
     "RemoveUnits",
     "ReturnToFloats",
     "ScaleQueries",
+    "SeparateProjections",
     "SimplifyLookups",
     "SplitSkipNorms",
     "TransferWeights",

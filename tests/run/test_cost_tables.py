@@ -54,9 +54,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
         choice=SimpleNamespace(label="ort fp32"),
         options=SimpleNamespace(shapes=()),
         drop_unread=True,
-        reference=SimpleNamespace(plan=None),
-        build=lambda plan: None,
-        discard=lambda engine: None,
+        whole=None,
     )
     model: Any = SimpleNamespace(config=SimpleNamespace(to_diff_dict=lambda: {"layers": 1}))
     groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]

@@ -113,7 +113,7 @@ def test_an_engine_of_openvino_is_served_as_it_was_measured(tmp_path: Path) -> N
     exported = export(ServeRequest(out=out, repository=tmp_path / "r"))
     assert (exported.backend, exported.device, exported.max_batch) == ("python", "cpu", 8)
     files = {path.name for path in (exported.model / "1").iterdir()}
-    assert files == {"engine.xml", "engine.bin", "model.py", "session.py", "padding.py"}
+    assert files == {"engine.xml", "engine.bin", "model.py", "session.py", "batches.py"}
     codes = {note.code for note in exported.notes}
     assert NoteCode.SERVER_REQUIREMENT in codes
     assert NoteCode.ENGINE_NOT_SERVED not in codes

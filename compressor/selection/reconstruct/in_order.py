@@ -51,7 +51,7 @@ class DenseSums:
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
-        if not self._keeps(self._linears):
+        if self._run.start > self._run.layers_of(self._linears[0]).start:
             self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
 
     def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:

@@ -92,7 +92,7 @@ class LayerwiseRun:
         Args:
             readers: the reader of the sum of each linear (see `find_sum`), or None.
             advance_to: the new `start` after the last batch, at most `end`; the same forwards record the outputs of the
-                layers on the way. None: the run stays where it is.
+                layers on the way, so that all batches have to be consumed. None: the run stays where it is.
 
         Raises:
             ValueError: a linear is called before layer call `start`, the run is already past `advance_to`, or the model
@@ -197,7 +197,7 @@ class _Observation:
         reader = self.readers[name]
         if reader is None:
             # Where the forward goes on, an operation in place could change the output.
-            kept = output.clone() if self.expected > 1 else output
+            kept = output if self.expected == 1 and self.recorded else output.clone()
             self._complete(LinearCall(name, number, args[0], kept, None))
         else:
             path, nth = reader.calls[number]

@@ -1,4 +1,4 @@
-"""An engine in OpenVINO, for `model.py`; copied beside it as `session.py`, together with `padding.py`."""
+"""An engine in OpenVINO, for `model.py`; copied beside it as `session.py`, together with `batches.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import openvino
-from padding import Request, cut, fitting_shape, pad, sizes_of
+from batches import EngineRequest, cut, fitting_shape, pad, sizes_of
 
 Feeds = dict[str, np.ndarray]
 
@@ -33,11 +33,11 @@ class Session:
         self.inputs: list[str] = self._facts["inputs"]
         self.outputs: list[str] = self._facts["outputs"]
         options = _options(config)
-        self._free = Request(core.compile_model(model, "CPU", options).create_infer_request())
+        self._free = EngineRequest(core.compile_model(model, "CPU", options).create_infer_request())
         self._fixed = {}
         for batch, seq in self._facts["shapes"]:
             fixed = self._reshaped(model, {"batch": batch, "sequence": seq})
-            self._fixed[batch, seq] = Request(core.compile_model(fixed, "CPU", options).create_infer_request())
+            self._fixed[batch, seq] = EngineRequest(core.compile_model(fixed, "CPU", options).create_infer_request())
 
     def _reshaped(self, model: openvino.Model, sizes: dict[str, int]) -> openvino.Model:
         """A copy of the graph whose axes have these sizes."""
@@ -61,7 +61,7 @@ class Session:
             return self._infer(self._free, feeds)
         return cut(output_axes, self._infer(self._fixed[shape], pad(axes, feeds, shape)), sizes_of(axes, feeds))
 
-    def _infer(self, request: Request, feeds: Feeds) -> Feeds:
+    def _infer(self, request: EngineRequest, feeds: Feeds) -> Feeds:
         return dict(zip(self.outputs, request.run([feeds[name] for name in self.inputs]), strict=True))
 
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_tools
+from compressor.targets.lost_dependencies import lost_dependencies
 from compressor.targets.quantized_graph import weighted_products
 from graph_passes import load, save
-from graph_passes.passes import FoldWeights
+from graph_passes.passes import FoldWeights, SeparateProjections
+from graph_passes.passes.separate_projections import has_score_bias
 
 INT8_KERNELS = frozenset(
     ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
 )
 """Operator types of ONNX Runtime that compute a matrix product in int8."""
-_BIAS = 5
-"""Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
-_SHARED_ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_value"))
-"""Attributes that both of these operators have."""
-_SUFFIXES = ("projections", "sizes", "queries", "keys", "values")
 
 
 def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) -> tuple[str, ...]:
@@ -50,12 +45,11 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     model = load(fused)
     # Weights are quantized only where they are initializers of the product.
     FoldWeights()(model)
+    SeparateProjections()(model)
     for node in list(model.graph):
-        if node.op_type == "Attention":
-            if _has_bias(node):
-                _separate_projections(node)
-            else:
-                _omit_equal_sizes(node)
+        # The quantizer leaves attentions alone that state the sizes of queries, keys and values.
+        if node.op_type == "Attention" and not has_score_bias(node):
+            _omit_equal_sizes(node)
         elif node.op_type == "FusedMatMul":
             _transpose_weights(node)
     FoldWeights()(model)
@@ -93,49 +87,6 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     return products
 
 
-def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
-    """What nodes read in one graph, and the values of the same names do not depend on in another.
-
-    Args:
-        before: the graph, with all nodes on its top level.
-        after: a graph in which some nodes are replaced; the names of the values that remain are the same.
-
-    Returns:
-        Each as `input -> output`, names of values. Constants are not counted.
-    """
-    names = {value.name for node in before.graph for value in node.outputs} | {v.name for v in before.graph.inputs}
-    values = {value.name: value for node in after.graph for value in node.outputs}
-    lost = []
-    for node in before.graph:
-        for output in (value for value in node.outputs if value.name in values):
-            sources = _nearest(values[output.name], names)
-            lost += [
-                f"{value.name} -> {output.name}"
-                for value in node.inputs
-                if value is not None and value.name not in sources and not _is_constant(value)
-            ]
-    return lost
-
-
-def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
-    """Those of some named values that a value is computed from, without others in between."""
-    reached: set[str | None] = set()
-    waiting = [value]
-    while waiting:
-        producer = waiting.pop().producer()
-        for source in () if producer is None else filter(None, producer.inputs):
-            if source.name in names:
-                reached.add(source.name)
-            else:
-                waiting.append(source)
-    return reached
-
-
-def _is_constant(value: ir.Value) -> bool:
-    producer = value.producer()
-    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
-
-
 def _transpose_weights(node: ir.Node) -> None:
     """Replace a product by transposed weights by `MatMul`, which the quantizer knows."""
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -152,45 +103,6 @@ def _transpose_weights(node: ir.Node) -> None:
     name, output.name = output.name, None
     value.name = name
     ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
-
-
-def _has_bias(node: ir.Node) -> bool:
-    """Whether something is added to the scores of a fused attention, e.g. what masks the padding."""
-    return len(node.inputs) > _BIAS and node.inputs[_BIAS] is not None
-
-
-def _separate_projections(node: ir.Node) -> None:
-    """Replace a fused attention by the product of its projections and the attention of these.
-
-    An attention that reads a cache or lengths of its rows stays as it is, in floats: the quantizer leaves those alone
-    that state the sizes of queries, keys and values.
-    """
-    x, weights, bias, *_ = node.inputs
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    sizes = attributes.pop("qkv_hidden_sizes", None)
-    graph = node.graph
-    assert graph is not None
-    assert weights is not None
-    assert weights.const_value is not None
-    sizes = [weights.const_value.numpy().shape[1] // 3] * 3 if sizes is None else list(sizes)
-    others = [value for position, value in enumerate(node.inputs) if position not in (0, 1, 2, _BIAS)]
-    if any(value is not None for value in others) or not attributes.keys() <= _SHARED_ATTRIBUTES:
-        node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", sizes)
-        return
-    product = ir.node("MatMul", [x, weights], name=node.name)
-    lengths = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
-    split = ir.node("Split", [product.outputs[0], lengths.outputs[0]], {"axis": -1}, num_outputs=3)
-    operands = [*split.outputs, bias, None, node.inputs[_BIAS]]
-    attention = ir.node("MultiHeadAttention", operands, attributes, domain=node.domain, name=f"{node.name}.attention")
-    graph.insert_before(node, [product, lengths, split, attention])
-    for value, suffix in zip((product.outputs[0], lengths.outputs[0], *split.outputs), _SUFFIXES, strict=True):
-        value.name = f"{node.outputs[0].name}.{suffix}"
-    output, replaced = attention.outputs[0], node.outputs[0]
-    output.type, output.shape = replaced.type, replaced.shape
-    name, replaced.name = replaced.name, None
-    output.name = name
-    ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
 

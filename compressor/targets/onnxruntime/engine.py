@@ -169,6 +169,7 @@ def build_engine(
         changes.append("quantized dynamically")
     if split_norms:
         save(SplitSkipNorms()(load(out)).model, out)
+        changes.append("norms split")
     elif split_norms is None and norm_seconds:
         feeds = _sized_feeds(onnx, *norms_timed_at)
         choice = choose_norms(out, settings, feeds, TOLERANCE[precision], norm_seconds)

@@ -20,7 +20,7 @@ from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import model_cache
 from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.padding import Axes, Request, cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.peak_memory import peak_growth
@@ -59,7 +59,7 @@ class OpenVinoEngine:
     layers: tuple[Layer, ...] = field(repr=False)
     reach: Mapping[str, int]
     _names: Names = field(repr=False)
-    _request: Request = field(repr=False)
+    _request: EngineRequest = field(repr=False)
     _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
     _axes: tuple[Axes, Axes] = field(repr=False)
     _pads: bool = field(repr=False)
@@ -236,7 +236,7 @@ def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False)
         precision="int8" if "int8_products" in info else "fp32",
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=names,
-        _request=Request(compiled.create_infer_request()),
+        _request=EngineRequest(compiled.create_infer_request()),
         _fixed=fixed,
         _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
         _pads=info.get("pads", False),

@@ -18,7 +18,7 @@ from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, parse_shape
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.openvino.padding import Request, fitting_shape, pad
+from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad
 from compressor.targets.peak_memory import resident_bytes
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery
@@ -166,7 +166,7 @@ def compile_model(
         ) from error
 
 
-def run_request(request: Request, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
+def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Args:
@@ -187,7 +187,8 @@ def run_request(request: Request, names: Names, feeds: Feeds) -> dict[str, np.nd
         ) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({_reason(error)})", code=ErrorCode.RUNTIME_FAILED
+            f"OpenVINO cannot run the graph on these inputs ({_reason(error)}); pass arrays of its inputs' shapes",
+            code=ErrorCode.RUNTIME_FAILED,
         ) from error
     return dict(zip(names.outputs, outputs, strict=True))
 
@@ -248,7 +249,7 @@ class FixedRequest:
         added_bytes: memory that the process holds more since; None: unknown.
     """
 
-    request: Request
+    request: EngineRequest
     seconds: float
     added_bytes: int | None
 
@@ -297,7 +298,7 @@ def compile_fixed(
                 path=path,
                 shape=shape,
             ) from error
-        request = Request(compile_model(fixed, path, settings, cache).create_infer_request())
+        request = EngineRequest(compile_model(fixed, path, settings, cache).create_infer_request())
         after = resident_bytes()
         added = None if before is None or after is None else max(0, after - before)
         requests[shape] = FixedRequest(request, time.perf_counter() - start, added)
@@ -307,7 +308,7 @@ def compile_fixed(
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
     """A function that runs a graph, which is loaded here and now, with all of its fixed shapes."""
     model = read_model(path)
-    request, names = Request(compile_model(model, path, settings).create_infer_request()), tensor_names(model)
+    request, names = EngineRequest(compile_model(model, path, settings).create_infer_request()), tensor_names(model)
     fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
     info = stored_info(model)
     axes, pads = info.get("input_axes", {}), info.get("pads", False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from compressor.targets.openvino.padding import Axes
+from compressor.targets.openvino.batches import Axes
 
 
 def can_pad(model: ir.Model) -> bool:

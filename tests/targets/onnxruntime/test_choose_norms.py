@@ -153,3 +153,12 @@ def test_norms_are_not_timed_unless_that_is_requested(tmp_path: Path, monkeypatc
     engine = target("ort").build(pruned("bert").shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1)
     assert "norms" not in engine.optimization
     assert "SkipLayerNormalization" in engine.kernels
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_form_that_is_given_is_not_timed(*, split: bool, tmp_path: Path) -> None:
+    options = BuildOptions(split_norms=split, norm_seconds=1.0)
+    path = tmp_path / "engine.onnx"
+    engine = target("ort").build(pruned("bert").shrunk, path, provider="cpu", threads=1, options=options)
+    assert ("SkipLayerNormalization" in engine.kernels) is not split
+    assert "times as fast" not in engine.optimization

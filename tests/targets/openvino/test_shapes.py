@@ -18,7 +18,7 @@ from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
 from compressor.targets.base import Shape, parse_shape
 from compressor.targets.openvino import session
-from compressor.targets.openvino.padding import cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.batches import cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
@@ -236,13 +236,14 @@ def test_an_engine_computes_the_same_at_every_size(size: Shape, engines: Engines
 
 
 def test_a_refused_batch_leaves_the_engine_as_it_was(engines: Engines) -> None:
-    feeds = feeds_of(2, 8)
-    expected = engines.free.run(feeds)
-    name = next(iter(feeds))
-    with fails_with(ErrorCode.RUNTIME_FAILED):
-        engines.free.run({**feeds, name: feeds[name][:, :5]})
-    for name, output in engines.free.run(feeds).items():
-        np.testing.assert_array_equal(output, expected[name])
+    feeds, others = feeds_of(2, 8), feeds_of(3, 9)
+    refused = {**others, "attention_mask": others["attention_mask"][None]}
+    for engine in (engines.free, engines.fixed):
+        expected = engine.run(feeds)
+        with fails_with(ErrorCode.RUNTIME_FAILED):
+            engine.run(refused)
+        for name, output in engine.run(feeds).items():
+            np.testing.assert_array_equal(output, expected[name])
 
 
 def test_every_product_is_executed_at_a_fixed_shape(engines: Engines) -> None:

@@ -88,11 +88,12 @@ def cut(axes: Axes, outputs: Mapping[str, np.ndarray], sizes: Shape) -> dict[str
     return {tensor: array[tuple(slice(kept.get(name)) for name in axes[tensor])] for tensor, array in outputs.items()}
 
 
-class Request:
+class EngineRequest:
     """A request of OpenVINO, which runs one batch at a time.
 
-    Inputs are copied into the request's own tensors. New tensors at each call, as `share_inputs` of OpenVINO hands
-    over, take longer than the copy: the compiled graph is prepared for them each time.
+    At fixed shapes inputs are copied into the request's own tensors. New tensors at each call, as `share_inputs` of
+    OpenVINO hands over, take longer than the copy: the compiled graph is prepared for them each time. They are used
+    where axes are free: OpenVINO checks their shapes, which it does not do for its own tensors.
 
     Args:
         request: an `openvino.InferRequest`.
@@ -100,25 +101,25 @@ class Request:
 
     def __init__(self, request: Any) -> None:
         self._request = request
-        self._inputs: list[np.ndarray] = []
+        self._is_fixed = not any(port.partial_shape.is_dynamic for port in request.model_inputs)
+        self._inputs = [tensor.data for tensor in request.input_tensors] if self._is_fixed else []
 
     def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The outputs in the graph's order, as copies.
 
         Args:
             arrays: the inputs in the graph's order.
-        """
-        if [array.shape for array in arrays] != [array.shape for array in self._inputs]:
-            # If a shape is refused, the next batch must not meet tensors of half of the new shapes.
-            self._inputs = []
-            self._inputs = [self._input(position, array.shape) for position, array in enumerate(arrays)]
-        for own, array in zip(self._inputs, arrays, strict=True):
-            own[...] = array
-        outputs: tuple[np.ndarray, ...] = self._request.infer().to_tuple()
-        return outputs
 
-    def _input(self, position: int, shape: tuple[int, ...]) -> np.ndarray:
-        tensor = self._request.get_input_tensor(position)
-        tensor.shape = shape
-        data: np.ndarray = tensor.data
-        return data
+        Raises:
+            ValueError: at fixed shapes, an input has another shape.
+        """
+        outputs: tuple[np.ndarray, ...]
+        if not self._is_fixed:
+            outputs = self._request.infer(list(arrays), share_inputs=True).to_tuple()
+            return outputs
+        for own, array in zip(self._inputs, arrays, strict=True):
+            if array.shape != own.shape:
+                raise ValueError(f"an input has the shape {array.shape}, and the graph {own.shape}")
+            own[...] = array
+        outputs = self._request.infer().to_tuple()
+        return outputs

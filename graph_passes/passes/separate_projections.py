@@ -1,0 +1,83 @@
+"""Separate projections: compute queries, keys and values of a fused attention as a product of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.passes.base import GraphPass, ReportedResult
+
+BIAS = 5
+"""Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
+_INPUTS = (0, 1, 2, BIAS)
+"""Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
+_ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_value"))
+"""Attributes that both operators have."""
+_SIZES = "qkv_hidden_sizes"
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedProjections:
+    """What `SeparateProjections` changed: names of the attentions, which are those of the products now."""
+
+    attentions: tuple[str, ...]
+
+
+class SeparateProjections(GraphPass[SeparatedProjections]):
+    """Replace ONNX Runtime's `Attention` by `MatMul`, `Split` and `MultiHeadAttention` where its scores have a bias.
+
+    onnxruntime's quantizer turns `Attention` into `QAttention`, which has no input for such a bias, e.g. a mask.
+
+    Cases:
+        1. `Attention` with constant weights and a bias of the scores: it is replaced.
+        2. One that also reads a cache or lengths of rows, or writes a cache: it stays.
+        3. One without a bias of the scores stays.
+    """
+
+    def call(self, model: ir.Model) -> ReportedResult[SeparatedProjections]:
+        nodes = [node for node in list(model.graph) if has_score_bias(node) and _can_be_separated(node)]
+        for node in nodes:
+            _separate(node)
+        return ReportedResult(model, bool(nodes), SeparatedProjections(tuple(node.name or "" for node in nodes)))
+
+
+def has_score_bias(node: ir.Node) -> bool:
+    """Whether a node is ONNX Runtime's fused attention and adds something to its scores."""
+    return node.op_type == "Attention" and len(node.inputs) > BIAS and node.inputs[BIAS] is not None
+
+
+def _can_be_separated(node: ir.Node) -> bool:
+    """Case 1."""
+    weights = node.inputs[1]
+    return (
+        weights is not None
+        and weights.const_value is not None
+        and all(value is None for position, value in enumerate(node.inputs) if position not in _INPUTS)
+        and not any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+        and node.attributes.keys() <= _ATTRIBUTES | {_SIZES}
+    )
+
+
+def _separate(node: ir.Node) -> None:
+    rows, weights, bias, score_bias = (node.inputs[position] for position in _INPUTS)
+    graph = node.graph
+    assert graph is not None
+    assert weights is not None
+    assert weights.const_value is not None
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    sizes = attributes.pop(_SIZES, None) or [weights.const_value.numpy().shape[1] // 3] * 3
+    lengths = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
+    product = ir.node("MatMul", [rows, weights], name=node.name)
+    split = ir.node("Split", [product.outputs[0], lengths.outputs[0]], {"axis": -1}, num_outputs=3)
+    operands = [*split.outputs, bias, None, score_bias]
+    attention = ir.node("MultiHeadAttention", operands, attributes, domain=node.domain, name=f"{node.name}.attention")
+    graph.insert_before(node, [lengths, product, split, attention])
+    output, replaced = node.outputs[0], attention.outputs[0]
+    for number, value in enumerate((lengths.outputs[0], product.outputs[0], *split.outputs)):
+        value.name = f"{output.name}.projections{number}"
+    replaced.name, replaced.type, replaced.shape = output.name, output.type, output.shape
+    output.name = None
+    ir.convenience.replace_all_uses_with(output, replaced, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
