@@ -129,6 +129,7 @@ RIVALS = {
     "distilled-fp32": Rival("compress, a quarter of the MACs, distilled, fp32", {"macs": 0.25, **OURS}),
     "distilled": Rival("compress, a quarter of the MACs, distilled, int8", {**INT8, "macs": 0.25, **OURS}),
     "distilled-sixth": Rival("compress, a sixth of the MACs, distilled, int8", {**INT8, "macs": 1 / 6, **OURS}),
+    "distilled-eighth": Rival("compress, an eighth of the MACs, distilled, int8", {**INT8, "macs": 1 / 8, **OURS}),
 }
 
 

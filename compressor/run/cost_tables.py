@@ -94,10 +94,9 @@ class CostSource:
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
 
-        The engine takes turns with that of the whole model and with dense, as in the last measurement of a run: a small
-        engine is slower after a large one, whose weights displace its own from the processor's caches. Its time is
-        given relative to the whole model in the same precision, which a disturbance of the machine slows down more
-        alike than dense.
+        The engine takes turns with that of the whole model and with dense, as in the last measurement of a run: which
+        engines it follows can change the time of a small one. Its time is given relative to the whole model in the same
+        precision, which a disturbance of the machine slows down more alike than dense.
 
         Args:
             counts: name of the group -> number of units that the plan keeps; the others keep all.
