@@ -40,8 +40,6 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     Raises:
         InputError: onnxruntime's quantizer cannot quantize the graph.
     """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     model = load(fused)
     # Weights are quantized only where they are initializers of the product.
     FoldWeights()(model)
@@ -54,27 +52,10 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
             _transpose_weights(node)
     FoldWeights()(model)
     products = tuple(node.name or "" for node in weighted_products(model))
-    with tempfile.TemporaryDirectory() as folder, quiet_tools():
+    with tempfile.TemporaryDirectory() as folder:
         plain, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         save(model, plain)
-        _forget_shapes(plain)
-        try:
-            quantize_dynamic(
-                plain,
-                quantized,
-                per_channel=True,
-                reduce_range=reduce_range,
-                weight_type=QuantType.QInt8,
-                # The fused operators have no shape inference, so that the types of their outputs are unknown.
-                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-                use_external_data_format=True,
-            )
-        except Exception as error:  # the quantizer raises any exception on graphs that it does not expect
-            raise InputError(
-                f"{fused}: onnxruntime cannot quantize it ({one_line(error)}); use --precision fp32",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=fused,
-            ) from error
+        _quantize(plain, quantized, fused, reduce_range=reduce_range)
         result = load(quantized)
         if lost := lost_dependencies(load(plain), result):
             raise InputError(
@@ -85,6 +66,31 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
             )
         save(result, out)
     return products
+
+
+def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool) -> None:
+    """Run onnxruntime's quantizer on a file; messages name the file `shown`."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    _forget_shapes(plain)
+    try:
+        with quiet_tools():
+            quantize_dynamic(
+                plain,
+                quantized,
+                per_channel=True,
+                reduce_range=reduce_range,
+                weight_type=QuantType.QInt8,
+                # The fused operators have no shape inference, so that the types of their outputs are unknown.
+                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+                use_external_data_format=True,
+            )
+    except Exception as error:  # the quantizer raises any exception on graphs that it does not expect
+        raise InputError(
+            f"{shown}: onnxruntime cannot quantize it ({one_line(error)}); use --precision fp32",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=shown,
+        ) from error
 
 
 def _transpose_weights(node: ir.Node) -> None:
