@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, ReportedResult
 
-BIAS = 5
+_BIAS = 5
 """Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
-_INPUTS = (0, 1, 2, BIAS)
+_INPUTS = (0, 1, 2, _BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
 _ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_value"))
 """Attributes that both operators have."""
@@ -45,7 +45,9 @@ class SeparateProjections(GraphPass[SeparatedProjections]):
 
 def has_score_bias(node: ir.Node) -> bool:
     """Whether a node is ONNX Runtime's fused attention and adds something to its scores."""
-    return node.op_type == "Attention" and len(node.inputs) > BIAS and node.inputs[BIAS] is not None
+    # ONNX has an operator of the same name, with other inputs.
+    is_fused = node.op_type == "Attention" and node.domain == "com.microsoft"
+    return is_fused and len(node.inputs) > _BIAS and node.inputs[_BIAS] is not None
 
 
 def _can_be_separated(node: ir.Node) -> bool:

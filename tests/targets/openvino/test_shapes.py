@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
 from compressor.targets.base import Shape, parse_shape
 from compressor.targets.openvino import session
-from compressor.targets.openvino.batches import cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.batches import EngineRequest, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
@@ -244,6 +245,17 @@ def test_a_refused_batch_leaves_the_engine_as_it_was(engines: Engines) -> None:
             engine.run(refused)
         for name, output in engine.run(feeds).items():
             np.testing.assert_array_equal(output, expected[name])
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (2, 8, 1)], ids=str)
+def test_inputs_of_another_shape_are_refused_at_a_fixed_shape(shape: tuple[int, ...]) -> None:
+    x = openvino.opset8.parameter([2, 8], np.float32, name="x")
+    model = openvino.Model([openvino.opset8.relu(x)], [x])
+    request = EngineRequest(openvino.Core().compile_model(model, "CPU").create_infer_request())
+    rows = np.full((2, 8), 3, np.float32)
+    with pytest.raises(ValueError, match="shape"):
+        request.run([np.zeros(shape, np.float32)])
+    np.testing.assert_array_equal(request.run([rows])[0], rows)
 
 
 def test_every_product_is_executed_at_a_fixed_shape(engines: Engines) -> None:
