@@ -18,8 +18,9 @@ from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from graph_passes import Plan
-from graph_passes.passes import FUSED_NORM, CleanUp, DropUnreadPositions, InsertProductGates, Normalize
+from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize
 from graph_passes.passes.insert_product_gates import products_of_groups
+from graph_passes.passes.split_skip_norms import FUSED_NORM
 
 
 @dataclass(frozen=True)

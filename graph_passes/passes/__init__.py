@@ -25,12 +25,11 @@ from graph_passes.passes.return_to_floats import ReturnToFloats
 from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
-from graph_passes.passes.split_skip_norms import FUSED_NORM, SplitSkipNorms
+from graph_passes.passes.split_skip_norms import SplitSkipNorms
 from graph_passes.passes.transfer_weights import TransferWeights
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
 
 __all__ = [
-    "FUSED_NORM",
     "CleanUp",
     "DropUnreadPositions",
     "DropUnusedBlocks",
