@@ -28,6 +28,7 @@ from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
 from graph_passes.passes.transfer_weights import TransferWeights
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
+from graph_passes.passes.use_padding_mask import UsePaddingMask
 
 __all__ = [
     "CleanUp",
@@ -58,4 +59,5 @@ __all__ = [
     "SplitSkipNorms",
     "TransferWeights",
     "TransposeSingleQuery",
+    "UsePaddingMask",
 ]

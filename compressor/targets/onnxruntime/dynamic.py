@@ -13,7 +13,7 @@ from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.lost_dependencies import lost_dependencies
 from compressor.targets.quantized_graph import weighted_products
 from graph_passes import load, save
-from graph_passes.passes import FoldWeights, SeparateProjections
+from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
 from graph_passes.passes.separate_projections import has_score_bias
 
 INT8_KERNELS = frozenset(
@@ -25,9 +25,9 @@ INT8_KERNELS = frozenset(
 def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) -> tuple[str, ...]:
     """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
 
-    Fused attention stays fused. Without a mask its projections are quantized with it, as `QAttention`. That operator
-    has no input for a bias of the scores, which onnxruntime's quantizer would leave out: with a mask, the projections
-    become a product of their own, and the attention stays in floats.
+    Fused attention stays fused. Without a mask or with a padding mask its projections are quantized with it, as
+    `QAttention`. That operator has no input for another bias of the scores, which onnxruntime's quantizer would leave
+    out: with one, the projections become a product of their own, and the attention stays in floats.
 
     Args:
         fused: the graph, fused for ONNX Runtime.
@@ -43,6 +43,7 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     model = load(fused)
     # Weights are quantized only where they are initializers of the product.
     FoldWeights()(model)
+    UsePaddingMask()(model)
     SeparateProjections()(model)
     for node in list(model.graph):
         # The quantizer leaves attentions alone that state the sizes of queries, keys and values.

@@ -65,12 +65,12 @@ def test_every_product_is_executed_in_int8(engine: OrtEngine, bert: Pruned) -> N
 
 
 def test_attention_stays_fused(engine: OrtEngine, bert: Pruned) -> None:
-    assert engine.fused == engine.attentions == engine.kernels["MultiHeadAttention"] == bert.attentions
+    assert engine.fused == engine.attentions == engine.kernels["QAttention"] == bert.attentions
     assert engine.fusion is not None
     assert engine.fusion.fused
-    assert not {"Attention", "Softmax"} & engine.kernels.keys()
+    assert not {"Attention", "MultiHeadAttention", "Softmax"} & engine.kernels.keys()
     assert "quantized dynamically" in engine.optimization
-    assert f"{bert.attentions} MultiHeadAttention" in engine.optimization
+    assert f"{bert.attentions} QAttention" in engine.optimization
 
 
 def test_padding_is_masked(engine: OrtEngine, bert: Pruned) -> None:
@@ -197,8 +197,8 @@ def test_a_graph_of_which_the_quantizer_leaves_out_a_part_is_refused(
     def without_mask(source: Path, out: Path, **_: Any) -> None:
         model = load(source)
         for node in model.graph:
-            if node.op_type == "MultiHeadAttention":
-                node.replace_input_with(5, None)
+            if node.op_type == "Attention":
+                node.replace_input_with(3, None)
         save(model, out)
 
     monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", without_mask)
