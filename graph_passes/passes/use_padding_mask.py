@@ -28,7 +28,7 @@ class PaddingMasksUsed:
 class UsePaddingMask(GraphPass[PaddingMasksUsed]):
     """Let ONNX Runtime's `Attention` read the padding mask, where what is added to its scores means nothing else.
 
-    onnxruntime's quantizer then keeps the attention fused: `QAttention` has an input for this mask, but none for a bias.
+    onnxruntime's quantizer then keeps the attention fused: `QAttention` has an input for this mask, none for a bias.
 
     Cases:
         1. The bias equals a padding mask (see `mask_meaning`): the attention reads the graph's input, cast to int32.
