@@ -20,6 +20,8 @@ EXCESS = 1.02
 """Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
 UNUSED = 0.97
 """Ratio below which a plan leaves too much of its budget."""
+AIMED = 0.985
+"""Ratio of measured time to budget that plans are allocated for: a time that is measured again may be longer."""
 MAX_ROUNDS = 6
 
 
@@ -31,38 +33,45 @@ class Constraint:
         table: what plans cost.
         budget: the bound, in the unit of the table.
         correction: what costs of the table are multiplied by, from the plans that were measured.
+        aimed: ratio of the cost that plans are allocated for to the budget.
     """
 
     table: CostTable
     budget: float
     correction: float = 1.0
+    aimed: float = 1.0
 
     def predicted(self, counts: Mapping[str, int]) -> float:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
 
     @property
+    def aim(self) -> float:
+        """The cost that plans are allocated for."""
+        return self.aimed * self.budget
+
+    @property
     def limit(self) -> float:
-        """The sum of costs by the table up to which a plan meets the budget."""
-        return self.table.sum_at(self.budget / self.correction)
+        """The sum of costs by the table up to which a plan is expected to cost no more than is aimed for."""
+        return self.table.sum_at(self.aim / self.correction)
 
     def corrected(self, points: Sequence[tuple[float, float]]) -> Constraint:
-        """The constraint with the correction at which a plan is expected to cost as much as the budget.
+        """The constraint with the correction at which a plan is expected to cost as much as is aimed for.
 
-        The closest plans that cost less and more than the budget are interpolated, in logarithms; where all cost less
-        or all more, costs are corrected in proportion to those of the closest.
+        The closest plans that cost less and more than that are interpolated, in logarithms; where all cost less or all
+        more, costs are corrected in proportion to those of the closest.
 
         Args:
             points: predicted and measured cost of each plan that was measured.
         """
-        under = max((point for point in points if point[1] <= self.budget), key=lambda point: point[1], default=None)
-        over = min((point for point in points if point[1] > self.budget), key=lambda point: point[1], default=None)
+        under = max((point for point in points if point[1] <= self.aim), key=lambda point: point[1], default=None)
+        over = min((point for point in points if point[1] > self.aim), key=lambda point: point[1], default=None)
         if under is None or over is None:
-            predicted, measured = min(points, key=lambda point: abs(math.log(point[1] / self.budget)))
+            predicted, measured = min(points, key=lambda point: abs(math.log(point[1] / self.aim)))
             return replace(self, correction=measured / predicted)
         (low, low_measured), (high, high_measured) = under, over
-        share = math.log(self.budget / low_measured) / math.log(high_measured / low_measured)
-        return replace(self, correction=self.budget / (low ** (1 - share) * high**share))
+        share = math.log(self.aim / low_measured) / math.log(high_measured / low_measured)
+        return replace(self, correction=self.aim / (low ** (1 - share) * high**share))
 
 
 @dataclass(frozen=True)
@@ -209,37 +218,52 @@ def meet(
         measure: measures the cost of a plan under each constraint.
 
     Returns:
-        The plan that uses most of its budgets, of those that were measured to meet them; where none does, the one that
-        exceeds them least.
+        Of the plans that were measured to meet the budgets within `EXCESS`, the one whose cost is closest to the one
+        aimed for; where none does, the one that exceeds them least.
 
     Raises:
         BudgetError: no plan meets the constraints.
     """
     attempts: list[Allocation] = []
-    current = list(constraints)
-    for _ in range(MAX_ROUNDS):
+
+    def usage(attempt: Allocation) -> float:
+        return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
+
+    while len(attempts) < MAX_ROUNDS:
+        counts = _following(groups, losses, constraints, attempts)
+        if counts is None:
+            break
+        predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
+        attempts.append(Allocation(counts, predicted, tuple(measure(counts))))
+        used = usage(attempts[-1])
+        keeps_all = all(counts[group.name] == group.counts[-1] for group in groups)
+        if used <= 1 and (used >= UNUSED or keeps_all):
+            break
+    met = [attempt for attempt in attempts if usage(attempt) <= EXCESS]
+    return min(met, key=lambda attempt: abs(usage(attempt) - AIMED)) if met else min(attempts, key=usage)
+
+
+def _following(
+    groups: Sequence[PrunableGroup],
+    losses: Mapping[str, Curve],
+    constraints: Sequence[Constraint],
+    attempts: Sequence[Allocation],
+) -> dict[str, int] | None:
+    """The numbers of units that are measured next; None if every plan that comes into question was."""
+    for aimed in (AIMED, 1.0):
+        current = [replace(part, aimed=aimed if part.table.unit == "ms" else 1.0) for part in constraints]
+        if attempts:
+            current = [
+                constraint.corrected([(attempt.predicted[index], attempt.measured[index]) for attempt in attempts])
+                for index, constraint in enumerate(current)
+            ]
         try:
             counts = choose_counts(groups, losses, current)
         except UsageError:
             if not attempts:
                 raise
-            break  # by the corrected costs no plan meets the budget; the closest of those measured is taken
-        if any(attempt.counts == counts for attempt in attempts):
-            break
-        predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
-        measured = tuple(measure(counts))
-        attempts.append(Allocation(counts, predicted, measured))
-        used = [cost / constraint.budget for cost, constraint in zip(measured, constraints, strict=True)]
-        keeps_all = all(counts[group.name] == group.counts[-1] for group in groups)
-        if max(used) <= EXCESS and (max(used) >= UNUSED or keeps_all):
-            break
-        current = [
-            constraint.corrected([(attempt.predicted[index], attempt.measured[index]) for attempt in attempts])
-            for index, constraint in enumerate(constraints)
-        ]
-
-    def usage(attempt: Allocation) -> float:
-        return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
-
-    met = [attempt for attempt in attempts if usage(attempt) <= EXCESS]
-    return max(met, key=usage) if met else min(attempts, key=usage)
+            # By the corrected costs no plan meets the budget, but the smallest may need less correction.
+            counts = {group.name: 0 for group in groups}
+        if all(attempt.counts != counts for attempt in attempts):
+            return counts
+    return None

@@ -93,6 +93,30 @@ def test_budgets_are_used_where_predictions_err_differently_by_size(share: float
     assert allocation.measured[0] >= UNUSED * budget or measure({"a": wider})[0] > EXCESS * budget
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_budgets_are_met_when_times_repeat_within_a_percent(seed: int) -> None:
+    losses, table = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    budget = table.least + 0.5 * (table.whole - table.least)
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        return [1.1 * rng.uniform(0.99, 1.01) * table.cost(counts)]
+
+    allocation = meet(GROUPS, losses, [Constraint(table, budget)], measure)
+    assert max(measure(allocation.counts)[0] for _ in range(20)) <= EXCESS * budget
+
+
+def test_the_smallest_plan_is_measured_before_a_budget_is_missed() -> None:
+    losses, table = random_problem(2)
+    nothing = {group.name: 0 for group in GROUPS}
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        return [(1.0 if counts == nothing else 1.3) * table.cost(counts)]
+
+    allocation = meet(GROUPS, losses, [Constraint(table, 1.01 * table.least)], measure)
+    assert allocation.counts == nothing
+
+
 def test_every_size_holds() -> None:
     losses, table = random_problem(1)
     _, other = random_problem(2)
