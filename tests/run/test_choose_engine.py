@@ -117,6 +117,7 @@ def test_throughput_is_reported_at_every_size(int8_run: Int8Run) -> None:
         assert min(row.compressed.one_caller, row.compressed.all_callers) > 0
 
 
+@pytest.mark.zoo
 def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path) -> None:
     recipe = int8_recipe(inputs, tmp_path / "out", target="openvino", precision="int8", shapes=("1x8", "4x16"))
     report = compressor.compress(recipe)
@@ -134,6 +135,7 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
     assert engine.session["shapes"] == ["1x8", "4x16"]
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("short_timing")
 def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_path: Path) -> None:
     recipe = int8_recipe(inputs, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
@@ -169,6 +171,7 @@ def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_pa
     assert caught.value.code is ErrorCode.FILE_MISSING
 
 
+@pytest.mark.zoo
 @needs_vnni
 def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path: Path) -> None:
     """In a process whose int8 products have 16-bit sums, which saturate."""

@@ -76,6 +76,7 @@ def test_units_are_removed_and_the_rest_is_trained(
     assert Plan.load(out / "plan.json").model == load(out).fingerprint
 
 
+@pytest.mark.zoo
 def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path) -> None:
     learned = learn(distilled_recipe(inputs, tmp_path / "out", keep=1, steps=2, macs=None))
     assert learned.selected.plan.heads_kept == 1

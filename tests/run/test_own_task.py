@@ -46,6 +46,7 @@ def report(folder: Path) -> Report:
     return reports.load(folder / "out")
 
 
+@pytest.mark.zoo
 def test_the_command_of_the_page_runs(folder: Path, report: Report) -> None:
     assert report.task_code is not None
     assert (report.task, report.task_code.path, report.recipe["task"]) == ("tags", "tags:Tags", "tags:Tags")

@@ -50,7 +50,7 @@ def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, run(inputs, out, macs="60%")
 
 
-@pytest.mark.parametrize("unit", ["macs", "parameters"])
+@pytest.mark.parametrize("unit", ["macs", pytest.param("parameters", marks=pytest.mark.zoo)])
 def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, unit: str, request: pytest.FixtureRequest) -> None:
     if unit == "macs":
         share, (_, report) = 0.6, request.getfixturevalue("pruned")

@@ -201,6 +201,7 @@ def test_a_proof_without_cases_fails(tmp_path: Path) -> None:
     assert error.value.code is ErrorCode.OUTPUTS_DIFFER
 
 
+@pytest.mark.zoo
 def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,10 @@ FREQUENCIES = 12
 HEADS = st.sets(st.integers(0, 3)).map(lambda heads: tuple(sorted(heads)))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[FAMILIES[0], *(pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES[1:])],
+)
 def exported(request: pytest.FixtureRequest) -> SegmentGraph:
     return exported_model(request.param)
 

@@ -27,7 +27,10 @@ from tests.targets.segment_models import (
 HIDDEN = 24
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[FAMILIES[0], *(pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES[1:])],
+)
 def exported(request: pytest.FixtureRequest) -> SegmentGraph:
     return exported_model(request.param)
 

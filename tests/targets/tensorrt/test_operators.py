@@ -70,7 +70,7 @@ def test_the_parser_accepts_every_operator_of_block_sparse_attention(supported: 
 @pytest.mark.parametrize(("supported", "precision"), [(OLD, "int8"), (NEW, "int8"), (NEW, "fp8")])
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("bert", "t5") else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
+    [name if name == "bert" else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
 )
 def test_the_parser_accepts_every_operator_of_a_symmetric_graph(
     family: str, supported: Features, precision: Precision, tmp_path: Path
