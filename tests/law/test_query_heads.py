@@ -17,7 +17,11 @@ from tests.law.outputs import relative_error, run
 from tests.law.references import gated, grouped, write_graph
 from tests.zoo import GROUPED, text
 
-FORMS = [(18, "eager"), pytest.param(18, "sdpa", marks=pytest.mark.zoo), (23, "sdpa")]
+FORMS = [
+    (18, "eager"),
+    pytest.param(18, "sdpa", marks=pytest.mark.zoo),
+    pytest.param(23, "sdpa", marks=pytest.mark.zoo),
+]
 
 
 def heads_of(groups: list[PrunableGroup]) -> list[PrunableGroup]:
@@ -34,9 +38,7 @@ def random_queries(groups: list[PrunableGroup], count: int, rng: np.random.Gener
     return keep_all(groups).replace_groups(plans)
 
 
-@pytest.mark.parametrize(
-    ("opset", "attention"), [FORMS[0], *(pytest.param(*form, marks=pytest.mark.zoo) for form in FORMS[1:])]
-)
+@pytest.mark.parametrize(("opset", "attention"), FORMS)
 def test_counts_decide_the_form_of_the_graph(opset: int, attention: Attention) -> None:
     model, inputs = GROUPED(0)
     groups, path = find_groups(model, inputs, attention=attention, group_by="query"), grouped(opset, attention)
