@@ -49,7 +49,7 @@ class GroupChoice:
         group: the group.
         weight: weight of its linear, `[outputs, inputs]`, float64.
         bias: its bias `[outputs]`; None for a linear without bias.
-        gram: Gram matrix of the inputs of the linear.
+        grams: module path of a linear -> Gram matrix of its inputs.
         damp: share of the mean diagonal that is added to the diagonal.
         metric: what the choice of units weights errors of the linear's outputs by, `[outputs, outputs]`; None: all
             outputs alike. The weights that reproduce the outputs best do not depend on it.
@@ -58,9 +58,14 @@ class GroupChoice:
     group: PrunableGroup
     weight: np.ndarray
     bias: np.ndarray | None
-    gram: Gram
+    grams: Mapping[str, Gram]
     damp: float = 0.01
     metric: np.ndarray | None = None
+
+    @property
+    def gram(self) -> Gram:
+        """Gram matrix of the inputs of the linear."""
+        return self.grams[str(self.group.linear)]
 
     @functools.cached_property
     def removal(self) -> Removal:
@@ -162,7 +167,7 @@ def choices_of(
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().double().cpu().numpy()
         metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
-        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)], damp, metric))
+        choices.append(GroupChoice(group, weight, bias, grams, damp, metric))
     return choices
 
 

@@ -6,10 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy as np
-import safetensors.numpy
 from pydantic import Field
 
 from compressor.progress import ProgressCallback, ignore_progress
@@ -18,14 +15,13 @@ from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
 from compressor.selection.reconstruct.feeders import feeders_of
-from compressor.selection.reconstruct.gram import Gram
 from compressor.selection.reconstruct.in_order import DenseSums
 from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.reconstruct.refit_in_order import refit_in_order
 from compressor.selection.reconstruct.statistics import TokenWeights
+from compressor.selection.reconstruct.stored_grams import StoredGrams
 from compressor.units import PrunableGroup
 from compressor.workdir import write_json
-from graph_passes.files import atomic_replace
 
 _GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
 
@@ -62,10 +58,10 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         linears = [str(group.linear) for group in inputs.groups]
         sensitivity = sensitivity_of(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed)
         self._weights = list(sensitivity.weights)
-        grams = _load_grams(path, linears)
-        if grams is None:
-            grams = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
-            _save_grams(path, grams)
+        grams = StoredGrams(path) if path.is_file() else {}
+        if not grams.keys() >= set(linears):
+            gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
+            grams = StoredGrams.write(path, gathered)
         self._choices = {
             choice.group.name: choice
             for choice in choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
@@ -120,25 +116,3 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         """The linears that feed the linear of each group."""
         inputs = self.inputs
         return feeders_of(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics[0])
-
-
-def _save_grams(path: Path, grams: Mapping[str, Gram]) -> None:
-    tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
-    tensors |= {f"{name}.weight": np.array([gram.weight, float(gram.has_ones)]) for name, gram in grams.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_replace(path) as temporary:
-        safetensors.numpy.save_file(tensors, temporary)
-
-
-def _load_grams(path: Path, linears: list[str]) -> dict[str, Gram] | None:
-    """The Gram matrices of an interrupted run; None without a file of all linears."""
-    if not path.is_file():
-        return None
-    tensors = safetensors.numpy.load_file(path)
-    if any(f"{name}.matrix" not in tensors for name in linears):
-        return None
-    facts = {name: tensors[f"{name}.weight"] for name in linears}
-    return {
-        name: Gram(tensors[f"{name}.matrix"], bool(facts[name][1]), float(facts[name][0]))
-        for name in dict.fromkeys(linears)
-    }

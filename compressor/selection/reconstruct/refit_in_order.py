@@ -81,7 +81,7 @@ def _refit(
     ridge: float,
 ) -> None:
     """Refit the linear of one group; only the kept inputs are summed up."""
-    columns, has_ones = choice.columns(count), choice.gram.has_ones
+    columns, has_ones = choice.columns(count), choice.bias is not None
     statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
     index = torch.from_numpy(columns)
     for call in calls:
