@@ -138,7 +138,7 @@ def gather_grams(
         on_progress(number, len(batches))
         collect_inputs(model, [batch], list(linears), observe, [batch_weights])
     on_progress(len(batches), len(batches))
-    grams = {name: sums.gram for name, sums in statistics.items()}
+    grams = {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
     rows = sum(len(next(iter(batch.values()))) for batch in batches)
     for group in groups:
         _require_tokens(group, grams[str(group.linear)], rows)

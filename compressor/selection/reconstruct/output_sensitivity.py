@@ -29,6 +29,9 @@ _DRAWS = 2
 _MARGIN_FLOOR = 0.02
 """Smallest p(1-p) of two classes, so that rows of which the model is certain count."""
 
+_ROWS = 8
+"""Rows of a backward pass, which holds the activations of all layers."""
+
 Term = tuple[Tensor, Tensor]
 """A function of the outputs, `[rows]`, and the weight of its squared gradient in the Fisher information, `[rows]`."""
 
@@ -69,7 +72,7 @@ def sensitivity_of(
     5. Several outputs (start and end of a span): from two draws of a position for each of them.
     6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
 
-    Rows do not depend on each other, so that one backward pass per draw or class serves all rows and linears.
+    Rows do not depend on each other, so that one backward pass per draw or class serves several rows and all linears.
 
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
@@ -84,12 +87,26 @@ def sensitivity_of(
     metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
         for batch in batches:
-            fisher = _fisher(model, batch, linears, names, generator, metrics)
+            parts = [_fisher(model, part, linears, names, generator, metrics) for part in _parts(batch)]
+            fisher = {
+                name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]
+                for name in linears
+            }
             masks.append({name: token_mask(model, name, batch, calls[0].shape).cpu() for name, calls in fisher.items()})
             weights.append(fisher)
     for name in linears:
         _normalise([(batch[name], mask[name]) for batch, mask in zip(weights, masks, strict=True)])
     return Sensitivity(weights, {name: _scaled(metric) for name, metric in metrics.items()})
+
+
+def _parts(batch: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """A batch in parts of few rows; the whole batch where its tensors have different numbers of rows."""
+    rows = {len(value) for value in batch.values()}
+    if len(rows) > 1:
+        yield batch
+        return
+    for start in range(0, rows.pop(), _ROWS):
+        yield {name: value[start : start + _ROWS] for name, value in batch.items()}
 
 
 def _fisher(

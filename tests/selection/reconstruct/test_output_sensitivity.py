@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.selection.reconstruct import output_sensitivity
 from compressor.selection.reconstruct.output_sensitivity import FLOOR, sensitivity_of
 from tests.selection.reconstruct.shared import CASES, albert, bert, bert_spans, with_more_padding
 from tests.unchanged import unchanged
@@ -160,3 +161,16 @@ def test_a_linear_without_influence_has_the_identity_as_metric() -> None:
     torch.nn.init.zeros_(model.get_parameter("classifier.weight"))
     metric = sensitivity_of(model, [batch], LINEARS, ("logits",)).metrics[LINEARS[0]]
     np.testing.assert_array_equal(metric, np.eye(len(metric)))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_parts_of_a_batch_equal_the_whole(classes: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = bert(classes), [text(seed=1), text(length=5, seed=2)]
+    whole = sensitivity_of(model, batches, LINEARS, ("logits",))
+    monkeypatch.setattr(output_sensitivity, "_ROWS", rows)
+    parts = sensitivity_of(model, batches, LINEARS, ("logits",))
+    for name in LINEARS:
+        np.testing.assert_allclose(parts.metrics[name], whole.metrics[name], rtol=1e-4, atol=1e-7)
+        for actual, expected in zip(parts.weights, whole.weights, strict=True):
+            torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
