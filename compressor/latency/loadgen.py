@@ -134,7 +134,7 @@ def library() -> Any:
         import mlperf_loadgen
     except ImportError as error:
         raise TargetMissingError(
-            "MLCommons LoadGen is not installed; pip install 'compressor[serving]'",
+            "MLCommons LoadGen is not installed; pip install '.[serving]' in a checkout of compressor",
             code=ErrorCode.PACKAGE_MISSING,
             package="mlcommons-loadgen",
         ) from error

@@ -202,7 +202,8 @@ def connect(url: str, model: str, version: str, seconds: float) -> TritonProtoco
         return (GrpcProtocol if scheme == "grpc" else HttpProtocol)(address, model, version, seconds)
     except ImportError as error:
         raise TargetMissingError(
-            f"--server: Triton's client is not installed ({error}); pip install 'compressor[serving]'",
+            f"--server: Triton's client is not installed ({error}); pip install '.[serving]' in a checkout of"
+            " compressor",
             code=ErrorCode.PACKAGE_MISSING,
             package="tritonclient",
         ) from error

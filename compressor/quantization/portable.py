@@ -62,7 +62,8 @@ def require_nncf() -> ModuleType:
         import nncf
     except ImportError as error:
         raise TargetMissingError(
-            "int8: NNCF is not installed, which quantizes graphs: pip install 'compressor[openvino]'",
+            "int8: NNCF is not installed, which quantizes graphs: pip install '.[openvino]' in a checkout of"
+            " compressor",
             code=ErrorCode.PACKAGE_MISSING,
             package="nncf",
         ) from error

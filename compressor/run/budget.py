@@ -192,11 +192,14 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
         (constraint, rest) for constraint, rest in zip(constraints, least, strict=True) if constraint.budget < rest
     )
     table = constraint.table
-    unit = "ms" if table.unit == "ms" else table.unit
-    ratio = f", {table.dense / minimum:.3g} times as fast as dense" if table.unit == "ms" and minimum > 0 else ""
+    budget, least_cost, name = f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}", f"of {table.unit}"
+    ratio = f" ({minimum / table.whole:.1%} of dense)" if table.whole else ""
+    if table.unit == "ms":
+        budget, least_cost, name = f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms", f"at {table.label}"
+        ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
     return UsageError(
-        f"the budget at {table.label} is {constraint.budget:.4g} {unit}, but {minimum:.4g} {unit}{ratio} remain if"
-        " every head and neuron is removed that may be: embeddings, norms and the output; allow more",
+        f"the budget {name} is {budget}, but {least_cost} remain{ratio} if every head and neuron is removed that may"
+        " be: embeddings, norms and the output; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budget=constraint.budget,
         least=minimum,

@@ -63,7 +63,7 @@ def check_reachable(where: str) -> None:
     """
     if not is_installed():
         raise TargetMissingError(
-            f"--ray {where}: Ray is not installed; pip install 'compressor[distributed]'",
+            f"--ray {where}: Ray is not installed; pip install '.[distributed]' in a checkout of compressor",
             code=ErrorCode.PACKAGE_MISSING,
             field="ray",
             value=where,

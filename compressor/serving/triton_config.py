@@ -17,7 +17,8 @@ try:
     from tritonclient.grpc import model_config_pb2 as pb
 except ImportError as error:
     raise TargetMissingError(
-        "tritonclient is not installed, whose classes write Triton's configuration; pip install 'compressor[serving]'",
+        "tritonclient is not installed, whose classes write Triton's configuration; pip install '.[serving]' in a"
+        " checkout of compressor",
         code=ErrorCode.PACKAGE_MISSING,
         package="tritonclient",
     ) from error

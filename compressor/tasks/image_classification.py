@@ -89,7 +89,7 @@ class ImageClassification(ClassLabels):
         """Raise InputError unless the folder has an image processor, or TargetMissingError without Pillow."""
         if find_spec("PIL") is None:
             raise TargetMissingError(
-                "Pillow is not installed, which reads images; pip install 'compressor[images]'",
+                "Pillow is not installed, which reads images; pip install '.[images]' in a checkout of compressor",
                 code=ErrorCode.PACKAGE_MISSING,
                 package="pillow",
             )

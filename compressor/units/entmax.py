@@ -28,7 +28,9 @@ def entmax_function() -> Callable[..., Tensor]:
         from entmax import entmax15
     except ImportError as error:
         raise TargetMissingError(
-            "entmax: not installed; pip install 'compressor[entmax]'", code=ErrorCode.PACKAGE_MISSING, package="entmax"
+            "entmax: not installed; pip install '.[entmax]' in a checkout of compressor",
+            code=ErrorCode.PACKAGE_MISSING,
+            package="entmax",
         ) from error
     function: Callable[..., Tensor] = entmax15
     return function

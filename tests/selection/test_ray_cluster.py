@@ -90,7 +90,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_installed()
     with fails_with(ErrorCode.PACKAGE_MISSING, TargetMissingError, value="local", package="ray") as caught:
         check_reachable("local")
-    assert "pip install 'compressor[distributed]'" in str(caught.value)
+    assert "pip install '.[distributed]' in a checkout of compressor" in str(caught.value)
 
 
 def test_the_learning_key_does_not_depend_on_workers() -> None:

@@ -25,7 +25,7 @@ try:
     import onnxruntime as ort
 except ImportError as error:
     raise TargetMissingError(
-        "ONNX Runtime is not installed: pip install 'compressor[cpu]', or 'compressor[gpu]' for CUDA",
+        "ONNX Runtime is not installed: pip install '.[cpu]' in a checkout of compressor, or '.[gpu]' for CUDA",
         code=ErrorCode.PACKAGE_MISSING,
         package="onnxruntime",
     ) from error
@@ -56,8 +56,8 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     cuda = has_cuda()
     if provider == "cuda" and not cuda:
         raise TargetMissingError(
-            "cuda: ONNX Runtime finds no CUDA device; use the cpu provider, or pip install 'compressor[gpu]' on a"
-            " machine with an NVIDIA GPU",
+            "cuda: ONNX Runtime finds no CUDA device; use the cpu provider, or pip install '.[gpu]' in a checkout of"
+            " compressor on a machine with an NVIDIA GPU",
             code=ErrorCode.DEVICE_MISSING,
             field="provider",
             value=provider,
@@ -87,7 +87,7 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     if precision == "fp16" and chosen == "cpu":
         raise TargetMissingError(
             "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or pip"
-            " install 'compressor[gpu]' on a machine with an NVIDIA GPU",
+            " install '.[gpu]' in a checkout of compressor on a machine with an NVIDIA GPU",
             code=ErrorCode.DEVICE_MISSING,
             field="precision",
             value=precision,

@@ -27,7 +27,7 @@ try:
     import openvino
 except ImportError as error:
     raise TargetMissingError(
-        "OpenVINO is not installed: pip install 'compressor[openvino]'",
+        "OpenVINO is not installed: pip install '.[openvino]' in a checkout of compressor",
         code=ErrorCode.PACKAGE_MISSING,
         package="openvino",
     ) from error

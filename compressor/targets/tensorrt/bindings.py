@@ -95,7 +95,7 @@ def library() -> ModuleType:
     except ImportError as error:
         raise TargetMissingError(
             f"TensorRT's Python packages are not installed ({' '.join(str(error).split())}); pip install"
-            " 'compressor[trt]' tensorrt",
+            " '.[trt]' tensorrt in a checkout of compressor",
             code=ErrorCode.PACKAGE_MISSING,
             package=error.name or "tensorrt",
         ) from error
