@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compressor.measure.costs import CostTable
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
@@ -76,15 +76,20 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
     counts = {group.name: len(group.kept) for group in plan.groups}
     shares = []
     for table in tables:
-        rest = table.whole
-        removable = table.sum_of(counts) - table.least_sum
-        # What two groups save together is not exactly the sum, so that the parts of a plan are scaled to its cost.
-        scale = (table.cost(counts) - table.least) / removable if removable > 0 else 1.0
+        # What groups save together is not exactly the sum, so that the parts are scaled to the costs of whole plans.
+        scale = _scale(table, {})
+        scale_of_plan = _scale(table, counts)
         for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
             members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
-            before = sum(row.saving(0) for row, _ in members)
-            after = scale * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
-            rest -= before
+            before = scale * sum(row.saving(0) for row, _ in members)
+            after = scale_of_plan * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
             shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
+        rest = table.least
         shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))
     return tuple(shares)
+
+
+def _scale(table: CostTable, counts: Mapping[str, int]) -> float:
+    """Ratio of what the units of a plan cost together to the sum of their costs."""
+    removable = table.sum_of(counts) - table.least_sum
+    return (table.cost(counts) - table.least) / removable if removable > 0 else 1.0

@@ -69,6 +69,14 @@ def test_costs_of_types_add_up_to_the_time_of_a_plan_where_times_do_not_add_up()
     assert table.cost(COUNTS) != TABLE.cost(COUNTS)
 
 
+def test_no_cost_is_negative_where_savings_exceed_the_whole() -> None:
+    table = TABLE.model_copy(update={"whole": 7.0, "curve": ((-1.0, 0.5), (3.0, 4.0), (7.0, 7.0))})
+    shares = cost_shares([table], plan())
+    assert all(row.before >= 0 and row.after >= 0 for row in shares)
+    assert (shares[-1].type, shares[-1].before) == ("rest", 0.5)
+    assert sum(row.before for row in shares) == pytest.approx(table.whole)
+
+
 def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     rows = budget_rows([Constraint(TABLE, 5.0)], Allocation(COUNTS, (5.0,), (4.9,)))
     shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())
