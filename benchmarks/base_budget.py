@@ -11,7 +11,6 @@ with the largest memory that the process had in each (on Linux).
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,7 @@ class MemoryConsole(Console):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peaks: dict[str, float] = defaultdict(float)
+        self.peaks: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
@@ -48,7 +47,7 @@ class MemoryConsole(Console):
         finally:
             status = Path("/proc/self/status").read_text()
             kilobytes = int(status.partition("VmHWM:")[2].split()[0])
-            self.peaks[name] = max(self.peaks[name], kilobytes / 2**20)
+            self.peaks[name] = max(self.peaks.get(name, 0.0), kilobytes / 2**20)
 
 
 def base_model(folder: Path) -> Path:

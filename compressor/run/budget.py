@@ -33,45 +33,38 @@ class Constraint:
         table: what plans cost.
         budget: the bound, in the unit of the table.
         correction: what costs of the table are multiplied by, from the plans that were measured.
-        aimed: ratio of the cost that plans are allocated for to the budget.
     """
 
     table: CostTable
     budget: float
     correction: float = 1.0
-    aimed: float = 1.0
 
     def predicted(self, counts: Mapping[str, int]) -> float:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
 
     @property
-    def aim(self) -> float:
-        """The cost that plans are allocated for."""
-        return self.aimed * self.budget
-
-    @property
     def limit(self) -> float:
-        """The sum of costs by the table up to which a plan is expected to cost no more than is aimed for."""
-        return self.table.sum_at(self.aim / self.correction)
+        """The sum of costs by the table up to which a plan meets the budget."""
+        return self.table.sum_at(self.budget / self.correction)
 
     def corrected(self, points: Sequence[tuple[float, float]]) -> Constraint:
-        """The constraint with the correction at which a plan is expected to cost as much as is aimed for.
+        """The constraint with the correction at which a plan is expected to cost as much as the budget.
 
-        The closest plans that cost less and more than that are interpolated, in logarithms; where all cost less or all
-        more, costs are corrected in proportion to those of the closest.
+        The closest plans that cost less and more than the budget are interpolated, in logarithms; where all cost less
+        or all more, costs are corrected in proportion to those of the closest.
 
         Args:
             points: predicted and measured cost of each plan that was measured.
         """
-        under = max((point for point in points if point[1] <= self.aim), key=lambda point: point[1], default=None)
-        over = min((point for point in points if point[1] > self.aim), key=lambda point: point[1], default=None)
+        under = max((point for point in points if point[1] <= self.budget), key=lambda point: point[1], default=None)
+        over = min((point for point in points if point[1] > self.budget), key=lambda point: point[1], default=None)
         if under is None or over is None:
-            predicted, measured = min(points, key=lambda point: abs(math.log(point[1] / self.aim)))
+            predicted, measured = min(points, key=lambda point: abs(math.log(point[1] / self.budget)))
             return replace(self, correction=measured / predicted)
         (low, low_measured), (high, high_measured) = under, over
-        share = math.log(self.aim / low_measured) / math.log(high_measured / low_measured)
-        return replace(self, correction=self.aim / (low ** (1 - share) * high**share))
+        share = math.log(self.budget / low_measured) / math.log(high_measured / low_measured)
+        return replace(self, correction=self.budget / (low ** (1 - share) * high**share))
 
 
 @dataclass(frozen=True)
@@ -189,17 +182,18 @@ def choose_counts(
 def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:
     """The error for a budget below the cost of a plan that keeps nothing."""
     constraint, minimum = next(
-        (constraint, rest) for constraint, rest in zip(constraints, least, strict=True) if constraint.budget < rest
+        (constraint, cost) for constraint, cost in zip(constraints, least, strict=True) if constraint.budget < cost
     )
     table = constraint.table
-    budget, least_cost, name = f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}", f"of {table.unit}"
-    ratio = f" ({minimum / table.whole:.1%} of dense)" if table.whole else ""
     if table.unit == "ms":
-        budget, least_cost, name = f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms", f"at {table.label}"
+        name, requested, rest = f"at {table.label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
         ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
+    else:
+        name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"
+        ratio = f" ({minimum / table.whole:.1%} of dense)"
     return UsageError(
-        f"the budget {name} is {budget}, but {least_cost} remain{ratio} if every head and neuron is removed that may"
-        " be: embeddings, norms and the output; allow more",
+        f"the budget {name} is {requested}, but {rest} remain{ratio} if every head and neuron is removed that may be:"
+        " embeddings, norms and the output; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budget=constraint.budget,
         least=minimum,
@@ -253,8 +247,10 @@ def _following(
     attempts: Sequence[Allocation],
 ) -> dict[str, int] | None:
     """The numbers of units that are measured next; None if every plan that comes into question was."""
-    for aimed in (AIMED, 1.0):
-        current = [replace(part, aimed=aimed if part.table.unit == "ms" else 1.0) for part in constraints]
+    for share in (AIMED, 1.0):
+        current = [
+            replace(part, budget=share * part.budget) if part.table.unit == "ms" else part for part in constraints
+        ]
         if attempts:
             current = [
                 constraint.corrected([(attempt.predicted[index], attempt.measured[index]) for attempt in attempts])
@@ -263,6 +259,8 @@ def _following(
         try:
             counts = choose_counts(groups, losses, current)
         except UsageError:
+            if share < 1:
+                continue
             if not attempts:
                 raise
             # By the corrected costs no plan meets the budget, but the smallest may need less correction.

@@ -25,8 +25,7 @@ from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import masked, parsed, pruned
 from tests.zoo import FAMILIES, text
 
-FAST = ("bert",)
-EACH_FAMILY = [name if name in FAST else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+EACH_FAMILY = [name if name == "bert" else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
 DISTANCE = 0.05
 """Largest mean squared difference of a tiny random model in 8 bits to its float graph, relative to its outputs."""
 

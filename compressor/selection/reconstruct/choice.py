@@ -64,7 +64,7 @@ class GroupChoice:
 
     @property
     def gram(self) -> Gram:
-        """Gram matrix of the inputs of the linear."""
+        """Gram matrix of the inputs of the linear, which may be read from a file."""
         return self.grams[str(self.group.linear)]
 
     @functools.cached_property

@@ -58,7 +58,7 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
         save(model, plain)
         _quantize(plain, quantized, fused, reduce_range=reduce_range)
         result = load(quantized)
-        if lost := lost_dependencies(load(plain), result):
+        if lost := lost_dependencies(model, result):
             raise InputError(
                 f"{fused}: onnxruntime's quantizer drops inputs of nodes ({', '.join(lost[:3])}), and the graph would"
                 " compute something else; use --precision fp32, or another target",

@@ -93,6 +93,20 @@ def test_attention_without_a_mask_is_quantized_as_a_whole(tmp_path: Path) -> Non
     assert [node.op_type for node in load(tmp_path / "int8.onnx").graph][-1] == "QAttention"
 
 
+def test_attention_with_a_bias_that_is_no_padding_mask_stays_in_floats(tmp_path: Path) -> None:
+    body = "y = com.microsoft.Attention <num_heads = 2> (x, w, b, , , bias)"
+    inputs = "float[B, S, 8] x, float[B, 1, S, S] bias"
+    save(parsed(body, inputs, "float[B, S, 8] y", "float[8, 24] w, float[24] b"), tmp_path / "graph.onnx")
+    engine = build_engine(tmp_path / "graph.onnx", tmp_path / "int8.onnx", precision="int8", provider="cpu", threads=1)
+    assert engine.kernels["MultiHeadAttention"] == 1
+    assert engine.quantized is not None
+    assert engine.quantized.executed == engine.quantized.requested == 1
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(2, 5, 8)).astype(np.float32), "bias": np.full((2, 1, 5, 5), -1e4, np.float32)}
+    feeds["bias"][:, :, np.tri(5, dtype=bool)] = 0
+    assert error_of(engine, tmp_path / "graph.onnx", feeds) < SANITY
+
+
 def test_outputs_are_near_those_of_the_float_graph(engine: OrtEngine, bert: Pruned) -> None:
     assert 0 < error_of(engine, bert.shrunk, bert.inputs) < SANITY
 
