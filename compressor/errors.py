@@ -1,5 +1,7 @@
 """Exceptions: each has a code for programs, a one-line message for people (what, why, how to fix it), an exit code."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Sequence
 from enum import StrEnum
@@ -166,6 +168,19 @@ class TargetMissingError(CompressorError):
     """This machine lacks the runtime or the device of the requested target."""
 
     exit_code = 6
+
+    @classmethod
+    def of_package(cls, package: str, extra: str, text: str, **details: Any) -> TargetMissingError:
+        """The error of a package that is not installed.
+
+        Args:
+            package: name of the distribution.
+            extra: the extra of this project that installs it.
+            text: what is not installed, and what it is needed for.
+            **details: further details.
+        """
+        remedy = f"pip install '.[{extra}]' in a checkout of compressor"
+        return cls(f"{text}; {remedy}", code=ErrorCode.PACKAGE_MISSING, package=package, **details)
 
 
 class SlowdownError(CompressorError):

@@ -118,6 +118,22 @@ def choices_of(field: FieldInfo) -> tuple[Any, ...]:
     return next((get_args(kind) for kind in annotations if get_origin(kind) is Literal), ())
 
 
+_MESSAGES: Mapping[str, str] = {
+    "float_parsing": "not a number",
+    "float_type": "not a number",
+    "int_parsing": "not a whole number",
+    "int_type": "not a whole number",
+    "int_from_float": "not a whole number",
+    "bool_parsing": "neither true nor false",
+    "finite_number": "not finite",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+}
+"""Messages of this package in place of pydantic's, by the type of the error."""
+
+
 def usage_error(
     error: pydantic.ValidationError, fields: Mapping[str, FieldInfo], name_of: Callable[[str], str]
 ) -> UsageError:
@@ -156,6 +172,8 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
         return ErrorCode.UNKNOWN_NAME, f"unknown field {fault['loc'][-1]}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
     code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
+    if kind in _MESSAGES:
+        return code, _MESSAGES[kind].format(**fault.get("ctx", {}))
     message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
     return code, message[0].lower() + message[1:]
 

@@ -45,8 +45,9 @@ def _as_share(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValueError("not a share; give a number from 0 to 1, or a percentage such as 90%") from error
     if not 0.0 <= share <= 1.0:
+        percentage = f"{share:g}" if 1 < share <= 100 else "90"
         raise InvalidValueError(
-            "out of range; give a number from 0 to 1, or a percentage such as 90%", ErrorCode.OUT_OF_RANGE
+            f"out of range; give a number from 0 to 1, or a percentage such as {percentage}%", ErrorCode.OUT_OF_RANGE
         )
     return share
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.config.check import Scenario
-from compressor.errors import ErrorCode, TargetMissingError
+from compressor.errors import TargetMissingError
 from compressor.latency.loadgen_workers import LateError, query_workers
 from compressor.latency.verdict import ScenarioResult
 
@@ -133,11 +133,8 @@ def library() -> Any:
     try:
         import mlperf_loadgen
     except ImportError as error:
-        raise TargetMissingError(
-            "MLCommons LoadGen is not installed; pip install '.[serving]' in a checkout of compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package="mlcommons-loadgen",
-        ) from error
+        text = "MLCommons LoadGen is not installed"
+        raise TargetMissingError.of_package("mlcommons-loadgen", "serving", text) from error
     return mlperf_loadgen
 
 

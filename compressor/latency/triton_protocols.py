@@ -201,12 +201,8 @@ def connect(url: str, model: str, version: str, seconds: float) -> TritonProtoco
     try:
         return (GrpcProtocol if scheme == "grpc" else HttpProtocol)(address, model, version, seconds)
     except ImportError as error:
-        raise TargetMissingError(
-            f"--server: Triton's client is not installed ({error}); pip install '.[serving]' in a checkout of"
-            " compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package="tritonclient",
-        ) from error
+        text = f"--server: Triton's client is not installed ({error})"
+        raise TargetMissingError.of_package("tritonclient", "serving", text) from error
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -61,12 +61,8 @@ def require_nncf() -> ModuleType:
     try:
         import nncf
     except ImportError as error:
-        raise TargetMissingError(
-            "int8: NNCF is not installed, which quantizes graphs: pip install '.[openvino]' in a checkout of"
-            " compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package="nncf",
-        ) from error
+        text = "int8: NNCF is not installed, which quantizes graphs"
+        raise TargetMissingError.of_package("nncf", "openvino", text) from error
     module: ModuleType = nncf
     return module
 

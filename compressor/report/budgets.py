@@ -37,7 +37,7 @@ def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
             *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
             _reached(row),
             f"{row.reached / row.dense:.1%}" if row.dense else "",
-            "met" if row.met else "missed",
+            _outcome(row),
         )
         for row in budget
     ]
@@ -48,8 +48,8 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     lines = []
     for row in budget:
         requested, predicted = (cost(value, row.unit) for value in (row.requested, row.predicted))
-        outcome = f"{_reached(row)} reached{'' if row.met else ' (missed)'}"
-        lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {outcome}")
+        reached = f"{_reached(row)} reached: {_outcome(row)}"
+        lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {reached}")
     return lines
 
 
@@ -99,6 +99,14 @@ def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostS
 def _subject(row: BudgetRow) -> str:
     """`time, batch 1, 128 tokens`, or `parameters` for a count of the whole model."""
     return _NAMES[row.unit] if row.label == "whole model" else f"{_NAMES[row.unit]}, {row.label}"
+
+
+def _outcome(row: BudgetRow) -> str:
+    """`met` or `missed`; `by the median` where the interval of the time includes the budget."""
+    text = "met" if row.met else "missed"
+    if row.low is None or row.high is None:
+        return text
+    return f"{text} by the median" if row.low <= row.requested < row.high else text
 
 
 def _share(part: float, whole: float) -> str:

@@ -27,6 +27,14 @@ class NoteCode(StrEnum):
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"
     """Evaluation or test rows were taken out of other rows."""
+    ROWS_REPEATED = "rows-repeated"
+    """Many test rows are among the training or evaluation rows."""
+    LABELS_NUMBERED = "labels-numbered"
+    """Names of labels that the model lacks are numbered in the order of the alphabet."""
+    DENSE_UNINFORMED = "dense-uninformed"
+    """The dense model scores no better than an answer that is the same for every row."""
+    ANSWERS_UNCHANGED = "answers-unchanged"
+    """No test row's result changed, so that the interval of the difference has no width."""
     ROWS_LEFT_OUT = "rows-left-out"
     """Rows of text without a token that is scored, such as empty lines."""
     WORDS_CUT = "words-cut"
@@ -83,7 +91,8 @@ class NoteCode(StrEnum):
     """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
     KERNEL_UNUSED = "kernel-unused"
     NO_DENSE_GRAPH = "no-dense-graph"
-    """An engine was built from a folder without dense.onnx, so there is nothing to compare it with."""
+    """An engine was built from a folder without dense.onnx, which `--save-dense` writes, so that neither its speed nor
+    its metric was measured."""
     EARLIER_REPORT_KEPT = "earlier-report-kept"
     ROWS_MISSING = "rows-missing"
     """The rows or the model of a run are not on this machine, so the metric was not measured again."""
@@ -162,6 +171,8 @@ class NoteCode(StrEnum):
     """Which of several engines is delivered, and why."""
 
     # Measurements.
+    SPEED_UNCERTAIN = "speed-uncertain"
+    """The interval of a speed is wide, so that its value cannot be quoted."""
     SETTINGS_DIFFER = "settings-differ"
     """Two engines run with different settings, so their times are not comparable."""
     FUSION_DIFFERS = "fusion-differs"

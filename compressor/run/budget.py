@@ -160,10 +160,8 @@ def choose_counts(
     Raises:
         BudgetError: no plan meets the constraints.
     """
+    require_reachable(groups, constraints)
     nothing = {group.name: 0 for group in groups}
-    least = [constraint.predicted(nothing) for constraint in constraints]
-    if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
-        raise unreachable(constraints, least)
     costs, limits = [], []
     for constraint in constraints:
         table = constraint.table
@@ -177,6 +175,13 @@ def choose_counts(
         limits.append(max(0.0, constraint.limit - table.sum_of(nothing)))
     counts = allocate([losses[group.name] for group in groups], costs, limits)
     return {group.name: count for group, count in zip(groups, counts, strict=True)}
+
+
+def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Constraint]) -> None:
+    """Raise UsageError for a budget below the cost of a plan that keeps nothing of the groups."""
+    least = [constraint.predicted({group.name: 0 for group in groups}) for constraint in constraints]
+    if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
+        raise unreachable(constraints, least)
 
 
 def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:

@@ -14,6 +14,7 @@ from compressor.config.run import Recipe
 from compressor.measure import paired_interval
 from compressor.progress import ProgressCallback
 from compressor.results import AnsweredRow, EmbeddingAgreement, Score
+from compressor.run import run_notes
 from compressor.run.answered_rows import answered_rows, embedded_rows
 from compressor.run.embeddings import agreement_note, agreement_of
 from compressor.run.products import Variant
@@ -62,6 +63,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
         logits.append(batches)
     dense, compressed = statistics
     scores = (score(dense, compressed, data, selection.seed),)
+    log.add_notes(run_notes.of_score(scores[0], dense, compressed, data.task.constant_score(dense)))
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])

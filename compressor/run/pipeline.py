@@ -96,7 +96,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
     report = make_report(run, selected, dense, chosen, evaluated, measured, refused)
-    return write_output(report, run.model, selected, dense, work)
+    return write_output(report, run, selected, dense)
 
 
 def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
@@ -182,6 +182,7 @@ def _measure(run: RunContext, dense: Variant, compressed: Variant, rewritten: Va
             with run.log.stage(timing_stage(batch, seq, variant.name)) as on_progress:
                 row = time_variants(variant, compressed, feeds, timed, batch=batch, seq=seq, on_progress=on_progress)
                 speeds.setdefault(variant.name, []).append(row)
+    run.log.add_notes(run_notes.of_speeds(speeds["dense"]))
     with run.log.stage("measuring memory"):
         facts = engine_facts((dense, compressed), batch=recipe.measure.batch[0], seq=lengths[0] or 1)
     run.log.add_notes(run_notes.of_unmeasured_memory(facts))

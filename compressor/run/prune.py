@@ -26,6 +26,7 @@ from compressor.run.budget import (
     head_table,
     macs_of,
     meet,
+    require_reachable,
 )
 from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.budget_run import BudgetRun
@@ -68,11 +69,12 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if run.selected is not None:
         _fold_gates(run, run.selected.plan)
     pruner = pruner_of(run, groups)
+    tables = run.costs.counted()
+    require_reachable(groups, _constraints(run, tables))
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
     with run.log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
-    tables = run.costs.counted()
     scales: Mapping[str, tuple[float, ...]] = {}
     if _is_unbounded(run.recipe):
         allocation = bisect_metric(run, groups, pruner, losses, macs_of(tables))
@@ -164,19 +166,22 @@ def _by_budget(
     run: BudgetRun, groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], counted: Sequence[CostTable]
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe."""
-    recipe = run.recipe
-    counts_heads = recipe.selection.keep is not None and run.selected is None
-    tables = [*counted, head_table(run.model.groups)] if counts_heads else list(counted)
-    if recipe.budget.is_timed:
-        tables += run.costs.timed(macs_of(counted))
-    heads = sum(site.heads for site in run.model.sites)
-    keep = recipe.selection.keep
-    kept_heads = heads_to_keep(keep, heads) if keep is not None and counts_heads else heads
-    constraints = constraints_of(recipe, [_with_plan(table, run) for table in tables], kept_heads)
+    is_timed = run.recipe.budget.is_timed
+    tables = [*counted, *(run.costs.timed(macs_of(counted)) if is_timed else ())]
+    constraints = _constraints(run, tables)
     allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
     run.log.add_notes(of_budget(constraints, allocation))
-    shown = tuple(table for table in tables if table.unit == ("ms" if recipe.budget.is_timed else "macs"))
+    shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
+
+
+def _constraints(run: BudgetRun, tables: Sequence[CostTable]) -> list[Constraint]:
+    """The budgets of the recipe on the costs of some tables, and on the number of heads."""
+    keep, heads = run.recipe.selection.keep, sum(site.heads for site in run.model.sites)
+    counted_heads = [head_table(run.model.groups)] if keep is not None and run.selected is None else []
+    kept_heads = heads_to_keep(keep, heads) if keep is not None and counted_heads else heads
+    every = [_with_plan(table, run) for table in (*tables, *counted_heads)]
+    return constraints_of(run.recipe, every, kept_heads)
 
 
 def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:

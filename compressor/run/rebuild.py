@@ -91,6 +91,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         evaluated = evaluate(compared, data, run.recipe, log)
         inputs = _inputs(variants, run)
         speeds = _time(variants, inputs, run, log)
+        log.add_notes(run_notes.of_speeds(speeds))
         lost = bool((run.report.speeds and not speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, variants, log, lost=lost)
         report = _report(run, variants, evaluated, speeds, inputs, log)
@@ -188,8 +189,8 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
         log.add_notes([Note(code=NoteCode.KERNEL_UNUSED, text=text)])
     if "dense" not in variants:
         text = (
-            "the folder of the run has no dense.onnx: the engine was proven but not compared with a dense one, of which"
-            " the report has only the facts of its graph"
+            "the folder of the run has no dense.onnx: the engine was proven, but neither its speed nor its metric was"
+            " measured, because there is nothing to compare with; a run with --save-dense writes that graph"
         )
         log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
     if lost:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
-from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
+from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
 from compressor.run.budget import EXCESS, UNUSED, Allocation, Constraint
+from compressor.run.measure import size_label
 from compressor.run.products import SelectedPlan, ShrunkGraph
 from compressor.targets import unused_options
 from compressor.tasks import Data
@@ -21,6 +24,9 @@ _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in 
 _QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
+
+WIDE = 1.5
+"""Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
 
 
 def of_missing_target(missing: MissingTarget) -> Note:
@@ -180,6 +186,44 @@ def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         yield Note(
             code=NoteCode.HEADS_EMPTIED,
             text=f"heads whose masks keep no block are dropped like any other: {'; '.join(emptied)}",
+        )
+
+
+def of_speeds(speeds: Iterable[Speed]) -> Iterator[Note]:
+    """Speeds whose interval is too wide for the value to be quoted."""
+    for speed in speeds:
+        if speed.void is None and speed.high > WIDE * speed.low:
+            yield Note(
+                code=NoteCode.SPEED_UNCERTAIN,
+                text=f"{size_label(speed.batch, speed.seq)}: the speed is uncertain, between {speed.low:.2f} and"
+                f" {speed.high:.2f} times dense ({speed.confidence:.0%} interval); repeat the command on an idle"
+                " machine, or time for longer (--seconds)",
+            )
+
+
+def of_score(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
+    """What a metric on test rows cannot show.
+
+    Args:
+        score: the metric of both engines.
+        dense: statistics of the dense engine's answers, `[examples, k]`.
+        compressed: those of the compressed engine for the same examples.
+        constant: the score of an answer that is the same for every row; None: there is none.
+    """
+    if constant is not None and score.dense <= constant:
+        yield Note(
+            code=NoteCode.DENSE_UNINFORMED,
+            text=f"{score.metric}: the whole model scores {score.dense:.4g} on the {score.split} rows, no better than"
+            f" the same answer for every row ({constant:.4g}); check that these rows are of the task that the model"
+            " learned, and that their labels have the order of its classes",
+        )
+    if constant is not None and np.array_equal(dense, compressed):
+        changed = 1 - (1 - score.confidence) ** (1 / score.rows)
+        yield Note(
+            code=NoteCode.ANSWERS_UNCHANGED,
+            text=f"{score.metric}: both engines give the same answers to all {score.rows} {score.split} rows, so that"
+            f" the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers change"
+            f" ({score.confidence:.0%} bound)",
         )
 
 

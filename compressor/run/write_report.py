@@ -18,11 +18,11 @@ from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks, TaskCode
 from compressor.run.evaluate import Evaluated
-from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
+from compressor.run.products import Chosen, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import MAPS, QUANTIZED_GRAPHS, WorkDir
+from compressor.workdir import MAPS, QUANTIZED_GRAPHS
 from graph_passes import Plan
 
 
@@ -96,26 +96,26 @@ def make_report(
     )
 
 
-def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, dense: Variant, work: WorkDir) -> Report:
+def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense: Variant) -> Report:
     """Write plan, report, tokenizer files and trained weights beside the engine of the compressed variant.
 
-    Where the machine lacks the target, the dense graph is written too, for the comparison where the engine is built.
+    With `save_dense`, and where the machine lacks the target, the dense graph is written too, for the comparison where
+    the engine is built.
 
     Args:
         report: the report without hashes.
-        model: the model, with the trained weights.
+        run: the run, whose model has the trained weights, and whose work folder has the `result` to write.
         selected: the plan, and whether weights were trained with it.
         dense: the dense variant.
-        work: the work folder, whose `result` is written.
 
     Returns:
         The report with the hashes of the graphs.
     """
-    folder = work.result
+    model, folder = run.model, run.work.result
     graphs = {
         name: graph_digest(folder / name) for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()
     }
-    if model.missing is not None:
+    if model.missing is not None or run.recipe.output.save_dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)
@@ -125,7 +125,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     report = report.model_copy(update={"graphs": graphs})
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
-    if (maps := work.learning / MAPS).is_file():
+    if (maps := run.work.learning / MAPS).is_file():
         shutil.copyfile(maps, folder / "maps.safetensors")
     return report
 

@@ -62,13 +62,8 @@ def check_reachable(where: str) -> None:
         TargetMissingError: Ray is not installed, or nothing listens at the address.
     """
     if not is_installed():
-        raise TargetMissingError(
-            f"--ray {where}: Ray is not installed; pip install '.[distributed]' in a checkout of compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            field="ray",
-            value=where,
-            package="ray",
-        )
+        text = f"--ray {where}: Ray is not installed"
+        raise TargetMissingError.of_package("ray", "distributed", text, field="ray", value=where)
     if _local_workers(where) is None:
         host, _, port = where.rpartition(":")
         try:

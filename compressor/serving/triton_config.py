@@ -16,12 +16,8 @@ try:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 except ImportError as error:
-    raise TargetMissingError(
-        "tritonclient is not installed, whose classes write Triton's configuration; pip install '.[serving]' in a"
-        " checkout of compressor",
-        code=ErrorCode.PACKAGE_MISSING,
-        package="tritonclient",
-    ) from error
+    text = "tritonclient is not installed, whose classes write Triton's configuration"
+    raise TargetMissingError.of_package("tritonclient", "serving", text) from error
 
 FILE_NAME = "config.pbtxt"
 WITHOUT_TF32 = {"use_tf32": "0"}

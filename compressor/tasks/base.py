@@ -224,6 +224,14 @@ class Task(ABC):
         labels = batch.pop(self.label_name).numpy()
         return self.per_example(forward(batch), labels)
 
+    def constant_score(self, statistics: np.ndarray) -> float | None:
+        """The best score of an answer that is the same for every row; None for a task without such an answer.
+
+        Args:
+            statistics: statistics of the scored rows, `[examples, k]`.
+        """
+        return None
+
     @abstractmethod
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""

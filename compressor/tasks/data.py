@@ -26,6 +26,9 @@ _EVAL_SHARE = 0.1
 """Share of the training rows that become evaluation rows if none are requested."""
 _TEST_SHARE = 0.5
 """Share of the evaluation rows that become test rows if none are requested."""
+_REPEATED = 10
+_REPEATED_SHARE = 0.1
+"""Number and share of test rows from which on a note says that they are among the training or evaluation rows too."""
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
 """Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
@@ -78,6 +81,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if "test" not in encoded:
         encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+    notes += _repeated_rows(encoded)
     empty = encoded["test"].select([])
     train, evaluation, test = encoded.get("train", empty), encoded.get("eval", empty), encoded["test"]
     logger.debug(
@@ -217,7 +221,34 @@ def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task:
         f"no {_PURPOSES[split]} data was named: {len(rows)} of the {_PURPOSES[origin]} rows, {choice}, were set aside"
         " for it"
     )
+    if origin == "train":
+        text += "; a model that was trained on these rows scores higher on them than on new ones"
     return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
+
+
+def _repeated_rows(encoded: Mapping[Split, Dataset]) -> list[Note]:
+    """Notes on training and evaluation rows that many test rows repeat, as in one file that is named twice."""
+    test = _contents(encoded["test"])
+    notes = []
+    for split in ("train", "eval"):
+        if split not in encoded or not test:
+            continue
+        known = set(_contents(encoded[split]))
+        repeated = sum(content in known for content in test)
+        if repeated >= max(_REPEATED, _REPEATED_SHARE * len(test)):
+            text = (
+                f"{repeated} of {len(test)} test rows are among the {_PURPOSES[split]} rows too, so that the metric"
+                " does not show what is lost on new rows; name other rows (--test-data)"
+            )
+            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
+    return notes
+
+
+def _contents(examples: Dataset) -> list[int]:
+    """A hash of the tokens of each row, or of the digest of its image; empty for rows of another kind."""
+    if "digest" in examples.column_names:
+        return [hash(digest) for digest in examples["digest"]]
+    return [hash(repr(ids)) for ids in examples["input_ids"]] if "input_ids" in examples.column_names else []
 
 
 def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dataset:

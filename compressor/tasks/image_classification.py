@@ -88,11 +88,7 @@ class ImageClassification(ClassLabels):
     def check_processor(cls, folder: ModelFolder) -> None:
         """Raise InputError unless the folder has an image processor, or TargetMissingError without Pillow."""
         if find_spec("PIL") is None:
-            raise TargetMissingError(
-                "Pillow is not installed, which reads images; pip install '.[images]' in a checkout of compressor",
-                code=ErrorCode.PACKAGE_MISSING,
-                package="pillow",
-            )
+            raise TargetMissingError.of_package("pillow", "images", "Pillow is not installed, which reads images")
         if folder.processor is None:
             raise InputError(
                 f"{folder.path}: no image processor; save that of the model there (image_processor.save_pretrained)",

@@ -13,9 +13,13 @@ from transformers import PretrainedConfig
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import class_ids, classes_of
+
+_LISTED = 6
+"""Maximum number of classes that a note lists."""
 
 
 class LabelledRows(Task):
@@ -53,7 +57,15 @@ class ClassLabels(LabelledRows):
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Map labels to classes by the rules of `labels.class_ids`."""
+        names = self.config.id2label
         self._class_ids = class_ids(rows, self._find_labels(rows, source), self.config, source)
+        if self.config.id2label != names:
+            classes = ", ".join(f"{name!r} is class {index}" for name, index in list(self._class_ids.items())[:_LISTED])
+            text = (
+                f"{source}: the model has no class of these names, so that labels are numbered in the order of the"
+                f" alphabet ({classes}); if the model learned another order, put id2label into its config.json"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
         """The class of every row."""
@@ -62,6 +74,12 @@ class ClassLabels(LabelledRows):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def constant_score(self, statistics: np.ndarray) -> float:
+        """The best score of an answer that is the same class for every row."""
+        labels = statistics[:, 1]
+        answers = (np.full_like(labels, label) for label in np.unique(labels))
+        return max(self.score(np.stack([answer, labels], axis=-1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The name of the predicted class of each row."""

@@ -64,6 +64,10 @@ class Regression(LabelledTexts):
                 value=numbers[0],
             )
 
+    def constant_score(self, statistics: np.ndarray) -> float:
+        """The score of an answer that is the same number for every row."""
+        return self.score(np.stack([np.zeros(len(statistics)), statistics[:, 1]], axis=-1))
+
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[float]:
         """The number of every row."""
         return numbers_of(rows, column, source)

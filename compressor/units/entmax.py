@@ -27,11 +27,7 @@ def entmax_function() -> Callable[..., Tensor]:
     try:
         from entmax import entmax15
     except ImportError as error:
-        raise TargetMissingError(
-            "entmax: not installed; pip install '.[entmax]' in a checkout of compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package="entmax",
-        ) from error
+        raise TargetMissingError.of_package("entmax", "entmax", "entmax is not installed") from error
     function: Callable[..., Tensor] = entmax15
     return function
 

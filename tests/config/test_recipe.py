@@ -262,7 +262,7 @@ def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> Non
     )
     file.write_text("seed = -1")
     assert str(refused(str(tmp_path), None, {})) == (
-        f"{file}: seed -1: input should be greater than or equal to 0 (seed of every random draw)"
+        f"{file}: seed -1: must be at least 0 (seed of every random draw)"
     )
 
 

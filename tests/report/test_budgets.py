@@ -34,9 +34,23 @@ def test_a_budget_is_compared_with_what_was_reached() -> None:
         ("parameters", "10M", "6M", "7M", "7M", "70.0%", "missed"),
     ]
     assert budget_lines(BUDGET) == [
-        "budget, time, batch 1, 128 tokens: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached",
-        "budget, parameters: 6M requested, 7M predicted, 7M reached (missed)",
+        "budget, time, batch 1, 128 tokens: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached: met",
+        "budget, parameters: 6M requested, 7M predicted, 7M reached: missed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reached", "low", "high", "outcome"),
+    [
+        *((1.9, 1.8, 1.99, "met"), (1.9, 1.8, 2.1, "met by the median")),
+        *((2.3, 1.9, 2.4, "missed by the median"), (2.3, 2.2, 2.4, "missed")),
+    ],
+)
+def test_a_time_whose_interval_includes_the_budget_is_met_or_missed_by_the_median(
+    reached: float, low: float, high: float, outcome: str
+) -> None:
+    row = BUDGET[0].model_copy(update={"reached": reached, "low": low, "high": high, "met": reached < 2.04})
+    assert budget_table([row])[0][-1] == outcome
 
 
 def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:

@@ -137,6 +137,17 @@ def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
 
 
+def test_a_saved_dense_graph_is_compared_with(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
+    report = compressor.compress(Recipe(model=inputs / "model", out=out, save_dense=True, **fields))
+    assert report.missing is None
+    assert set(report.graphs) == {"model.onnx", "dense.onnx"}
+    built = rebuild(out, {}, RecordingListener())
+    assert [(row.batch, row.seq) for row in built.speeds] == [(1, 8)]
+    assert NoteCode.NO_DENSE_GRAPH not in {note.code for note in built.notes}
+
+
 def test_a_folder_with_changed_graphs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:
     def refusal(folder: Path, *flags: str) -> tuple[int, str | None, Path | None]:
         result = compress(capfd, "build", folder, *flags)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.results import NoteCode
+from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.products import ShrunkGraph
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
@@ -56,6 +56,35 @@ def test_masks_longer_than_the_measured_lengths_are_noted(
     assert [note.code for note in notes] == ([NoteCode.MASKS_LONGER] if shorter else [])
     assert all(f"at length {shorter} only" in note.text for note in notes)
     assert not list(run_notes.of_masks(whole, lengths, maximum))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "void", "uncertain"),
+    [(2.0, 2.9, None, False), (2.0, 3.1, None, True), (2.0, 3.1, "nothing was fused", False)],
+)
+def test_speeds_with_a_wide_interval_are_noted(low: float, high: float, void: str | None, uncertain: bool) -> None:
+    times = Latency(p50=4.0, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
+    speed = Speed(batch=8, seq=None, dense=times, compressed=times, ratio=2.5, low=low, high=high, void=void)
+    assert [note.code for note in run_notes.of_speeds([speed])] == [NoteCode.SPEED_UNCERTAIN] * uncertain
+
+
+@pytest.mark.parametrize(
+    ("dense", "constant", "changed", "expected"),
+    [
+        (0.9, 0.6, True, []),
+        (0.6, 0.6, True, [NoteCode.DENSE_UNINFORMED]),
+        (0.9, 0.6, False, [NoteCode.ANSWERS_UNCHANGED]),
+        (0.9, None, False, []),
+    ],
+)
+def test_what_a_metric_cannot_show_is_noted(
+    dense: float, constant: float | None, changed: bool, expected: list[NoteCode]
+) -> None:
+    fields = {"metric": "accuracy", "split": "test", "rows": 10, "difference": 0.0, "low": 0.0, "high": 0.0}
+    score = Score(dense=dense, compressed=0.9, **fields)
+    before = np.zeros((10, 2))
+    after = before + [[float(changed), 0.0]] * 10
+    assert [note.code for note in run_notes.of_score(score, before, after, constant)] == expected
 
 
 def test_heads_without_blocks_are_named() -> None:

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
-from compressor.results import MetricUnit
+from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
 from tests import folders
 from tests.faults import fails_with
@@ -44,6 +44,20 @@ def test_rows_of_two_texts_are_encoded(classifier: ModelFolder, tmp_path: Path) 
     data = open_data(rows_config(path, path, path), classifier)
     assert token_ids(data.train) == [[2, 5, 3, 6, 3], [2, 6, 3, 5, 3]]
     assert list(data.train["token_type_ids"][0]) == [0, 0, 0, 1, 1]
+
+
+def test_labels_of_new_names_are_noted(tmp_path: Path) -> None:
+    classifier = load(folders.save(folders.bert(), tmp_path / "model"))
+    path = tsv(tmp_path / "a.tsv", "worse\tgood film", "better\tvery bad")
+    noted, again = (open_data(rows_config(path, path, path), classifier) for _ in range(2))
+    assert list(noted.train["labels"]) == list(again.train["labels"]) == [1, 0]
+    assert [NoteCode.LABELS_NUMBERED in {note.code for note in data.notes} for data in (noted, again)] == [True, False]
+
+
+def test_the_best_constant_answer_is_that_of_the_most_frequent_class(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "1\tgood film", "1\tgood", "0\tvery bad")
+    task = open_data(rows_config(path, path, path), classifier).task
+    assert task.constant_score(np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])) == pytest.approx(2 / 3)
 
 
 def test_long_texts_are_truncated(classifier: ModelFolder, tmp_path: Path) -> None:

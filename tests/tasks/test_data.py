@@ -59,10 +59,10 @@ def test_a_file_named_for_two_purposes_is_divided_by_its_splits(classifier: Mode
 
 
 def test_test_rows_are_set_aside_from_the_evaluation_rows(classifier: ModelFolder, tmp_path: Path) -> None:
-    train, evaluation = tsv(tmp_path / "a.tsv", *labelled_rows(6)), tsv(tmp_path / "b.tsv", *labelled_rows(20))
+    train, evaluation = tsv(tmp_path / "a.tsv", *labelled_rows(6)), tsv(tmp_path / "b.tsv", *labelled_rows(18))
     whole = token_ids(open_data(rows_config(train, evaluation, evaluation), classifier).eval)
     first, again, reseeded = (open_data(rows_config(train, evaluation), classifier, seed) for seed in (1, 1, 2))
-    assert (len(first.eval), len(first.test)) == (10, 10)
+    assert (len(first.eval), len(first.test)) == (9, 9)
     assert sorted(token_ids(first.eval) + token_ids(first.test)) == sorted(whole)
     assert token_ids(first.test) == token_ids(again.test) != token_ids(reseeded.test)
     assert codes(first) == [NoteCode.ROWS_SET_ASIDE]
@@ -123,9 +123,19 @@ def test_messages(classifier: ModelFolder, tmp_path: Path) -> None:
     )
     data = open_data(rows_config(train, label_column="gold"), classifier, seed=3)
     assert [str(note) for note in data.notes] == [
-        "no evaluation data was named: 2 of the training rows, drawn with seed 3, were set aside for it",
+        "no evaluation data was named: 2 of the training rows, drawn with seed 3, were set aside for it; a model"
+        " that was trained on these rows scores higher on them than on new ones",
         "no test data was named: 1 of the evaluation rows, drawn with seed 3, were set aside for it",
     ]
+
+
+def test_test_rows_that_are_training_rows_are_noted(classifier: ModelFolder, tmp_path: Path) -> None:
+    train = tsv(tmp_path / "a.tsv", *labelled_rows(40))
+    others = tsv(tmp_path / "b.tsv", *(f"{row} again" for row in labelled_rows(40)))
+    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(train, others, train), classifier))
+    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(others, train, train), classifier))
+    assert NoteCode.ROWS_REPEATED not in codes(open_data(rows_config(train, test_data=others), classifier))
+    assert NoteCode.ROWS_REPEATED not in codes(open_data(rows_config(train), classifier)), "rows set aside"
 
 
 @pytest.mark.parametrize("together", [1, 7])

@@ -30,6 +30,9 @@ class OutputConfig(Config):
     force: bool = config_field(
         OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False
     )
+    save_dense: bool = config_field(
+        OUTPUT, "write the graph of the whole model too, as dense.onnx, to compare with it on another machine", False
+    )
     report_rows: Natural = config_field(
         OUTPUT, "test rows that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )

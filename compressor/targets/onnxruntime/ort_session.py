@@ -24,11 +24,8 @@ from compressor.targets.cores import usable_cores
 try:
     import onnxruntime as ort
 except ImportError as error:
-    raise TargetMissingError(
-        "ONNX Runtime is not installed: pip install '.[cpu]' in a checkout of compressor, or '.[gpu]' for CUDA",
-        code=ErrorCode.PACKAGE_MISSING,
-        package="onnxruntime",
-    ) from error
+    text = "ONNX Runtime is not installed (.[gpu] has it for CUDA)"
+    raise TargetMissingError.of_package("onnxruntime", "cpu", text) from error
 
 _SEVERITY_FATAL = 4
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

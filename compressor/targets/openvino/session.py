@@ -26,11 +26,7 @@ from graph_passes.passes import TransposeSingleQuery
 try:
     import openvino
 except ImportError as error:
-    raise TargetMissingError(
-        "OpenVINO is not installed: pip install '.[openvino]' in a checkout of compressor",
-        code=ErrorCode.PACKAGE_MISSING,
-        package="openvino",
-    ) from error
+    raise TargetMissingError.of_package("openvino", "openvino", "OpenVINO is not installed") from error
 
 _PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "Summary:")
 """Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
