@@ -79,6 +79,11 @@ class PlanEngines:
         """The engine of the whole model."""
         return self._build(self.reference.plan, self.options)
 
+    def release(self) -> None:
+        """Free the memory of the engine of the whole model, which is built again when it is needed."""
+        if (engine := vars(self).pop("whole", None)) is not None:
+            self.discard(engine)
+
     def _build(self, plan: Plan, options: BuildOptions) -> Engine:
         folder = self.scratch / f"plan{next(self._numbers)}"
         folder.mkdir(parents=True)

@@ -80,6 +80,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         allocation = bisect_metric(run, groups, pruner, losses, macs_of(tables))
     else:
         allocation = _by_budget(run, groups, losses, tables)
+        run.costs.engines.release()
         if _removes_any(groups, allocation):
             with run.log.stage("refitting the remaining weights") as on_progress:
                 scales = pruner.finish(allocation.counts, on_progress)

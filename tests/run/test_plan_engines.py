@@ -109,3 +109,13 @@ def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: 
         assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
         assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
     assert all(group.step in measured_counts(group, share) for group in heads for share in (0.01, 0.5))
+
+
+def test_a_released_engine_is_built_again(reference: ExportedGraph, tmp_path: Path) -> None:
+    engines = plan_engines(reference, "", tmp_path)
+    engines.release()
+    first = engines.whole
+    engines.release()
+    assert not first.path.exists()
+    assert engines.whole is engines.whole is not first
+    assert engines.whole.path.exists()

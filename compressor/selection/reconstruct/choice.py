@@ -47,8 +47,8 @@ class GroupChoice:
 
     Attributes:
         group: the group.
-        weight: weight of its linear, `[outputs, inputs]`, float64.
-        bias: its bias `[outputs]`; None for a linear without bias.
+        weight: weight of its linear, `[outputs, inputs]`.
+        bias: its bias `[outputs]`, float64; None for a linear without bias.
         grams: module path of a linear -> Gram matrix of its inputs.
         damp: share of the mean diagonal that is added to the diagonal.
         metric: what the choice of units weights errors of the linear's outputs by, `[outputs, outputs]`; None: all
@@ -165,9 +165,9 @@ def choices_of(
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
-        weight = linear_weight(linear).detach().double().cpu().numpy()
+        weight = linear_weight(linear).detach().to(torch.promote_types(linear_weight(linear).dtype, torch.float32))
         metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
-        choices.append(GroupChoice(group, weight, bias, grams, damp, metric))
+        choices.append(GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric))
     return choices
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +20,8 @@ _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""
 _KEPT_BYTES = 1 << 30
 """Largest size of the dense model's sums that are kept at a time."""
+_PROCESS_BYTES = 13 << 28
+"""Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
 
 
 class DenseSums:
@@ -48,6 +51,7 @@ class DenseSums:
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
+        self._limit = min(_KEPT_BYTES, _PROCESS_BYTES - psutil.Process().memory_info().rss)
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
@@ -60,7 +64,7 @@ class DenseSums:
             self._kept = ()
             self._run.advance(self._run.layers_of(linears[0]).start)
             span = self._span(linears)
-            if self._bytes(span) > _KEPT_BYTES:
+            if self._bytes(span) > self._limit:
                 yield from self._observed(span)
                 return
             self._kept = list(self._observed(span))
@@ -73,7 +77,7 @@ class DenseSums:
         """Linears from the first of these on: at least these, and as many more as fit into memory."""
         first = self._linears.index(linears[0])
         end = first + len(linears)
-        while end < len(self._linears) and self._bytes(self._linears[first : end + 1]) <= _KEPT_BYTES:
+        while end < len(self._linears) and self._bytes(self._linears[first : end + 1]) <= self._limit:
             end += 1
         return self._linears[first:end]
 

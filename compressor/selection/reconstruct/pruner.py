@@ -109,7 +109,10 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
         linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
         feeders = set(linears) - set(ends)
-        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics, unsummed=feeders)
+        changed = {id(value) for name in linears for value in inputs.model.get_submodule(name).parameters()}
+        tensors = (*inputs.model.parameters(), *inputs.model.buffers())
+        shared = {id(value): value for value in tensors if id(value) not in changed}
+        return DenseSums(copy.deepcopy(inputs.model, shared), linears, inputs.statistics, unsummed=feeders)
 
     @functools.cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
