@@ -127,6 +127,7 @@ RIVALS = {
     "magnitude": Rival("magnitude, half of the MACs, int8", {**INT8, "method": "magnitude", "macs": 0.5}),
     "fisher": Rival("Kwon et al., half of the MACs, int8", {**INT8, "method": "fisher", "macs": 0.5}),
     "layers": Rival("every second layer, distilled, int8", {**INT8, **OURS}, drop_layers),
+    "layers-faster": Rival("every second layer, distilled at a rate of 2e-4, int8", {**INT8, **FASTER}, drop_layers),
     "pruned-fp32": Rival("compress, half of the MACs, fp32", {"macs": 0.5}),
     "pruned": Rival("compress, half of the MACs, int8", {**INT8, "macs": 0.5}),
     "distilled-fp32": Rival("compress, a quarter of the MACs, distilled, fp32", {"macs": 0.25, **OURS}),
