@@ -123,7 +123,7 @@ def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     if not measured:
         return
     order = sorted(measured, key=lambda row: measured[row]["ratio-8"])
-    figure = Figure((8.5, 1.0 + 0.3 * len(order)), layout="constrained")
+    figure = Figure((9.5, 1.0 + 0.3 * len(order)), layout="constrained")
     axes = figure.add_subplot()
     for height, row in enumerate(order):
         numbers = measured[row]
@@ -137,11 +137,11 @@ def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             text.replace("-", "−"), (end, height), (6, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set_yticks(range(len(order)), [RIVALS[row].title for row in order], fontsize=8)
-    axes.set_xlim(0, 1.18 * max(numbers["ratio-8"] for numbers in measured.values()))
+    axes.set_xlim(0, 1.25 * max(numbers["ratio-8"] for numbers in measured.values()))
     heading = next(iter(measured.values()))["heading"]
     axes.set_xlabel(
-        f"times as fast as ONNX Runtime in fp32, {SETS[name].max_length} tokens (bar: batch 8, diamond: batch 1),\n"
-        f"and difference from the whole model ({name}, {heading})",
+        f"times as fast as ONNX Runtime in fp32, {SETS[name].max_length} tokens\n(bar: batch 8, diamond: batch 1),"
+        f" and difference from\nthe whole model ({name}, {heading})",
         fontsize=8,
     )
     axes.spines[["top", "right"]].set_visible(False)
