@@ -93,7 +93,7 @@ def drop_layers(name: str, root: Path, out: Path) -> dict[str, Any]:
 
 INT8 = {"target": "openvino", "precision": "int8"}
 OURS = {"distill": True, "distill_steps": DISTILL_STEPS, "distill_learning_rate": 5e-5}
-FASTER = {"distill": True, "distill_steps": DISTILL_STEPS, "distill_learning_rate": 2e-4}
+FASTER = {**OURS, "distill_learning_rate": 2e-4}
 """A higher learning rate, which was chosen by the divergence on evaluation rows."""
 LONGER = {**FASTER, "distill_steps": 4 * DISTILL_STEPS}
 RIVALS = {

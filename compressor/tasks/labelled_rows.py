@@ -16,10 +16,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
-from compressor.tasks.labels import class_ids, classes_of
-
-_LISTED = 6
-"""Maximum number of classes that a note lists."""
+from compressor.tasks.labels import class_ids, classes_of, listed_names
 
 
 class LabelledRows(Task):
@@ -60,7 +57,7 @@ class ClassLabels(LabelledRows):
         names = self.config.id2label
         self._class_ids = class_ids(rows, self._find_labels(rows, source), self.config, source)
         if self.config.id2label != names:
-            classes = ", ".join(f"{name!r} is class {index}" for name, index in list(self._class_ids.items())[:_LISTED])
+            classes = listed_names([f"class {index} is {name!r}" for name, index in self._class_ids.items()])
             text = (
                 f"{source}: the model has no class of these names, so that labels are numbered in the order of the"
                 f" alphabet ({classes}); if the model learned another order, put id2label into its config.json"
