@@ -4,9 +4,10 @@
     python -m benchmarks.rivals sst2 --rows openvino-int8 distilled   # some rows
     python -m benchmarks.rivals sst2 --picture rivals.png             # and the picture
 
-Each row is made once, in a folder of `--out`/SET/rivals, and measured in a process of its own: the metric on test rows
-with a paired 95% interval of the difference from the whole model, the time of a call in turn with ONNX Runtime's own
-fused fp32 engine at batch 1 and 8, the size of its files, and the memory that loading and running it adds to a process.
+Each row is made once, in a folder of `--out`/SET/rivals, and scored in a process of its own: the metric on test rows
+with a paired 95% interval of the difference from the whole model, the size of its files, and the memory that loading
+and running it adds to a process. The time of a call, in turn with ONNX Runtime's own fused fp32 engine at batch 1 and
+8, is measured in three processes: speeds are their medians and ranges.
 Other tools are installed in the versions of `pins`, into `--out`/tools. A row that cannot be made or measured here says
 why, and the others go on.
 """
@@ -22,11 +23,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from benchmarks.quantization import SETS
-from benchmarks.rivals.measure import measure
+from benchmarks.rivals.measure import score, time_calls
 from benchmarks.rivals.rows import RIVALS, make
 from benchmarks.speed import table
 
@@ -41,8 +43,10 @@ def make_row(name: str, row: str, root: Path) -> dict[str, Any]:
     return {"minutes": make(name, row, root)}
 
 
-STEPS: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {"make": make_row, "measure": measure}
+STEPS: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {"make": make_row, "score": score, "time": time_calls}
 """What a process of its own does for a row; it prints the result as its last line."""
+_TIMINGS = 3
+"""Processes that time a row: the speeds of single processes differ by a tenth."""
 
 
 def row_of(name: str, row: str, out: Path) -> dict[str, Any]:
@@ -57,10 +61,16 @@ def row_of(name: str, row: str, out: Path) -> dict[str, Any]:
     numbers: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     if numbers:
         return numbers
-    for step in STEPS:
+    for step in ("make", "score"):
         numbers |= run_step(step, name, row, out)
         if "failed" in numbers:
             return numbers
+    numbers["timings"] = []
+    for _ in range(_TIMINGS):
+        timing = run_step("time", name, row, out)
+        if "failed" in timing:
+            return timing
+        numbers["timings"].append(timing)
     file.write_text(json.dumps(numbers))
     return numbers
 
@@ -88,6 +98,12 @@ def print_step(step: str, name: str, row: str, out: Path) -> int:
     return int("failed" in result)
 
 
+def spread(numbers: Mapping[str, Any], key: str) -> tuple[float, float, float]:
+    """Median, smallest and largest value of a number of the processes that timed a row."""
+    values = [timing[key] for timing in numbers["timings"]]
+    return float(np.median(values)), min(values), max(values)
+
+
 def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
     """A row of the table as text."""
     title = {**dict.fromkeys(COLUMNS, ""), "model and engine": RIVALS[row].title}
@@ -95,14 +111,16 @@ def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
         return {**title, "metric": f"not made: {numbers['failed']}".replace("|", "/")}
     scale, digits = numbers["scale"], 1 if numbers["scale"] > 1 else 3
     difference, low, high = (f"{scale * numbers[key]:+.{digits}f}" for key in ("difference", "low", "high"))
+    times = {batch: spread(numbers, f"p50-{batch}")[0] for batch in (1, 8)}
+    speeds = {batch: "{:.2f}x ({:.2f} to {:.2f})".format(*spread(numbers, f"ratio-{batch}")) for batch in (1, 8)}
     return {
         **title,
         "metric": f"{scale * numbers['metric']:.{digits}f}",
         "difference (95%)": f"{difference} ({low} to {high})",
-        "batch 1, ms": f"{numbers['p50-1']:.2f}",
-        "batch 1": f"{numbers['ratio-1']:.2f}x",
-        "batch 8, ms": f"{numbers['p50-8']:.1f}",
-        "batch 8": f"{numbers['ratio-8']:.2f}x",
+        "batch 1, ms": f"{times[1]:.2f}",
+        "batch 1": speeds[1],
+        "batch 8, ms": f"{times[8]:.1f}",
+        "batch 8": speeds[8],
         "MB": f"{numbers['bytes'] / 1e6:.0f}",
         "memory, MB": f"{numbers['memory'] / 1e6:.0f}",
         "minutes": f"{numbers['minutes']:.1f}",
@@ -122,22 +140,23 @@ def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     measured = {row: numbers for row, numbers in rows.items() if "failed" not in numbers}
     if not measured:
         return
-    order = sorted(measured, key=lambda row: measured[row]["ratio-8"])
+    speeds = {
+        row: {batch: spread(numbers, f"ratio-{batch}")[0] for batch in (1, 8)} for row, numbers in measured.items()
+    }
+    order = sorted(measured, key=lambda row: speeds[row][8])
     figure = Figure((9.5, 1.0 + 0.3 * len(order)), layout="constrained")
     axes = figure.add_subplot()
     for height, row in enumerate(order):
         numbers = measured[row]
         color = "#0b7a75" if RIVALS[row].title.startswith("compress") else "#b4bac3"
-        axes.barh(height, numbers["ratio-8"], 0.62, color=color)
-        axes.plot(numbers["ratio-1"], height, "D", color="#1f2937", markersize=4)
+        axes.barh(height, speeds[row][8], 0.62, color=color)
+        axes.plot(speeds[row][1], height, "D", color="#1f2937", markersize=4)
         digits = 1 if numbers["scale"] > 1 else 3
-        text = f"{numbers['ratio-8']:.1f}×,  {numbers['scale'] * numbers['difference']:+.{digits}f}"
-        end = max(numbers["ratio-8"], numbers["ratio-1"])
-        axes.annotate(
-            text.replace("-", "−"), (end, height), (6, 0), textcoords="offset points", va="center", fontsize=8
-        )
+        text = f"{speeds[row][8]:.1f}×,  {numbers['scale'] * numbers['difference']:+.{digits}f}"
+        end = max(speeds[row].values()), height
+        axes.annotate(text.replace("-", "−"), end, (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(order)), [RIVALS[row].title for row in order], fontsize=8)
-    axes.set_xlim(0, 1.25 * max(numbers["ratio-8"] for numbers in measured.values()))
+    axes.set_xlim(0, 1.25 * speeds[order[-1]][8])
     heading = next(iter(measured.values()))["heading"]
     axes.set_xlabel(
         f"times as fast as ONNX Runtime in fp32, {SETS[name].max_length} tokens\n(bar: batch 8, diamond: batch 1),"

@@ -30,8 +30,8 @@ Outputs = Mapping[str, Any]
 Predict = Callable[[Feeds], Outputs]
 
 
-def measure(name: str, row: str, root: Path) -> dict[str, Any]:
-    """Memory, times, files and metric of a row.
+def score(name: str, row: str, root: Path) -> dict[str, Any]:
+    """Memory, files and metric of a row.
 
     Args:
         name: key of `SETS`.
@@ -43,19 +43,12 @@ def measure(name: str, row: str, root: Path) -> dict[str, Any]:
     predict = BACKENDS[RIVALS[row].backend](name, row, root)
     predict(random_feeds(BATCH, length))
     memory = psutil.Process().memory_info().rss - before
-    reference = target("ort").load(reference_engine(starting_model(name, root), length, root))
-    result: dict[str, Any] = {"memory": memory, "bytes": _file_bytes(name, row, root)}
-    for batch in (1, BATCH):
-        feeds = random_feeds(batch, length)
-        pairs = alternate_calls(partial(reference.run, feeds), partial(predict, feeds), SECONDS)
-        times = np.stack(list(pairs), axis=1)
-        medians = np.median(times.reshape(2, -1), axis=1)
-        result[f"p50-{batch}"], result[f"ratio-{batch}"] = 1e3 * medians[1], medians[0] / medians[1]
     data = open_set(name, root)
-    dense, rival = _dense_statistics(reference.run, data, length, root), _statistics(predict, data, length)
+    dense, rival = _dense_statistics(_reference(name, root), data, length, root), _statistics(predict, data, length)
     interval = paired_interval(dense, rival, data.task.score, 0)
     return {
-        **result,
+        "memory": memory,
+        "bytes": _file_bytes(name, row, root),
         "rows": len(data.test),
         "heading": data.task.metric_heading,
         "scale": data.task.metric_unit.scale,
@@ -64,6 +57,30 @@ def measure(name: str, row: str, root: Path) -> dict[str, Any]:
         "low": interval.low,
         "high": interval.high,
     }
+
+
+def time_calls(name: str, row: str, root: Path) -> dict[str, float]:
+    """Milliseconds of a call of a row, and how many times as fast it is as the reference engine, by batch size.
+
+    Args:
+        name: key of `SETS`.
+        row: key of `RIVALS`.
+        root: folder of the set.
+    """
+    length, result = SETS[name].max_length, {}
+    predict, reference = BACKENDS[RIVALS[row].backend](name, row, root), _reference(name, root)
+    for batch in (1, BATCH):
+        feeds = random_feeds(batch, length)
+        pairs = alternate_calls(partial(reference, feeds), partial(predict, feeds), SECONDS)
+        times = np.stack(list(pairs), axis=1)
+        medians = np.median(times.reshape(2, -1), axis=1)
+        result[f"p50-{batch}"], result[f"ratio-{batch}"] = 1e3 * medians[1], medians[0] / medians[1]
+    return result
+
+
+def _reference(name: str, root: Path) -> Predict:
+    """ONNX Runtime's own fused fp32 engine of the whole model."""
+    return target("ort").load(reference_engine(starting_model(name, root), SETS[name].max_length, root)).run
 
 
 def _statistics(predict: Predict, data: Data, length: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,13 @@ NUMBERS = {
     "bytes": 2e7,
     "memory": 5e7,
 }
-TIMES = {"p50-1": 2.5, "ratio-1": 3.0, "p50-8": 20.0, "ratio-8": 4.0, "minutes": 1.5}
+TIMES: dict[str, Any] = {
+    "timings": [
+        {"p50-1": time, "ratio-1": ratio, "p50-8": 8 * time, "ratio-8": ratio + 1}
+        for time, ratio in ((2.5, 3.0), (9.0, 2.0), (2.0, 3.25))
+    ],
+    "minutes": 1.5,
+}
 
 
 @pytest.mark.parametrize("rows", [1, BATCH, BATCH + 3])
@@ -78,9 +85,32 @@ def test_a_row_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "sst2, accuracy, %, 7 test rows, 128 tokens"
     assert "no such package" in lines[5]
-    assert lines[6].startswith(
-        "| compress, half of the MACs, int8 | 90.0 | -0.4 (-1.0 to +0.2) | 2.50 | 3.00x | 20.0 |"
-    )
+    speeds = "2.50 | 3.00x (2.00 to 3.25) | 20.0 | 4.00x (3.00 to 4.25) |"
+    assert lines[6].startswith(f"| compress, half of the MACs, int8 | 90.0 | -0.4 (-1.0 to +0.2) | {speeds}")
+
+
+def test_a_row_is_timed_in_several_processes_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    def run_step(step: str, *_: object) -> dict[str, Any]:
+        steps.append(step)
+        return {"minutes": 1.0} if step == "make" else dict(TIMES["timings"][0]) if step == "time" else dict(NUMBERS)
+
+    (tmp_path / "sst2" / "rivals").mkdir(parents=True)
+    monkeypatch.setattr(table, "run_step", run_step)
+    numbers = table.row_of("sst2", "pruned", tmp_path)
+    assert steps == ["make", "score", "time", "time", "time"]
+    assert len(numbers["timings"]) == 3
+    assert table.row_of("sst2", "pruned", tmp_path) == numbers
+    assert len(steps) == 5, "a stored row is not repeated"
+
+
+def test_a_row_that_cannot_be_timed_is_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = {"make": {"minutes": 1.0}, "score": NUMBERS, "time": {"failed": "exit code 1"}}
+    (tmp_path / "sst2" / "rivals").mkdir(parents=True)
+    monkeypatch.setattr(table, "run_step", lambda step, *_: results[step])
+    assert table.row_of("sst2", "pruned", tmp_path) == {"failed": "exit code 1"}
+    assert not list((tmp_path / "sst2" / "rivals").iterdir())
 
 
 def test_metrics_that_are_no_shares_are_shown_as_computed() -> None:
