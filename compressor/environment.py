@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,6 +15,8 @@ _PACKAGES = (
 )
 _INT8_FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "i8mm", "asimddp")
 """Flags of processors whose sums of products of 8-bit integers are exact and fast."""
+_BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+"""Flags of processors that multiply bfloat16 matrices natively."""
 INT8_INSTRUCTIONS = "int8 instructions"
 """Field of `machine` that decides how int8 products are computed."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
@@ -46,12 +49,22 @@ def processor() -> str:
 
 def int8_instructions() -> tuple[str, ...]:
     """Instruction sets of the processor that compute exact sums of products of 8-bit integers, by their Linux names."""
+    return _instructions(_INT8_FLAGS)
+
+
+def bfloat16_instructions() -> tuple[str, ...]:
+    """Instruction sets of the processor that multiply bfloat16 matrices, by their Linux names."""
+    return _instructions(_BFLOAT16_FLAGS)
+
+
+def _instructions(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that the processor has; none where the system does not report them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ()
     flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return tuple(flag for flag in _INT8_FLAGS if flag in flags)
+    return tuple(name for name in names if name in flags)
 
 
 def package_version(package: str) -> str | None:

@@ -38,6 +38,7 @@ from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.processes import process_count
+from compressor.training.schedule import native_precision
 from compressor.units import compacted
 from compressor.workdir import write_json
 from graph_passes import Plan
@@ -85,7 +86,11 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         )
         require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
     return Distillation.of(
-        folder.model, task.loss_outputs, temperature=options.temperature, hidden_weight=options.hidden_weight
+        folder.model,
+        task.loss_outputs,
+        temperature=options.temperature,
+        hidden_weight=options.hidden_weight,
+        teacher_precision=native_precision(),
     )
 
 

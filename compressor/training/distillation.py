@@ -18,6 +18,7 @@ from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
+from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
@@ -46,6 +47,8 @@ class Distillation:
         outputs: names of the model's outputs that the task scores.
         temperature: T.
         hidden_weight: weight of the error of the hidden states; models without hidden states have none.
+        teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
+            float32.
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
     """
 
@@ -53,21 +56,34 @@ class Distillation:
     outputs: tuple[str, ...]
     temperature: float = 2.0
     hidden_weight: float = 1.0
+    teacher_precision: MixedPrecision = "no"
     kept: KeptOutputs | None = None
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, outputs: tuple[str, ...], *, temperature: float = 2.0, hidden_weight: float = 1.0
+        cls,
+        model: PreTrainedModel,
+        outputs: tuple[str, ...],
+        *,
+        temperature: float = 2.0,
+        hidden_weight: float = 1.0,
+        teacher_precision: MixedPrecision = "no",
     ) -> Distillation:
         """Distillation from a copy of a model, which may change afterwards."""
         teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        return cls(teacher, outputs, temperature, hidden_weight)
+        return cls(teacher, outputs, temperature, hidden_weight, teacher_precision)
 
     @property
     def settings(self) -> list[Any]:
         """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
-        return [digest(self.teacher), list(self.outputs), self.temperature, self.hidden_weight]
+        return [
+            digest(self.teacher),
+            list(self.outputs),
+            self.temperature,
+            self.hidden_weight,
+            self.teacher_precision,
+        ]
 
     def keep_outputs(self, folder: Path, rows: int, tokens: int) -> Distillation:
         """The same loss, with the teacher's outputs computed once for each row.
@@ -78,7 +94,7 @@ class Distillation:
             tokens: their number of tokens.
         """
         name = hashlib.sha256(
-            json.dumps([digest(self.teacher), self.outputs, self.hidden_weight > 0]).encode()
+            json.dumps([digest(self.teacher), self.outputs, self.hidden_weight > 0, self.teacher_precision]).encode()
         ).hexdigest()[:16]
 
         def by_position(name: str, value: Tensor) -> bool:
@@ -123,7 +139,8 @@ class Distillation:
         return {name: torch.stack([self._evaluated[key][name] for key in keys]) for name in self.outputs}
 
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
-        with torch.no_grad():
+        device, is_half = self.teacher.device.type, self.teacher_precision == "bf16"
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=is_half):
             return self._outputs(self.teacher, batch)
 
     def _outputs(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outputs:

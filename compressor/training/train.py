@@ -24,7 +24,7 @@ from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.processes import process_state
-from compressor.training.schedule import MixedPrecision, Schedule
+from compressor.training.schedule import MixedPrecision, Schedule, native_precision
 from compressor.workdir import WorkDir, open_workdir
 
 FILE_NAME = "training.json"
@@ -148,14 +148,10 @@ def schedule_of(training: Training) -> Schedule:
 
 
 def _mixed_precision(training: Training) -> MixedPrecision:
-    """The configured precision; `auto` is bfloat16 where the device computes it natively.
-
-    A V100 or T4 emulates bfloat16, more slowly than it computes in float32.
-    """
+    """The configured precision; `auto` is bfloat16 on a GPU that computes it natively."""
     if training.mixed_precision != "auto":
         return training.mixed_precision
-    native = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if native else "no"
+    return native_precision() if torch.cuda.is_available() else "no"
 
 
 def _prepare(training: Training) -> tuple[ModelFolder, Data]:

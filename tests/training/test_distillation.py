@@ -61,6 +61,19 @@ def test_labels_and_padding_have_no_influence() -> None:
     assert distillation.loss(student, padded).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_teacher_in_bfloat16_teaches_nearly_the_same_and_is_evaluated_in_float32() -> None:
+    model = folders.bert().eval()
+    student, batch = changed(model).eval(), bert_batch()
+    exact, half = (Distillation.of(model, ("logits",), teacher_precision=name) for name in ("no", "bf16"))
+    loss = half.loss(student, batch)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact.loss(student, batch).item(), rel=0.05)
+    assert loss != exact.loss(student, batch)
+    outputs = {"logits": student(**batch).logits.detach()}
+    assert torch.equal(half.divergences(outputs, batch), exact.divergences(outputs, batch))
+    assert half.settings != exact.settings, "a run is not resumed in another precision"
+
+
 def test_the_temperature_divides_logits_and_scales_the_divergence_back() -> None:
     model = folders.bert().eval()
     student, batch = changed(model).eval(), bert_batch()
