@@ -123,6 +123,14 @@ def measure(kind: str, steps: int, warm_up: int, batch: int, seq: int) -> tuple[
     return np.array(times[False]), np.array(times[True])
 
 
+def median_ratio(times: np.ndarray, bare: np.ndarray) -> tuple[float, float, float]:
+    """Median ratio of neighbouring steps, and its 95% interval by a bootstrap over the pairs."""
+    ratios = times / bare
+    draws = np.random.default_rng(0).integers(0, len(ratios), (2000, len(ratios)))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), (0.025, 0.975))
+    return float(np.median(ratios)), float(low), float(high)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--method", nargs="+", default=["hook"], choices=LIMIT, help="what to compare with a bare step")
@@ -138,10 +146,7 @@ def main() -> None:
     exceeded = []
     for kind in options.method:
         bare, gated = measure(kind, options.steps, options.warm_up, options.batch, options.seq)
-        ratios = gated / bare
-        ratio = float(np.median(ratios))
-        draws = np.random.default_rng(0).integers(0, options.steps, (2000, options.steps))
-        low, high = np.quantile(np.median(ratios[draws], axis=1), (0.025, 0.975))
+        ratio, low, high = median_ratio(gated, bare)
         print(f"bare          {1e3 * np.median(bare):8.1f} ms median")
         print(f"{kind:13} {1e3 * np.median(gated):8.1f} ms median")
         print(f"ratio         {ratio:8.3f}   95% interval {low:.3f} to {high:.3f}   limit {LIMIT[kind]:.2f}")
