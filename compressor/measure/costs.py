@@ -102,11 +102,6 @@ class CostTable(BaseModel):
         return self.whole - sum(len(row.groups) * row.saving(0) for row in self.rows)
 
     @property
-    def label(self) -> str:
-        """The size for readers: `batch 1, 128 tokens`, or the unit of a count."""
-        return self.size_label if self.unit == "ms" else self.unit
-
-    @property
     def size_label(self) -> str:
         """The size that the costs are of: `batch 1, 128 tokens`, or `whole model` for counts that have none."""
         if not self.batch:

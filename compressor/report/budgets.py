@@ -91,6 +91,11 @@ def cost(value: float, unit: CostUnit) -> str:
     return formatting.ms(value) if unit == "ms" else formatting.count(round(value))
 
 
+def quantity(value: float, unit: CostUnit) -> str:
+    """A cost with what is counted: `4.83 ms`, `154M multiply-accumulates`."""
+    return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {_NAMES[unit]}"
+
+
 def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostShare]]]:
     keys = dict.fromkeys((row.label, row.unit) for row in costs)
     return [(*key, [row for row in costs if (row.label, row.unit) == key]) for key in keys]

@@ -191,7 +191,7 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
     )
     table = constraint.table
     if table.unit == "ms":
-        name, requested, rest = f"at {table.label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
+        name, requested, rest = f"at {table.size_label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
         ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
     else:
         name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"

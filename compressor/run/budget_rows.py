@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compressor.measure.costs import CostTable
+from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
 from compressor.run.budget import EXCESS, Allocation, Constraint
 from compressor.run.measure import size_label
@@ -52,14 +53,14 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
             drift = speed.dense.p50 / row.dense
             if max(drift, 1 / drift) > DRIFT:
                 text = (
-                    f"{row.label}: the dense engine took {row.dense:.4g} ms when units were allocated, and takes"
-                    f" {speed.dense.p50:.4g} ms now; other work disturbs this machine, and the speed is unreliable"
+                    f"{row.label}: the dense engine took {ms(row.dense)} when units were allocated, and takes"
+                    f" {ms(speed.dense.p50)} now; other work disturbs this machine, and the speed is unreliable"
                 )
                 notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
             if before.met and not met:
                 text = (
-                    f"{row.label}: the plan took {before.reached:.4g} ms when it was chosen, and the delivered engine"
-                    f" takes {reached:.4g} of {row.requested:.4g} ms; repeat the command on an idle machine"
+                    f"{row.label}: the plan took {ms(before.reached)} when it was chosen, and the delivered engine"
+                    f" takes {ms(reached)} of {ms(row.requested)}; repeat the command on an idle machine"
                 )
                 notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
         delivered.append(row)

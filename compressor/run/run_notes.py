@@ -12,6 +12,7 @@ from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
+from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
 from compressor.run.budget import EXCESS, UNUSED, Allocation, Constraint
 from compressor.run.measure import size_label
@@ -122,10 +123,11 @@ def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iter
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
         table, used = constraint.table, measured / constraint.budget
-        unit = "ms" if table.unit == "ms" else table.unit
+        size = "" if table.size_label == "whole model" else f"{table.size_label}: "
+        expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
         text = (
-            f"{table.label}: {constraint.budget:.4g} {unit} allowed, {measured:.4g} reached"
-            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget; predicted {predicted:.4g})"
+            f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
+            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
         )
         code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
         if code is NoteCode.BUDGET_MET and used < UNUSED:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
+from compressor.measure.costs import CostTable
 from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
+from compressor.run.budget import Allocation, Constraint
 from compressor.run.products import ShrunkGraph
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
@@ -56,6 +58,26 @@ def test_masks_longer_than_the_measured_lengths_are_noted(
     assert [note.code for note in notes] == ([NoteCode.MASKS_LONGER] if shorter else [])
     assert all(f"at length {shorter} only" in note.text for note in notes)
     assert not list(run_notes.of_masks(whole, lengths, maximum))
+
+
+@pytest.mark.parametrize(
+    ("fields", "cost", "numbers"),
+    [
+        ({"unit": "macs", "batch": 1, "seq": 128}, 1e9, ("batch 1, 128 tokens: 154M multiply-", "154M reached (15.4%")),
+        ({"unit": "parameters"}, 1e9, ("154M parameters allowed", "154M reached (15.4%")),
+        ({"unit": "heads"}, 1e3, ("154 heads allowed", "154 reached (15.4%")),
+        ({"unit": "ms", "batch": 8}, 1e5, ("batch 8: 15400 ms allowed", "15400 ms reached (15.4%", "15400 ms)")),
+    ],
+)
+def test_budgets_are_noted_in_the_numbers_of_the_report(
+    fields: dict[str, Any], cost: float, numbers: tuple[str, ...]
+) -> None:
+    constraint = Constraint(CostTable(dense=cost, whole=cost, rows=(), **fields), 0.154 * cost)
+    (note,) = run_notes.of_budget([constraint], Allocation({}, (0.154 * cost,), (0.154 * cost,)))
+    assert note.code is NoteCode.BUDGET_MET
+    assert note.text.startswith(numbers[0])
+    assert all(number in note.text for number in numbers)
+    assert "e+" not in note.text
 
 
 @pytest.mark.parametrize(
