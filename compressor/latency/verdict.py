@@ -248,8 +248,8 @@ class Verdict(BaseModel):
         return [
             f"p50        {slow.model_p50:.3f} ms, baseline {slow.baseline_p50:.3f} ms ({rounds})",
             f"p99        {slow.model_p99:.3f} ms, baseline {slow.baseline_p99:.3f} ms (not compared: too noisy)",
-            f"slowdown   {slow.slowdown:+.1%} (95%: {slow.low:+.1%} to {slow.high:+.1%}), limit {slow.limit:.1%}:"
-            f" {result}",
+            f"speed      {1 / (1 + slow.slowdown):.2f}× as fast as the baseline; time {slow.slowdown:+.1%}"
+            f" (95%: {slow.low:+.1%} to {slow.high:+.1%}), limit {slow.limit:+.1%}: {result}".replace("-", "−"),
         ]
 
 

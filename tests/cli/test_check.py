@@ -43,7 +43,7 @@ def test_a_graph_passes_against_itself_and_against_its_saved_times(graph: Path, 
     assert second.code == 0, second.err
     records = artifacts.read_history(files["h.jsonl"])
     assert [record.slowdown.interleaved for record in records if record.slowdown] == [True, False]
-    assert [line.split()[0] for line in second.out.splitlines()] == ["outputs", "p50", "p99", "slowdown"]
+    assert [line.split()[0] for line in second.out.splitlines()] == ["outputs", "p50", "p99", "speed"]
     assert files["p.svg"].read_text().startswith("<?xml")
 
 

@@ -103,9 +103,17 @@ def test_lines_of_a_verdict() -> None:
         "outputs    equal to the baseline within 1.0e-06 (16 batches); inputs: random",
         "p50        1.000 ms, baseline 1.000 ms (10 pairs of rounds of 20 calls)",
         "p99        1.000 ms, baseline 1.000 ms (not compared: too noisy)",
-        "slowdown   +0.0% (95%: -1.0% to +1.0%), limit 5.0%: passed",
+        "speed      1.00× as fast as the baseline; time +0.0% (95%: −1.0% to +1.0%), limit +5.0%: passed",
         "SingleStream p99 12.000 ms, bound 10 ms (662 queries): FAILED, too slow",
     ]
+
+
+@pytest.mark.parametrize(("change", "speed"), [(-0.562, "2.28×"), (0.25, "0.80×")])
+def test_lines_say_how_much_faster_or_slower_the_model_is(change: float, speed: str) -> None:
+    record = verdict(slowdown=slowdown(slowdown=change, low=change - 0.01, high=change + 0.01))
+    (line,) = (line for line in record.lines() if line.startswith("speed "))
+    assert f"{speed} as fast as the baseline; time {change:+.1%}".replace("-", "−") in line
+    assert "slowdown" not in line
 
 
 def test_checks_are_compared_only_on_one_machine() -> None:
