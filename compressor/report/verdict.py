@@ -13,6 +13,8 @@ from graph_passes.plan import GroupType
 
 Tone = Literal["good", "mixed", "bad"]
 
+_NOT_TIMED, _NOT_PROVEN = "speed not measured", "no proof was run"
+
 
 @dataclass(frozen=True)
 class UnitCount:
@@ -68,7 +70,7 @@ def verdict(
         clauses.insert(0, _drop(clauses.pop(2), max_drop))
     if any(not proof.holds for proof in proofs):
         clauses.insert(0, clauses.pop(3))
-    sentence = "; ".join(clause for clause in clauses if clause)
+    sentence = "; ".join(clause for clause in clauses if clause and clause not in warnings)
     sentence = f"{', '.join(warnings)}: {sentence}" if warnings else sentence
     return sentence[0].upper() + sentence[1:] + "."
 
@@ -92,7 +94,7 @@ def warnings_of(
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
     if not rows:
-        warnings.append("speed unknown")
+        warnings.append("speed unknown" if speeds else _NOT_TIMED)
     elif all(row.high < 1 for row in rows):
         warnings.append("slower")
     elif not faster:
@@ -100,7 +102,7 @@ def warnings_of(
     elif faster < len(rows):
         warnings.append(f"faster at {faster} of {len(rows)} sizes only")
     if not proofs:
-        warnings.append("not proven")
+        warnings.append(_NOT_PROVEN)
     return warnings
 
 
@@ -174,7 +176,7 @@ def _blocks(blocks: Sequence[SiteBlocks], layers: int) -> str:
 def _speed(speeds: Sequence[Speed]) -> str:
     rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
     if not rows:
-        return f"speed void ({speeds[0].void})" if speeds else "speed not measured"
+        return f"speed void ({speeds[0].void})" if speeds else _NOT_TIMED
     text = f"{rows[0].ratio:.2f}× as fast as dense at {_at(rows[0])}"
     if len(rows) > 1:
         text += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
@@ -219,7 +221,7 @@ def _proof(proofs: Sequence[Proof]) -> str:
             f"where {formatting.error(first.tolerance)} is allowed ({len(broken)} of {len(proofs)} proofs fail)"
         )
     if not proofs:
-        return "no proof was run"
+        return _NOT_PROVEN
     return f"all {len(proofs)} proofs hold" if len(proofs) > 1 else "the one proof holds"
 
 

@@ -43,7 +43,7 @@ HOSTILE = (
         ("not faster", "Not faster: 58 of 72 heads kept"),
         ("metric fell", "The metric fell too far: accuracy on the test rows 91.5 → 87.1, −4.4 points"),
         ("numbers differ", "Numbers differ: reference graph = shrunk graph fails on the compressed model with"),
-        ("bare", "Speed unknown, not proven: 0 of 1 heads kept"),
+        ("bare", "Speed not measured, no proof was run: 0 of 1 heads kept"),
     ],
 )
 def test_verdict_opens_with_the_most_important_outcome(name: str, opening: str) -> None:
@@ -68,15 +68,15 @@ def test_verdict_of_a_successful_run_is_one_sentence() -> None:
             "Faster at 1 of 2 sizes only: ",
         ),
         ({"speeds": (reports.speed(1, 128, 6.0, 4.0, void="6 fused, 3 fused"),)}, "speed void (6 fused, 3 fused)"),
-        ({"speeds": ()}, "Speed unknown: "),
-        ({"proofs": ()}, "no proof was run"),
+        ({"speeds": ()}, "Speed not measured: "),
+        ({"proofs": ()}, "No proof was run: "),
         (
             {"proofs": reports.proofs(math.nan)},
             "relative error not a number where 0.0001 is allowed (1 of 6 proofs fail)",
         ),
         (
             {"drop_status": DropStatus.FAILED, "proofs": reports.proofs(1.0), "speeds": ()},
-            "Numbers differ, the metric fell too far, speed unknown: ",
+            "Numbers differ, the metric fell too far, speed not measured: ",
         ),
         ({"drop_status": DropStatus.FAILED}, "more than --max-drop 0.02 allows"),
         ({"scores": ()}, "no metric measured"),
@@ -86,6 +86,18 @@ def test_verdict_of_a_successful_run_is_one_sentence() -> None:
 )
 def test_verdict_names_the_outcome(fields: dict[str, Any], text: str) -> None:
     assert text in reports.report(**fields).verdict
+
+
+@pytest.mark.parametrize(
+    ("fields", "subject"),
+    [
+        ({"speeds": ()}, "speed"),
+        ({"proofs": ()}, "proof"),
+        ({"speeds": (), "plan": reports.dense(reports.bert_plan())}, "speed"),
+    ],
+)
+def test_verdict_says_once_what_was_not_measured(fields: dict[str, Any], subject: str) -> None:
+    assert reports.report(**fields).verdict.lower().count(subject) == 1
 
 
 def test_verdict_quotes_the_test_rows_and_says_when_lower_is_better() -> None:
