@@ -19,6 +19,7 @@ def check_agreement(recipe: RecipeSections) -> None:
     _check_distillation(recipe)
     _check_grouping(recipe)
     _check_budget(recipe)
+    _check_prune_units(recipe)
     _check_selection(recipe)
     _check_certificate(recipe)
 
@@ -208,6 +209,23 @@ def _check_budget(recipe: RecipeSections) -> None:
             f"<keep> {keep}, <{first}>: {recipe.selection.method} decides by the budget how many heads stay; omit one"
             " of them, or choose another method for the heads (<method>)",
             *("keep", first),
+        )
+
+
+def _check_prune_units(recipe: RecipeSections) -> None:
+    method, keep, units = recipe.selection.method, recipe.selection.keep, recipe.budget.prune_units
+    if recipe.prunes_after_heads and units == "heads":
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<prune_units> heads: {method} selects the heads, and the budget then removes neurons only; omit it, or"
+            f" choose one of {', '.join(BUDGET_METHODS)} (<method>)",
+            *("prune_units", "method"),
+        )
+    if recipe.prunes and method in BUDGET_METHODS and keep is not None and units == "neurons":
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<keep> {keep}, <prune_units> neurons: no head is removed; omit one of them",
+            *("keep", "prune_units"),
         )
 
 

@@ -74,6 +74,11 @@ class RecipeSections(Config):
         return budget.is_set and not budget.is_timed and selection.keep is None
 
     @property
+    def prunes_after_heads(self) -> bool:
+        """Whether a budget removes neurons after another method has selected the heads."""
+        return self.prunes and self.selects_heads and not self.learns_units
+
+    @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
         return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)

@@ -149,6 +149,8 @@ class NoteCode(StrEnum):
     """No plan that was measured meets the budget."""
     TIMES_DRIFTED = "times-drifted"
     """The dense engine takes another time at the end of the run than when units were allocated."""
+    HEADS_SELECTED_FIRST = "heads-selected-first"
+    """A method selects the heads, and the budget then removes neurons only."""
     BUDGET_ABOVE_DENSE = "budget-above-dense"
     """The budget allows the whole model, so nothing is removed."""
     GROUPS_SKIPPED = "groups-skipped"

@@ -125,7 +125,7 @@ def constraints_of(recipe: Recipe, tables: Sequence[CostTable], heads: int) -> l
             bound = heads
         else:
             share = budget.macs if table.unit == "macs" else budget.parameters
-            bound = None if share is None else share * table.whole
+            bound = None if share is None else share * table.dense
         if bound is not None:
             constraints.append(Constraint(table, bound))
     return constraints
@@ -195,10 +195,10 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
         ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
     else:
         name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"
-        ratio = f" ({minimum / table.whole:.1%} of dense)"
+        ratio = f" ({minimum / table.dense:.1%} of dense)"
     return UsageError(
         f"the budget {name} is {requested}, but {rest} remain{ratio} if every head and neuron is removed that may be:"
-        " embeddings, norms and the output; allow more",
+        " embeddings, norms, the output and units that have to stay; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budget=constraint.budget,
         least=minimum,

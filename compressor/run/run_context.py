@@ -115,6 +115,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
     log.add_notes(run_notes.of_unused_fields(recipe, token_limit(model.folder.model), learns=followed is None))
+    log.add_notes(run_notes.of_order(recipe))
     sizes = work_out_sizes(recipe, model, data, followed)
     selector = _mask_selector(recipe, model, sizes)
     return RunContext(recipe, built, model, data, followed, distillation, sizes, selector, work, log, state)

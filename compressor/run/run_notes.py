@@ -8,6 +8,7 @@ import numpy as np
 
 from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
+from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
@@ -79,17 +80,31 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
         yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
 
 
+def of_order(recipe: Recipe) -> Iterator[Note]:
+    """Which of two stages removes what, where heads are selected before a budget is met."""
+    if recipe.prunes_after_heads:
+        number = "" if recipe.selection.keep is None else f" (--keep {recipe.selection.keep})"
+        budgets = " and ".join(flag_of(name) for name in BUDGETS if recipe.value(name) is not None)
+        yield Note(
+            code=NoteCode.HEADS_SELECTED_FIRST,
+            text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons only,"
+            f" until {budgets} holds",
+        )
+
+
 def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
-    method = METHODS.get((selected.plan.method or "").rpartition("+")[2])
-    if selected.trained and method is not None and method.kind == "budget":
+    names = (selected.plan.method or "").split("+")
+    methods = [METHODS[name] for name in names if name in METHODS]
+    refits = bool(methods) and methods[-1].kind == "budget"
+    if selected.trained and refits:
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
-            text=f"{selected.plan.method}: the weights of the compressed model are those of the kept units, adjusted on"
+            text=f"{names[-1]}: the weights of the compressed model are those of the kept units, adjusted on"
             " training rows whose labels were not used; dense is the model folder with every unit",
         )
-    elif selected.trained:
-        units = "heads and neurons" if selected.plan.neurons_kept < selected.plan.neurons else "heads"
+    if selected.trained and (not refits or methods[0].trains_model):
+        units = "heads and neurons" if selected.plan.neurons_kept < selected.plan.neurons and not refits else "heads"
         how = "with its masks" if selected.plan.masks else f"while its {units} were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,
@@ -119,7 +134,7 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
 def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
     """What was requested and what was reached."""
     if any(constraint.budget >= constraint.table.whole for constraint in constraints):
-        text = "the budget allows every unit, so nothing is removed by it"
+        text = "the budget allows every unit that it could remove, so it removes none"
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
         table, used = constraint.table, measured / constraint.budget

@@ -208,6 +208,16 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ErrorCode.CONTRADICTION,
             ("group_by", "prune_units"),
         ),
+        (
+            {"data": "x", "keep": "50%", "macs": "50%", "prune_units": "heads"},
+            ErrorCode.CONTRADICTION,
+            ("prune_units", "method"),
+        ),
+        (
+            {"data": "x", "keep": "50%", "method": "reconstruct", "prune_units": "neurons"},
+            ErrorCode.CONTRADICTION,
+            ("keep", "prune_units"),
+        ),
         ({"data": "x", "method": "dsp", "speedup": 2}, ErrorCode.MISSING_VALUE, ("keep",)),
         ({"data": "x", "method": "dsp", "speedup": 2, "target": "auto"}, ErrorCode.MISSING_VALUE, ("keep",)),
         ({"data": "x", "method": "ste", "latency": "5ms", "macs": "50%"}, ErrorCode.MISSING_VALUE, ("keep",)),

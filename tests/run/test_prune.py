@@ -155,7 +155,10 @@ def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, t
 
 @pytest.mark.zoo
 def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
-    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%")).plan
+    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%"))
+    plan, (row,) = report.plan, report.budget
+    assert row.requested == pytest.approx(0.8 * row.dense)
+    assert {NoteCode.HEADS_SELECTED_FIRST, NoteCode.TRAINED_ALONG, NoteCode.WEIGHTS_CHANGED} <= codes(report)
     assert plan.heads_kept == 1
     assert plan.neurons_kept < plan.neurons
     assert plan.method == "dsp+reconstruct"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from compressor.measure.costs import CostTable
 from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.budget import Allocation, Constraint
-from compressor.run.products import ShrunkGraph
+from compressor.run.products import SelectedPlan, ShrunkGraph
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 
@@ -36,6 +37,41 @@ def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], f
     notes = list(run_notes.of_unused_fields(Recipe(model="model", **fields), None, learns=learns))
     assert [note.code for note in notes] == ([NoteCode.NO_EFFECT] if flags else [])
     assert all(flag in notes[0].text for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"keep": "50%", "macs": "50%"}, "dsp selects the heads first (--keep 50%); reconstruct then removes neurons"),
+        ({"method": "astar", "max_drop": 0.1, "speedup": 2}, "astar selects the heads first; reconstruct"),
+        ({"method": "dsp", "macs": "50%"}, None),
+        ({"macs": "50%"}, None),
+        ({"keep": "50%"}, None),
+        ({"method": "reconstruct", "keep": "50%"}, None),
+        ({"keep": "50%", "macs": "50%", "plan": "plan.json"}, None),
+    ],
+)
+def test_heads_that_are_selected_before_a_budget_is_met_are_noted(fields: dict[str, Any], text: str | None) -> None:
+    notes = list(run_notes.of_order(Recipe(model="model", data="rows.tsv", **fields)))
+    assert [note.code for note in notes] == ([] if text is None else [NoteCode.HEADS_SELECTED_FIRST])
+    assert all(note.text.startswith(text or "") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("method", "codes"),
+    [
+        ("dsp", [NoteCode.TRAINED_ALONG]),
+        ("reconstruct", [NoteCode.WEIGHTS_CHANGED]),
+        ("dsp+reconstruct", [NoteCode.WEIGHTS_CHANGED, NoteCode.TRAINED_ALONG]),
+        ("astar+reconstruct", [NoteCode.WEIGHTS_CHANGED]),
+    ],
+)
+def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: list[NoteCode]) -> None:
+    plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
+    folder: Any = SimpleNamespace(config=None, task="sequence-classification")
+    data: Any = object()
+    notes = run_notes.of_selection(folder, SelectedPlan(plan, (), trained=True), data)
+    assert [note.code for note in notes] == codes
 
 
 def test_a_length_beyond_the_model_is_noted() -> None:
