@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 import pydantic
-from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import Console
+from compressor.cli.console import Console, text_table
 from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
@@ -89,7 +88,7 @@ def _bench_folder(
         *(["rows/s, callers"] if request.callers > 1 else []),
         "attentions fused",
     ]
-    table = Table(*columns, box=None, pad_edge=False)
+    table = text_table(*columns)
     for row in rows:
         if row.failure:
             table.add_row(row.label, Text(row.failure))
@@ -126,7 +125,7 @@ def _bench_graphs(
         seconds=measure.seconds,
         listener=console,
     )
-    table = Table("batch", "tokens", "dense p50", "compressed p50", "ratio", "95% interval", box=None, pad_edge=False)
+    table = text_table("batch", "tokens", "dense p50", "compressed p50", "ratio", "95% interval")
     for row in result.speeds:
         interval = f"[{row.low:.2f}, {row.high:.2f}]" + (f" void: {row.void}" if row.void else "")
         cells = (f"{row.dense.p50:.2f} ms", f"{row.compressed.p50:.2f} ms", f"{row.ratio:.2f}")

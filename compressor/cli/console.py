@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from compressor.progress import ProgressCallback, ignore_progress
@@ -65,6 +66,11 @@ class Console:
             task = bar.add_task(name, total=None)
             yield lambda finished, total: bar.update(task, completed=finished, total=total)
         console.print(Text.assemble((f"{name:<42}", "bold"), f"{time.perf_counter() - start:8.1f} s"))
+
+
+def text_table(*headings: str) -> Table:
+    """An empty table with these columns; a narrow terminal folds its cells and cuts none."""
+    return Table(*(Column(heading, overflow="fold") for heading in headings), box=None, pad_edge=False)
 
 
 def _stderr() -> RichConsole:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import Console
+from compressor.cli.console import Console, text_table
 from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.cli.output_file import check_output_file
 from compressor.config.costs import CostsOutput
@@ -91,10 +91,9 @@ def _output_file(path: Path, *, force: bool) -> Path:
 
 
 def _table(unit: str, rows: tuple[tuple[str, ...], ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in (f"{unit} kept", "time of one", "all, of the model"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    table = text_table(f"{unit} kept", "time of one", "all, of the model", "")
+    for column in table.columns[:3]:
+        column.justify = "right"
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import Console
+from compressor.cli.console import Console, text_table
 from compressor.config.fields import reference_rows
 from compressor.config.methods import METHODS
 from compressor.config.recipe_file import FILE_NAME, json_schema
@@ -29,7 +28,7 @@ def recipe(console: Console, schema: bool, method: str | None) -> None:
     if schema:
         click.echo(console.as_json(content))
         return
-    table = Table("key", "default", "description", box=None, pad_edge=False)
+    table = text_table("key", "default", "description")
     for row in reference_rows(FIELDS):
         table.add_row(*(Text(cell.replace("`", "")) for cell in row))
     console.result(table, content)
@@ -45,7 +44,7 @@ def _print_options(console: Console, method: str) -> None:
         )
     from compressor.selection.options import list_options, option_models
 
-    table = Table("option", "default", "description", box=None, pad_edge=False)
+    table = text_table("option", "default", "description")
     options = list_options(*option_models(method))
     for option in options:
         table.add_row(option.name, option.assignment.partition("=")[2], Text(option.description))

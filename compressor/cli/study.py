@@ -7,11 +7,10 @@ from typing import Any
 import click
 import pydantic
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import Console
+from compressor.cli.console import Console, text_table
 from compressor.cli.field_options import FieldsCommand, option_of, options_of, renamed_options
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.recipe_file import recipe_of
@@ -63,7 +62,8 @@ def study(console: Console, kind: str, model: str | None, size: str, file: str |
     findings = studies.study(kind, request, console)
     tables: list[RenderableType] = []
     for content in findings.tables:
-        table = Table(*content.columns, title=content.title, title_justify="left", box=None, pad_edge=False)
+        table = text_table(*content.columns)
+        table.title, table.title_justify = content.title, "left"
         for row in content.rows:
             table.add_row(*(Text(value) for value in row))
         tables += [table, Text()]

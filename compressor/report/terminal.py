@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,12 +19,7 @@ _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
 def summary(report: Report) -> RenderableType:
     """The verdict, then a table of dense against compressed. Names are plain text: brackets are not read as markup."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for column in ("dense", "compressed", "change"):
-        table.add_column(column, justify="right")
-    for row in _rows(report):
-        table.add_row(*(Text(cell) for cell in row))
+    table = _table(("", "dense", "compressed", "change"), _rows(report))
     style = _STYLES[tone(report)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     if report.candidates:
@@ -41,25 +36,29 @@ def summary(report: Report) -> RenderableType:
 def frontier_summary(frontier: Frontier) -> RenderableType:
     """The sentence of a ladder, then a table of its rungs."""
     headings, rows = frontier_rows(frontier)
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    table = _table(headings, rows)
     is_missed = frontier.max_drop is not None and frontier.fastest is None
     return Group(Text(frontier.sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
 
 
 def _candidates(report: Report) -> Table:
-    """The engines that were tried, the delivered one marked."""
-    (_, *headings), rows = formatting.candidate_table(report.candidates)
+    """The engines that were tried, the delivered one marked, with as many of the page's columns as a terminal takes."""
+    headings, rows = formatting.candidate_table(report.candidates)
+    shown = slice(1, headings.index("equal answers"))
+    cells = [
+        (row[0], *row[shown], "not delivered" if candidate.failure else row[-1])
+        for candidate, row in zip(report.candidates, rows, strict=True)
+    ]
+    return _table(("engines tried", *headings[shown], ""), cells)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of names and numbers; a narrow terminal folds its cells and cuts none."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("engines tried")
-    for heading in (*headings[:-1], ""):
-        table.add_column(heading, justify="right")
-    for candidate, row in zip(report.candidates, rows, strict=True):
-        outcome = "not delivered" if candidate.failure else row[-1]
-        table.add_row(*(Text(cell) for cell in (*row[:-1], outcome)))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressor.cli.console import Console, text_table
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
 from compressor.report import write
@@ -226,3 +227,10 @@ def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: 
 def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
     result = compress(capfd, "bench", graph, graph, "--batch", "1", "--seq", "8", "--seconds", "0.01")
     assert result.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"
+
+
+def test_a_narrow_terminal_cuts_no_cell(capfd: Cap) -> None:
+    table, cell = text_table("heading" * 20), "cell" * 40
+    table.add_row(cell)
+    Console().result(table, None)
+    assert "".join(capfd.readouterr().out.split()) == "heading" * 20 + cell
