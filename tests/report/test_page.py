@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from compressor.report import write
+from compressor.results import Report
 from tests.report import reports
+from tests.report.test_candidates import report_of
 
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -21,6 +23,20 @@ _FLAGS = (
 ).split()
 _NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
 _PROBE = '<!doctype html><img src="http://elsewhere.invalid/x.png"><script>console.log("seen")</script>'
+_PHONE = """<!doctype html><iframe width="400" height="800"></iframe><output></output><script>
+const frame = document.querySelector("iframe"), scrolls = (node, root) =>
+  node !== root && (getComputedStyle(node).overflowX === "auto" || scrolls(node.parentElement, root));
+frame.onload = () => {
+  const root = frame.contentDocument.documentElement;
+  for (const details of root.querySelectorAll("details")) details.open = true;
+  const cut = [...root.querySelectorAll("body *")].filter(node =>
+    node.getBoundingClientRect().right > root.clientWidth + 1 && !scrolls(node.parentElement, root));
+  document.querySelector("output").textContent = JSON.stringify(
+    { cut: cut.map(node => node.outerHTML.slice(0, 80)), sideways: root.scrollWidth - root.clientWidth });
+};
+frame.src = "report.html";
+</script>"""
+"""A page that opens the report in a frame as wide as a phone, and writes what does not fit into it."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +55,7 @@ def _open(chromium: str, page: Path, folder: Path) -> tuple[str, list[str], list
     log = folder / "net.json"
     arguments = [
         _NO_NETWORK,
+        "--allow-file-access-from-files",
         f"--user-data-dir={folder / 'profile'}",
         f"--log-net-log={log}",
         "--dump-dom",
@@ -62,6 +79,19 @@ def test_chromium_shows_the_verdict(name: str, chromium: str, tmp_path: Path) ->
     assert dom.count("<svg") == 6
     assert console == []
     assert requested == []
+
+
+LONG_STAGE = {"timing_the_cost_of_units_" * 4: 1.0}
+
+
+@pytest.mark.parametrize("report", [reports.wide(), report_of(seconds=LONG_STAGE)], ids=["many heads", "many engines"])
+def test_a_phone_cuts_nothing(report: Report, chromium: str, tmp_path: Path) -> None:
+    write(report, tmp_path)
+    (tmp_path / "phone.html").write_text(_PHONE)
+    dom, _, _ = _open(chromium, tmp_path / "phone.html", tmp_path)
+    measured = re.search(r"<output>(.+?)</output>", dom, re.DOTALL)
+    assert measured is not None
+    assert json.loads(html.unescape(measured[1])) == {"cut": [], "sideways": 0}
 
 
 def test_requests_and_console_output_are_detected(chromium: str, tmp_path: Path) -> None:
