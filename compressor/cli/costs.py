@@ -45,7 +45,7 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     """Time the engine of MODEL, a model folder, with fewer and fewer heads and neurons.
 
     These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
-    cliff is a number of units that takes longer than the next larger one. No rows are needed.
+    cliff is a number of units that takes longer than the next larger one, by more than noise. No rows are needed.
     """
     recipe = _recipe({"model": model, **{name: value for name, value in flags.items() if value is not None}})
     path = None if out is None else _output_file(Path(out), force=bool(force))

@@ -5,7 +5,7 @@ from compressor.measure.bench_folder import bench_folder
 from compressor.measure.bootstrap import Interval, paired_interval
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave, saved_share
-from compressor.measure.turns import median_times, paired_times
+from compressor.measure.turns import median_times, paired_ratios, paired_times
 
 __all__ = [
     "BenchResult",
@@ -18,6 +18,7 @@ __all__ = [
     "macs",
     "median_times",
     "paired_interval",
+    "paired_ratios",
     "paired_times",
     "require_run",
     "saved_share",

@@ -15,6 +15,8 @@ from graph_passes.files import atomic_replace
 
 CLIFF = 1.05
 """Ratio of times from which on a larger number of units that is faster than a smaller one is called a cliff."""
+_ERRORS_OF_CLIFF = 4.0
+"""Multiple of its standard error that such a difference has to exceed."""
 
 
 class GroupCosts(BaseModel):
@@ -25,6 +27,8 @@ class GroupCosts(BaseModel):
         type: `heads` or `neurons`.
         counts: numbers of units that were measured, ascending; the last one is all.
         savings: what one of the groups saves at each number, against all of its units; the last one is zero.
+        errors: standard error of the difference between the savings at each number and at the next larger one; empty:
+            they are exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +37,7 @@ class GroupCosts(BaseModel):
     type: str
     counts: tuple[int, ...]
     savings: tuple[float, ...]
+    errors: tuple[float, ...] = ()
 
     @functools.cached_property
     def _smoothed(self) -> tuple[float, ...]:
@@ -44,21 +49,24 @@ class GroupCosts(BaseModel):
         """The saving at any number of units, without noise: between two that were measured it is linear."""
         return float(np.interp(count, self.counts, self._smoothed))
 
-    def with_savings(self, savings: Sequence[float]) -> GroupCosts:
-        """The row with other savings."""
+    def with_savings(self, savings: Sequence[float], errors: Sequence[float] = ()) -> GroupCosts:
+        """The row with other savings, and their errors."""
         # A copy would keep what is computed from the former ones.
-        return GroupCosts(groups=self.groups, type=self.type, counts=self.counts, savings=tuple(savings))
+        fields = {"groups": self.groups, "type": self.type, "counts": self.counts}
+        return GroupCosts(**fields, savings=tuple(savings), errors=tuple(errors))
 
     def scaled(self, factor: float) -> GroupCosts:
         """The row with all savings multiplied by a factor."""
-        return self.with_savings([factor * saving for saving in self.savings])
+        savings, errors = ([factor * value for value in values] for values in (self.savings, self.errors))
+        return self.with_savings(savings, errors)
 
     @property
     def cliffs(self) -> tuple[int, ...]:
-        """Numbers of units that cost more than the next larger number that was measured."""
-        whole = max(self.savings)
-        pairs = zip(self.counts, self.savings, self.savings[1:], strict=False)
-        return tuple(count for count, saving, larger in pairs if larger - saving > (CLIFF - 1) * whole)
+        """Numbers of units that cost more than the next larger number that was measured, by more than noise explains."""
+        excess = np.diff(self.savings)
+        errors = np.array(self.errors) if self.errors else np.zeros_like(excess)
+        least = np.maximum((CLIFF - 1) * max(self.savings), _ERRORS_OF_CLIFF * errors)
+        return tuple(count for count, is_cliff in zip(self.counts, excess > least, strict=False) if is_cliff)
 
 
 class CostTable(BaseModel):

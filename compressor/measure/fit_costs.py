@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,7 +19,9 @@ _LEAST_SHARE = 1e-3
 """Share of the time of the whole model below which a sum is noise, and spread of logarithms that has a slope."""
 
 
-def fit_times(table: CostTable, points: Sequence[Point], fitted: Sequence[int]) -> CostTable:
+def fit_times(
+    table: CostTable, points: Sequence[Point], fitted: Sequence[int], errors: Sequence[float] = ()
+) -> CostTable:
     """The table whose sums are closest to the times of plans, in relative terms.
 
     The time of a plan is taken as that of a plan without units, and for each group a cost for each interval between its
@@ -29,6 +32,7 @@ def fit_times(table: CostTable, points: Sequence[Point], fitted: Sequence[int]) 
         table: the time of the whole model, and rows with the numbers of units between which costs are linear.
         points: the plans, and their times.
         fitted: indices of the rows that are fitted; the others keep their costs.
+        errors: standard error of each of the times; empty: unknown.
     """
     rows = {index: table.rows[index] for index in fitted}
     fixed = [row for index, row in enumerate(table.rows) if index not in rows]
@@ -37,9 +41,14 @@ def fit_times(table: CostTable, points: Sequence[Point], fitted: Sequence[int]) 
     known = [sum(row.saving(0) - row.saving(counts[name]) for row in fixed for name in row.groups) for counts in plans]
     weights = np.array([1.0] * len(points) + [_EXACTNESS]) / np.array(times)
     design = np.array([[1.0, *(part for row in rows.values() for part in _intervals(row, counts))] for counts in plans])
-    costs = lstsq(design * weights[:, None], (np.array(times) - known) * weights)[0][1:]
-    parts = np.split(costs, np.cumsum([len(row.counts) - 1 for row in rows.values()]))
-    rows = {index: _with_costs(row, part) for (index, row), part in zip(rows.items(), parts, strict=False)}
+    design, relative = design * weights[:, None], (np.array(times) - known) * weights
+    costs = lstsq(design, relative)[0]
+    ends = np.cumsum([1, *(len(row.counts) - 1 for row in rows.values())])
+    spread = _errors_of_costs(design, relative - design @ costs, weights[:-1] * errors) if errors else None
+    rows = {
+        index: _with_costs(row, costs[start:end], () if spread is None else spread[start:end].tolist())
+        for (index, row), (start, end) in zip(rows.items(), itertools.pairwise(ends), strict=True)
+    }
     return table.model_copy(update={"rows": tuple(rows.get(index, row) for index, row in enumerate(table.rows))})
 
 
@@ -51,11 +60,27 @@ def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
     return parts
 
 
-def _with_costs(row: GroupCosts, costs: np.ndarray) -> GroupCosts:
+def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Standard errors of fitted costs; larger in proportion where residuals exceed what the errors of times explain.
+
+    Args:
+        design: the weighted design, whose last row is the whole model.
+        residuals: relative errors of the fit.
+        errors: relative standard errors of the times of the plans.
+    """
+    errors = np.append(errors, 0.0)  # other times are relative to that of the whole model
+    inverse = np.linalg.pinv(design)
+    expected = float(np.square((np.eye(len(design)) - design @ inverse) * errors).sum())
+    excess = float(np.square(residuals).sum()) / expected if expected > 0 else 1.0
+    spread: np.ndarray = np.sqrt(max(1.0, excess) * np.square(inverse * errors).sum(axis=1))
+    return spread
+
+
+def _with_costs(row: GroupCosts, costs: np.ndarray, errors: Sequence[float]) -> GroupCosts:
     """A row whose intervals cost what was fitted."""
     savings = [*np.cumsum(costs[::-1])[::-1].tolist(), 0.0]
     # An empty group computes nothing, so that what it takes longer by is noise.
-    return row.with_savings([max(savings), *savings[1:]])
+    return row.with_savings([max(savings), *savings[1:]], errors)
 
 
 def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostTable:

@@ -11,6 +11,9 @@ import numpy as np
 from compressor.measure.timing import ROUND_CALLS, ROUND_SECONDS, WARM_UP_CALLS, Clock, timed_round, wait_until_idle
 from compressor.targets.base import Engine, Feeds
 
+_RESAMPLES = 500
+"""Bootstrap draws of turns that a standard error is computed from."""
+
 
 def median_times(
     engines: Sequence[Engine],
@@ -54,11 +57,37 @@ def paired_times(
         wait: returns when no thread of earlier calls computes.
         clock: returns seconds; None: `time.perf_counter`.
     """
-    turns = _turns(engines, feeds, seconds, wait, clock)
-    medians = np.array([[np.median(times) for times in turn] for turn in turns])
+    medians = _medians(engines, feeds, seconds, wait, clock)
     ratios = np.median(medians / medians[:, :1], axis=0)
     times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
     return times
+
+
+def paired_ratios(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[tuple[float, float]]:
+    """The time of each engine but the control relative to the control's, and the standard error of this ratio.
+
+    The ratios are those of `paired_times`, which has the same arguments; errors are by the bootstrap over turns.
+    """
+    medians = _medians(engines, feeds, seconds, wait, clock)
+    ratios = medians[:, 1:] / medians[:, :1]
+    draws = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
+    errors = np.median(ratios[draws], axis=1).std(axis=0)
+    return list(zip(np.median(ratios, axis=0).tolist(), errors.tolist(), strict=True))
+
+
+def _medians(
+    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
+) -> np.ndarray:
+    """Median seconds of a call of each engine in each turn, `[turns, engines]`."""
+    turns = _turns(engines, feeds, seconds, wait, clock)
+    return np.array([[np.median(times) for times in turn] for turn in turns])
 
 
 def _turns(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 import graph_passes
-from compressor.measure import macs, paired_times
+from compressor.measure import macs, paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.fit_costs import fit_times, with_curve
 from compressor.progress import ProgressCallback
@@ -230,7 +230,7 @@ def measure_times(
     tables = []
     for size, feeds in inputs.items():
         whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
-        times = [whole * by_size[size] for by_size in shares]
+        times, errors = (whole * np.array([by_size[size] for by_size in shares]).T).tolist()
         table = CostTable(
             unit="ms",
             engine=engines.choice.label,
@@ -241,7 +241,7 @@ def measure_times(
             rows=_proportional_rows(classes, whole, counted),
         )
         alone, together = times[: len(plans)], times[len(plans) :]
-        table = fit_times(table, list(zip(plans, alone, strict=True)), fitted)
+        table = fit_times(table, list(zip(plans, alone, strict=True)), fitted, errors[: len(plans)])
         tables.append(with_curve(table, alone[0], list(zip(mixed, together, strict=True))))
     return tables
 
@@ -272,9 +272,9 @@ def _time_plans(
     whole: Engine,
     inputs: Mapping[Size, Feeds],
     on_progress: ProgressCallback,
-) -> list[dict[Size, float]]:
-    """The time of each plan by size, as a share of the whole model's."""
-    shares: list[dict[Size, float]] = []
+) -> list[dict[Size, tuple[float, float]]]:
+    """The time of each plan by size, as a share of the whole model's, and its standard error."""
+    shares: list[dict[Size, tuple[float, float]]] = []
     for start in range(0, len(plans), _TIMED_TOGETHER):
         on_progress(start, len(plans))
         built = [
@@ -283,9 +283,9 @@ def _time_plans(
         ]
         shares += [{} for _ in built]
         for size, feeds in inputs.items():
-            reference, *times = paired_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
-            for number, seconds in enumerate(times):
-                shares[start + number][size] = seconds / reference
+            ratios = paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1))
+            for number, ratio in enumerate(ratios):
+                shares[start + number][size] = ratio
         for engine in built:
             engines.discard(engine)
     on_progress(len(plans), len(plans))

@@ -52,6 +52,12 @@ def test_a_cliff_is_a_number_of_units_that_is_slower_than_a_larger_one() -> None
     assert group([10.0, 6.0, 4.0, 2.0]).cliffs == ()
 
 
+@pytest.mark.parametrize(("error", "cliffs"), [(0.4, (4,)), (0.6, ())])
+def test_a_cliff_exceeds_four_standard_errors(error: float, cliffs: tuple[int, ...]) -> None:
+    row = group([10.0, 4.0, 6.0, 2.0]).with_savings([10.0, 4.0, 6.0, 2.0, 0.0], [0.0, error, 0.0, 0.0])
+    assert row.cliffs == row.scaled(3.0).cliffs == cliffs
+
+
 def test_tables_are_read_only_under_their_own_key(tmp_path: Path) -> None:
     path, key = tmp_path / "cache" / "costs.json", {"machine": "a", "threads": "2"}
     assert load_tables(path, key) == ((), ())

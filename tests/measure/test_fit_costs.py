@@ -65,16 +65,54 @@ def test_a_fit_is_as_close_as_what_is_measured(seed: int, noise: float) -> None:
     assert np.sqrt(np.mean(np.square(errors))) < 1e-6 + 3 * noise
 
 
-def test_a_width_that_is_slower_than_a_larger_one_is_a_cliff() -> None:
+def with_cliff() -> tuple[CostTable, int]:
+    """A table, and the number of neurons that is slower than a larger one."""
     truth = table_of(50.0)
     row = truth.rows[1]
     slower = list(row.savings)
-    slower[-2] = -0.2 * slower[0]
-    truth = truth.model_copy(update={"rows": (truth.rows[0], row.with_savings(slower), truth.rows[2])})
+    slower[-2] = -0.3 * slower[0]
+    return truth.model_copy(update={"rows": (truth.rows[0], row.with_savings(slower), truth.rows[2])}), row.counts[-2]
+
+
+def test_a_width_that_is_slower_than_a_larger_one_is_a_cliff() -> None:
+    truth, cliff = with_cliff()
     points = [(plan, raw_cost(truth, plan)) for plan in timed_plans(CLASSES, SHARES)]
     fitted = fit_times(table_of(50.0), points, [0, 1, 2])
-    assert fitted.rows[1].cliffs == (row.counts[-2],)
-    assert not fitted.rows[0].cliffs
+    assert [row.cliffs for row in fitted.rows] == [(), (cliff,), ()]
+
+
+def fit_to_rounds(truth: CostTable, noise: float, seed: int) -> CostTable:
+    """A table that is fitted to the median times of six rounds of each plan."""
+    rng, plans = np.random.default_rng(seed), timed_plans(CLASSES, SHARES)
+    rounds = [raw_cost(truth, plan) * np.exp(rng.normal(0.0, noise, 6)) for plan in plans]
+    points = [(plan, float(np.median(times))) for plan, times in zip(plans, rounds, strict=True)]
+    return fit_times(table_of(50.0), points, [0, 1, 2], [float(times.std() / 2) for times in rounds])
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_noise_is_no_cliff(noise: float) -> None:
+    rows = [row.with_savings(np.maximum(np.array(row.savings) - row.savings[0] / 2, 0)) for row in table_of(50.0).rows]
+    flat = table_of(50.0).model_copy(update={"rows": tuple(rows)})
+    marked = sum(any(row.cliffs for row in fit_to_rounds(flat, noise, seed).rows) for seed in range(20))
+    assert marked <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cliff_is_found_in_noise(seed: int) -> None:
+    truth, cliff = with_cliff()
+    assert fit_to_rounds(truth, 0.01, seed).rows[1].cliffs == (cliff,)
+
+
+def test_errors_grow_with_residuals_that_they_do_not_explain() -> None:
+    truth, plans = random_table(0), timed_plans(CLASSES, SHARES)
+    rng = np.random.default_rng(0)
+    points = [(plan, truth.cost(plan) * np.exp(rng.normal(0.0, 0.1))) for plan in plans]
+    small, large = (
+        fit_times(table_of(truth.whole), points, [0, 1, 2], [share * time for _, time in points]).rows[0].errors
+        for share in (0.001, 0.002)
+    )
+    assert len(small) == len(truth.rows[0].counts) - 1
+    assert small == pytest.approx(large)
 
 
 def raw_cost(table: CostTable, plan: dict[str, int]) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.measure import median_times, paired_times
+from compressor.measure import median_times, paired_ratios, paired_times
 from compressor.targets.base import Feeds
-from tests.targets.engines import FakeClock, FakeEngine
+from tests.targets.engines import FakeClock, FakeEngine, NoisyEngine
 
 
 class DisturbedEngine(FakeEngine):
@@ -28,7 +29,7 @@ class DisturbedEngine(FakeEngine):
         return super().run(feeds)
 
 
-def timed(function: Callable[..., list[float]], *engines: FakeEngine, seconds: float = 20.0) -> list[float]:
+def timed(function: Callable[..., Any], *engines: FakeEngine, seconds: float = 20.0) -> Any:
     clock = FakeClock(*engines)
     return function(engines, {}, seconds, wait=lambda: None, clock=clock.read)
 
@@ -37,6 +38,14 @@ def timed(function: Callable[..., list[float]], *engines: FakeEngine, seconds: f
 def test_the_ratio_of_two_engines_is_that_of_an_undisturbed_machine(disturbed: float, milliseconds: float) -> None:
     control, engine = timed(paired_times, DisturbedEngine(10.0, disturbed), DisturbedEngine(milliseconds, disturbed))
     assert engine / control == pytest.approx(milliseconds / 10.0)
+
+
+def test_ratios_have_the_standard_error_of_their_repetitions() -> None:
+    measured = [timed(paired_ratios, NoisyEngine(4.0, seed), NoisyEngine(2.0, seed + 100), seconds=2.0) for seed in range(60)]
+    ratios, errors = np.array(measured)[:, 0].T
+    assert np.mean(ratios) == pytest.approx(0.5, rel=0.02)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(ratios), rel=0.3)
+    assert timed(paired_ratios, FakeEngine(40.0), FakeEngine(20.0)) == [(pytest.approx(0.5), pytest.approx(0.0))]
 
 
 def test_the_control_has_its_median_time() -> None:
