@@ -99,8 +99,16 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links are not)
     work = WorkDir(out)
-    _check_work_folder(work.path)
-    work.path.mkdir(parents=True, exist_ok=True)
+    try:
+        _check_work_folder(work.path)
+        work.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{out}: the folder cannot be created ({error.strerror}); check the path and its permissions, or write to"
+            " another folder (-o)",
+            code=ErrorCode.FILE_UNWRITABLE,
+            path=out,
+        ) from error
     with locked(work.path):
         try:
             _recover(out)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.errors import InputError, MetricDropError, UsageError
+from compressor.errors import ErrorCode, InputError, MetricDropError, UsageError
 from compressor.workdir import open_workdir
 
 
@@ -58,6 +58,16 @@ def test_a_partial_folder_that_no_run_wrote_is_not_touched(tmp_path: Path) -> No
     with pytest.raises(InputError, match="no run left it"), open_workdir(tmp_path / "out", force=False):
         pass
     assert (tmp_path / "out.partial" / "letter.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize("name", ["letter.txt/out", f"letter.txt/../{'o' * 250}"])
+def test_an_output_folder_that_cannot_be_created_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    out = Path(os.path.normpath(tmp_path / name))
+    with pytest.raises(InputError) as error, open_workdir(out, force=False):
+        pass
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_UNWRITABLE, out)
+    assert ".partial" not in str(error.value)
 
 
 def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path) -> None:
