@@ -62,7 +62,7 @@ class GroupCosts(BaseModel):
 
     @property
     def cliffs(self) -> tuple[int, ...]:
-        """Numbers of units that cost more than the next larger number that was measured, by more than noise explains."""
+        """Numbers of units that cost more than the next larger number that was measured, beyond noise."""
         excess = np.diff(self.savings)
         errors = np.array(self.errors) if self.errors else np.zeros_like(excess)
         least = np.maximum((CLIFF - 1) * max(self.savings), _ERRORS_OF_CLIFF * errors)

@@ -87,8 +87,8 @@ def of_order(recipe: Recipe) -> Iterator[Note]:
         budgets = " and ".join(flag_of(name) for name in BUDGETS if recipe.value(name) is not None)
         yield Note(
             code=NoteCode.HEADS_SELECTED_FIRST,
-            text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons only,"
-            f" until {budgets} holds",
+            text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons"
+            f" only, until {budgets} holds",
         )
 
 

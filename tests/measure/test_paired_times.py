@@ -41,7 +41,9 @@ def test_the_ratio_of_two_engines_is_that_of_an_undisturbed_machine(disturbed: f
 
 
 def test_ratios_have_the_standard_error_of_their_repetitions() -> None:
-    measured = [timed(paired_ratios, NoisyEngine(4.0, seed), NoisyEngine(2.0, seed + 100), seconds=2.0) for seed in range(60)]
+    measured = [
+        timed(paired_ratios, NoisyEngine(4.0, seed), NoisyEngine(2.0, seed + 100), seconds=2.0) for seed in range(60)
+    ]
     ratios, errors = np.array(measured)[:, 0].T
     assert np.mean(ratios) == pytest.approx(0.5, rel=0.02)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(ratios), rel=0.3)
