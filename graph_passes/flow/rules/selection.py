@@ -159,7 +159,23 @@ class ConcatRule:
         return False
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        pass
+        """Join only the inputs of which something is needed; where nothing is needed of any, join all of them."""
+        axis = self._axis(node, context)
+        joined = [value for value, need in zip(node.inputs, held, strict=True) if not _is_empty(need, axis)]
+        if not 0 < len(joined) < len(node.inputs):
+            return
+        node.resize_inputs(len(joined))
+        for position, value in enumerate(joined):
+            node.replace_input_with(position, value)
+        if len(joined) == 1:
+            node.op_type = "Identity"
+            node.attributes.clear()
+
+
+def _is_empty(need: Need | None, axis: int) -> bool:
+    """Whether a need has no index of an axis."""
+    index = None if need is None else need[axis]
+    return index is not None and len(index) == 0
 
 
 def _free_parts() -> NoRuleError:

@@ -68,6 +68,23 @@ def test_a_slice_of_the_first_position_is_a_selection() -> None:
 
 
 @pytest.mark.parametrize(
+    ("positions", "kept"),
+    [
+        pytest.param([0], ["MatMul", "Gather"], id="the first part"),
+        pytest.param([6, 0], ["Concat", "MatMul", "Gather"], id="the first and the last part"),
+    ],
+)
+def test_parts_without_positions_that_are_read_are_removed(positions: list[int], kept: list[str]) -> None:
+    body = "p = MatMul(x, U)  t = Concat <axis = 1> (c, p, d)  h = MatMul(t, W)  y = Gather <axis = 1> (h, read)"
+    weights = f"float[8, 8] U, float[8, 8] W, int64[{len(positions)}] read = {{{', '.join(map(str, positions))}}}"
+    parts = "float[B, 1, 8] c, float[B, 5, 8] x, float[B, 1, 8] d"
+    model = graph(body, weights, inputs=parts, outputs=f"float[B, {len(positions)}, 8] y")
+    result = rewritten(DropUnreadPositions(), model)
+    CleanUp()(result.model)
+    assert operators(result.model) == kept
+
+
+@pytest.mark.parametrize(
     ("body", "weights", "outputs"),
     [
         pytest.param(FEED_FORWARD.replace("h =", "y ="), "", "float[B, S, 8] y", id="every position is an output"),
