@@ -12,7 +12,7 @@ import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import CompressorError, ErrorCode, UsageError
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
@@ -21,6 +21,7 @@ from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
+from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
 
 
@@ -191,17 +192,36 @@ def test_the_same_run_gives_the_same_plan(inputs: Path, tmp_path: Path) -> None:
     ("fields", "kind", "code"),
     [
         ({"macs": "0.1%"}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"parameters": "0.1%"}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"macs": "60%", "data": "few.tsv"}, InputError, ErrorCode.TOO_FEW_ROWS),
         ({"speedup": 2, "budget_at": "3x8"}, UsageError, ErrorCode.CONTRADICTION),
     ],
 )
-def test_a_budget_that_cannot_be_met_is_refused(
-    inputs: Path, tmp_path: Path, fields: dict[str, Any], kind: type[CompressorError], code: ErrorCode
+def test_what_cannot_be_met_is_refused_before_statistics_are_gathered(
+    inputs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    kind: type[CompressorError],
+    code: ErrorCode,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = [f"{number % 2}\tgood" for number in range(5)]  # the four that are not held out have 12 tokens
+    Path("few.tsv").write_text("\n".join(["label\ttext", *few, ""]))
+    fields = {"eval_data": str(inputs / "rows.tsv"), **fields}
+    listener = RecordingListener()
     with pytest.raises(kind) as error:
-        run(inputs, tmp_path / "out", **fields)
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
     assert error.value.code is code
     assert "\n" not in str(error.value)
+    assert not any(stage.startswith("gathering statistics") for stage in listener.stages)
     assert not (tmp_path / "out").exists()
+
+
+def test_statistics_are_gathered_in_a_stage(inputs: Path, tmp_path: Path) -> None:
+    listener = RecordingListener("gathering statistics", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="60%"), listener)
 
 
 @pytest.mark.zoo

@@ -26,7 +26,7 @@ from compressor.selection.reconstruct.second_order import (
     removal_order,
     unit_columns,
 )
-from compressor.selection.reconstruct.statistics import TokenWeights, collect_inputs
+from compressor.selection.reconstruct.statistics import TokenWeights, collect_inputs, count_tokens
 from compressor.units import PrunableGroup
 from compressor.units.layers import Linear, linear_sizes, linear_weight
 
@@ -103,6 +103,35 @@ def linear_at(model: PreTrainedModel, path: str) -> Linear:
     return linear
 
 
+def require_tokens(model: PreTrainedModel, groups: Sequence[PrunableGroup], batches: Sequence[Batch]) -> None:
+    """Check that calibration batches have at least as many tokens as the linear of each group has inputs.
+
+    Args:
+        model: the model.
+        groups: the groups, each with its linear.
+        batches: inputs `[rows, ...]`.
+
+    Raises:
+        InputError: they have fewer.
+    """
+    tokens = count_tokens(model, batches, list({str(group.linear): None for group in groups}))
+    rows = sum(len(next(iter(batch.values()))) for batch in batches)
+    for group in groups:
+        count, (inputs, _) = tokens[str(group.linear)], linear_sizes(linear_of(model, group))
+        if count >= inputs:
+            continue
+        needed = int(np.ceil(rows * inputs / max(count, 1)))
+        raise InputError(
+            f"{group.name}: the {rows} rows that units are chosen by have {count} tokens, fewer than its {inputs}"
+            f" inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data), because"
+            " up to a quarter is held out",
+            code=ErrorCode.TOO_FEW_ROWS,
+            group=group.name,
+            rows=rows,
+            needed=needed,
+        )
+
+
 def gather_grams(
     model: PreTrainedModel,
     groups: Sequence[PrunableGroup],
@@ -123,7 +152,7 @@ def gather_grams(
         Module path of the linear -> Gram matrix.
 
     Raises:
-        InputError: there are fewer tokens than a linear has inputs, or an activation is not finite.
+        InputError: an activation is not finite.
     """
     linears = {str(group.linear): linear_of(model, group) for group in groups}
     statistics = {
@@ -138,11 +167,7 @@ def gather_grams(
         on_progress(number, len(batches))
         collect_inputs(model, [batch], list(linears), observe, [batch_weights])
     on_progress(len(batches), len(batches))
-    grams = {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
-    rows = sum(len(next(iter(batch.values()))) for batch in batches)
-    for group in groups:
-        _require_tokens(group, grams[str(group.linear)], rows)
-    return grams
+    return {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
 
 
 def choices_of(
@@ -169,21 +194,6 @@ def choices_of(
         metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
         choices.append(GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric))
     return choices
-
-
-def _require_tokens(group: PrunableGroup, gram: Gram, rows: int) -> None:
-    """Raise unless there are as many tokens as the linear of a group has inputs."""
-    if gram.weight >= gram.inputs:  # token weights are one on average
-        return
-    needed = int(np.ceil(rows * gram.inputs / max(gram.weight, 1.0)))
-    raise InputError(
-        f"{group.name}: the rows have {gram.weight:.0f} tokens, fewer than its {gram.inputs} inputs; give at least"
-        f" {needed} rows (--data, --prune-rows)",
-        code=ErrorCode.TOO_FEW_ROWS,
-        group=group.name,
-        rows=rows,
-        needed=needed,
-    )
 
 
 def measured_counts(group: PrunableGroup) -> tuple[int, ...]:

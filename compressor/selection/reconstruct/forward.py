@@ -34,11 +34,8 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | N
 def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
     """The tokens of a linear's input that are not padding.
 
-    1. A module outside the encoder of an encoder-decoder: the decoder's attention mask, else the positions that have
-       a label.
-    2. Any other module: the attention mask.
-    3. The axes of the input differ from those of the mask, or there is no mask (images): all tokens. Tokens that are
-       flattened row by row are recognised.
+    All are where there is no mask (images), or the axes of the input differ from those of the mask. Tokens that are
+    flattened row by row are recognised.
 
     Args:
         model: a transformers model.
@@ -49,16 +46,21 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
     Returns:
         Bool, of `shape`, on the device of the model.
     """
-    if model.config.is_encoder_decoder and not _in_encoder(model, linear):
-        mask = _decoder_mask(batch)  # case 1
-    else:
-        mask = batch.get("attention_mask")  # case 2
+    mask = padding_mask(model, linear, batch)
     if mask is not None and (mask.shape == shape or shape == (mask.numel(),)):
         return mask.reshape(shape).to(model.device) != 0
-    return torch.ones(shape, dtype=torch.bool, device=model.device)  # case 3
+    return torch.ones(shape, dtype=torch.bool, device=model.device)
 
 
-def _decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
+def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask `[rows, positions]` of a batch that is zero where the input of a linear is padding; None: there is none.
+
+    1. A module outside the encoder of an encoder-decoder: the decoder's attention mask, else the positions that have
+       a label.
+    2. Any other module: the attention mask.
+    """
+    if not model.config.is_encoder_decoder or _in_encoder(model, linear):
+        return batch.get("attention_mask")
     if DECODER_MASK in batch:
         return batch[DECODER_MASK]
     labels = batch.get(LABELS)

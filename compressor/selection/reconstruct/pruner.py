@@ -12,7 +12,7 @@ from pydantic import Field
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
-from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
+from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve, require_tokens
 from compressor.selection.reconstruct.curves import PartialKL
 from compressor.selection.reconstruct.feeders import feeders_of
 from compressor.selection.reconstruct.in_order import DenseSums
@@ -44,12 +44,16 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
     token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
     refitted in order (`refit_in_order`). No labels are used.
+
+    Raises:
+        InputError: the rows have fewer tokens than a linear has inputs.
     """
 
     options_class = ReconstructOptions
 
     def __init__(self, inputs: PruningInputs, options: ReconstructOptions | None = None) -> None:
         super().__init__(inputs, options)
+        require_tokens(inputs.model, inputs.groups, inputs.statistics)
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
 

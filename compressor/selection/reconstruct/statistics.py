@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.reconstruct.forward import token_mask
+from compressor.selection.reconstruct.forward import padding_mask, token_mask
 from compressor.selection.reconstruct.replay import removed_afterwards, run_layers
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
@@ -64,3 +64,32 @@ def _collect(
     hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
     with removed_afterwards(hooks):
         run_layers(model, batch, lambda number, layer, run: run())
+
+
+def count_tokens(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], linears: Sequence[str]
+) -> dict[str, int]:
+    """The number of tokens that `collect_inputs` passes on for each linear, without a forward on every batch.
+
+    The first batch runs; the others have tokens in proportion to what is not padding, or to the sizes of their inputs.
+
+    Args:
+        model: a transformers model.
+        batches: inputs `[rows, ...]`, with or without `labels`.
+        linears: module paths.
+    """
+    tokens = dict.fromkeys(linears, 0)
+
+    def count(name: str, inputs: Tensor, weights: Tensor) -> None:
+        tokens[name] += len(inputs)
+
+    collect_inputs(model, batches[:1], linears, count)
+    for name in linears:
+        sizes = [_size(model, name, batch) for batch in batches]
+        tokens[name] = tokens[name] * sum(sizes) // max(*sizes[:1], 1)
+    return tokens
+
+
+def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int:
+    mask = padding_mask(model, linear, batch)
+    return next(iter(batch.values())).numel() if mask is None else int(mask.count_nonzero())

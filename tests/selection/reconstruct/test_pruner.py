@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from compressor.errors import ErrorCode, InputError
 from compressor.progress import ignore_progress
 from compressor.selection.reconstruct import in_order
 from compressor.selection.reconstruct.pruner import ReconstructPruner
+from tests.faults import fails_with
 from tests.selection.pruning import (
     Interrupter,
     InterruptionError,
@@ -24,6 +26,7 @@ from tests.selection.pruning import (
     result_of,
 )
 from tests.unchanged import unchanged
+from tests.zoo import text
 
 FAMILIES = ("bert", "gpt2", "llama", "t5")
 
@@ -33,6 +36,15 @@ def test_as_many_units_are_kept_as_requested(family: str, tmp_path: Path) -> Non
     inputs = family_inputs(family, tmp_path)
     with unchanged(inputs.model):
         check_kept_counts(ranked(ReconstructPruner, inputs))
+
+
+def test_as_many_tokens_as_a_linear_has_inputs_are_needed(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    few, enough = ([text(rows, seed=1)] for rows in (6, 7))  # 40 and 47 tokens
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, group="bert.encoder.layer.0.output.dense", rows=6, needed=7):
+        ReconstructPruner(replace(inputs, statistics=few))
+    with unchanged(inputs.model):
+        ranked(ReconstructPruner, replace(inputs, statistics=enough))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

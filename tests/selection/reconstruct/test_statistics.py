@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
-from compressor.selection.reconstruct.statistics import collect_inputs
+from compressor.selection.reconstruct.statistics import collect_inputs, count_tokens
 from tests.selection.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import text
@@ -32,12 +33,32 @@ def test_padding_has_no_influence() -> None:
     torch.testing.assert_close(gram(text()), gram(with_more_padding(text())), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "whisper", "vit", "albert"])
+def ends(model: PreTrainedModel) -> list[str]:
+    """Linears that groups end in."""
+    return [name for name in linears_in_layers(model) if name.endswith(("fc2", "output.dense", "c_proj", "ffn_output"))]
+
+
+SIDES = ["bert", "gpt2", "bart", "whisper", "vit", "albert"]
+
+
+@pytest.mark.parametrize("family", SIDES)
+def test_tokens_are_counted_by_one_batch(family: str) -> None:
+    model, batch = CASES[family]()
+    linears, counts = ends(model), dict[str, int]()
+    batches = [{name: value[:2] for name, value in batch.items()}, batch, batch]  # only the last row is padded
+
+    def add(name: str, x: Tensor, weight: Tensor) -> None:
+        counts[name] = counts.get(name, 0) + len(x)
+
+    collect_inputs(model, batches, linears, add)
+    with unchanged(model):
+        assert count_tokens(model, batches, linears) == counts
+
+
+@pytest.mark.parametrize("family", SIDES)
 def test_tokens_of_each_side(family: str) -> None:
     model, batch = CASES[family]()
-    linears = [
-        name for name in linears_in_layers(model) if name.endswith(("fc2", "output.dense", "c_proj", "ffn_output"))
-    ]
+    linears = ends(model)
     counts: dict[str, int] = {}
 
     def add(name: str, x: Tensor, weight: Tensor) -> None:
