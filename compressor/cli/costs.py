@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import pydantic
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +15,6 @@ from compressor.cli.console import Console, text_table
 from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.cli.output_file import check_output_file
 from compressor.config.costs import CostsOutput
-from compressor.config.fields import flag_of, usage_error
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
 from compressor.errors import ErrorCode, UsageError
@@ -47,7 +44,7 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
     cliff is a number of units that takes longer than the next larger one, by more than noise. No rows are needed.
     """
-    recipe = _recipe({"model": model, **{name: value for name, value in flags.items() if value is not None}})
+    recipe = Recipe(model=model, **{name: value for name, value in flags.items() if value is not None})
     path = None if out is None else _output_file(Path(out), force=bool(force))
     from compressor.report.cost_curves import curve_rows, curves_of, headline
     from compressor.run.model_costs import measure_model
@@ -64,13 +61,6 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     console.result(Group(*parts[:-1]), _data(measured))
     if path is not None:
         console.note(f"the curves are in {path}")
-
-
-def _recipe(fields: Mapping[str, Any]) -> Recipe:
-    try:
-        return Recipe(**fields)
-    except pydantic.ValidationError as error:
-        raise usage_error(error, _FIELDS, flag_of) from error
 
 
 def _output_file(path: Path, *, force: bool) -> Path:

@@ -148,7 +148,14 @@ def usage_error(
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldConflictError):
         return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
+    if fault["type"] == "extra_forbidden":
+        unknown = str(fault["loc"][-1])
+        message = f"unknown field {unknown}; {nearest(unknown, list(fields))}"
+        return UsageError(message, code=ErrorCode.UNKNOWN_NAME, field=unknown, value=fault["input"])
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
+    if fault["type"] == "missing" and name:
+        message = f"{name_of(name)}: missing; name {fields[name].description}"
+        return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
     hint = "" if ";" in message or not name else f" ({fields[name].description})"
     subject = f"{name_of(name)} {fault['input']!r}: " if name else ""
@@ -168,8 +175,6 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
         return ErrorCode.UNKNOWN_NAME, f"unknown; {nearest(str(fault['input']), names)}"
     if kind == "float_parsing" and (share := _share_of(str(fault["input"]))) is not None:
         return ErrorCode.INVALID_VALUE, f"not a number; write {share:g}"
-    if kind == "extra_forbidden":
-        return ErrorCode.UNKNOWN_NAME, f"unknown field {fault['loc'][-1]}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
     code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
     if kind in _MESSAGES:

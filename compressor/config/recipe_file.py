@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pydantic
-
-from compressor.config.fields import as_list, extra_of, flag_of, usage_error
+from compressor.config.fields import as_list, extra_of, flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUDGETS, FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
@@ -74,10 +72,7 @@ def recipe_of(
     def name_of(name: str) -> str:
         return f"{stored.path}: {name}" if name in stored.fields and name not in flags else flag_of(name)
 
-    try:
-        recipe = Recipe(**fields)
-    except pydantic.ValidationError as error:
-        raise usage_error(error, FIELDS, name_of) from error
+    recipe = Recipe(name_of, **fields)
     return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
 
 

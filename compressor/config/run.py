@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import pydantic
 
-from compressor.config.fields import Config, fields_with
+from compressor.config.fields import Config, fields_with, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_checks import check_agreement
 from compressor.config.recipe_fields import (
@@ -45,6 +46,7 @@ class Recipe(RecipeSections):
     """Everything that decides what a run computes. It is frozen, and validated at construction.
 
     Args:
+        name_of: the name of a field in messages; by default its flag.
         source: the model.
         rows: rows to learn from, to choose on and to report on.
         selection: how heads are selected.
@@ -59,11 +61,14 @@ class Recipe(RecipeSections):
     Fields of sections may be given directly, by keyword.
 
     Raises:
-        pydantic.ValidationError: a field is out of its range, or two fields contradict each other.
+        UsageError: a field is missing, unknown or out of its range, or two fields contradict each other.
     """
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
+    def __init__(self, name_of: Callable[[str], str] = flag_of, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except pydantic.ValidationError as error:
+            raise usage_error(error, FIELDS, name_of) from error
 
     @pydantic.model_validator(mode="before")
     @classmethod

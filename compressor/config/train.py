@@ -15,7 +15,7 @@ from pydantic import Field
 from compressor.config.fields import Config, FieldConflictError, config_field, flag_of, usage_error
 from compressor.config.sections import RowsConfig
 from compressor.config.values import Count, Names, Natural, NonNegative, Positive
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 MODEL, DATA, TRAINING, OUTPUT = "Model", "Data", "Training", "Output"
@@ -118,11 +118,6 @@ def training_of(**flags: Any) -> Training:
     Raises:
         UsageError: a value is missing, out of its range or contradicts another one.
     """
-    for name, field in Training.model_fields.items():
-        if field.is_required() and name not in flags:
-            raise UsageError(
-                f"{flag_of(name)}: missing; name {field.description}", code=ErrorCode.MISSING_VALUE, field=name
-            )
     try:
         return Training(**flags)
     except pydantic.ValidationError as error:

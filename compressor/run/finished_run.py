@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import torch
 
 from compressor import report as reports
-from compressor.config.fields import extra_of, flag_of, usage_error
+from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report, VariantName
@@ -117,10 +116,7 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     if "target" in fields and fields["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
     settings = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows")}
-    try:
-        return Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
-    except pydantic.ValidationError as error:
-        raise usage_error(error, FIELDS, flag_of) from error
+    return Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
 
 
 def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tuple[Case, ...]:

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pydantic
-
 from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
@@ -119,7 +117,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             return open_data(recipe.rows, folder, recipe.selection.seed)
-    except (CompressorError, pydantic.ValidationError):
+    except CompressorError:
         _note_unmeasured(run, "the rows or the model folder of the run are not on this machine", log)
         return None
 

@@ -338,8 +338,23 @@ def test_a_recipe_is_frozen_and_refuses_unknown_fields() -> None:
     recipe = Recipe(model=Path("m"))
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         recipe.selection.seed = 3  # type: ignore[misc]
-    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="keeep", value=3):
         Recipe(model="m", keeep=3)
+
+
+@pytest.mark.parametrize("fields", [{"keep": "half"}, {"keep": "101%"}, {"options": "x"}, {"keep": 3}, {"data": "x"}])
+def test_the_recipe_and_the_command_raise_the_same_error(fields: dict[str, Any]) -> None:
+    expected = refused("m", None, fields)
+    for make in (Recipe, lambda **fields: Recipe.model_validate(fields)):
+        with pytest.raises(UsageError) as caught:
+            make(model="m", **fields)
+        assert str(caught.value) == str(expected)
+        assert (caught.value.code, caught.value.details) == (expected.code, expected.details)
+
+
+def test_a_recipe_needs_a_model() -> None:
+    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="model"):
+        Recipe(out="out")
 
 
 def test_the_command_line_of_a_recipe_gives_the_same_recipe() -> None:
