@@ -9,7 +9,7 @@ from compressor.units import PrunableGroup, find_groups, find_sites
 
 
 def test_public_names_are_loaded_when_they_are_used() -> None:
-    assert set(compressor.__all__) <= set(dir(compressor))
+    assert dir(compressor) == sorted(compressor.__all__)
     assert compressor.find_sites is find_sites
     assert compressor.find_groups is find_groups
     assert compressor.PrunableGroup is PrunableGroup
