@@ -12,6 +12,8 @@ Pair = tuple[SitePlan, GraphSite]
 
 _LISTED = 4
 """Number of names that a message lists."""
+_RENAME = "use a plan of the exported model, or name its sites as the graph does (compress sites GRAPH)"
+_EXPORT = "use a plan of this model, and a graph of compressor.export_reference, which names its sites"
 
 
 def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
@@ -59,30 +61,17 @@ def _is_of(attention: GraphSite, site: SitePlan) -> bool:
 
 def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: list[GraphSite]) -> list[Pair]:
     """Case 1."""
+    _require_all_matched(by_name, attentions)
     for site, matches in by_name:
-        if not matches:
-            raise PlanError(
-                f"site {site.name} is not an attention of this graph, which has {_names(attentions)}; use a plan of"
-                " this model",
-                code=GraphErrorCode.SITE_MISSING,
-                site=site.name,
-            )
         if len({attention.name for attention in matches}) > 1:
             raise PlanError(
-                f"site {site.name} matches several attentions of this graph, {_names(matches)}; export the graph with"
-                " its gates",
+                f"site {site.name} matches several attentions of this graph, {_names(matches)}; {_EXPORT}",
                 code=GraphErrorCode.SITE_AMBIGUOUS,
                 site=site.name,
                 attentions=[attention.name for attention in matches],
             )
     for attention in attentions:
         sites = [site.name for site, matches in by_name if attention in matches]
-        if not sites:
-            raise PlanError(
-                f"the graph's attention {attention.name or '(nameless)'} is not in the plan; use a plan of this model",
-                code=GraphErrorCode.SITE_MISSING,
-                attention=attention.name,
-            )
         if len(sites) > 1:
             raise PlanError(
                 f"the graph's attention {attention.name} matches several sites of the plan, {listed(sites)}; use a plan"
@@ -94,12 +83,40 @@ def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: 
     return [(site, attention) for site, matches in by_name for attention in matches]
 
 
+def _require_all_matched(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: list[GraphSite]) -> None:
+    matched = [attention for _, matches in by_name for attention in matches]
+    missing = [site.name for site, matches in by_name if not matches]
+    unlisted = [attention for attention in attentions if attention not in matched]
+    if not missing and not unlisted:
+        return
+    if missing and unlisted:
+        problem = (
+            f"no attention of the graph matches {listed(missing)} of the plan, and no site of the plan matches"
+            f" {_names(unlisted)} of the graph"
+        )
+    elif missing:
+        problem = f"no attention of the graph ({_names(attentions)}) matches {listed(missing)} of the plan"
+    else:
+        problem = (
+            f"no site of the plan ({listed(site.name for site, _ in by_name)}) matches {_names(unlisted)} of the graph"
+        )
+    remedy = _RENAME if missing else "list every attention in the plan, with all of its heads where none is dropped"
+    raise PlanError(
+        f"{problem}; {remedy}",
+        code=GraphErrorCode.SITE_MISSING,
+        sites=missing,
+        attentions=[attention.name for attention in unlisted],
+    )
+
+
 def _match_in_order(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
     """Case 2."""
     if len(attentions) != len(plan.sites):
+        has_names = any(attention.name for attention in attentions)
+        names = f"under other names ({_names(attentions)})" if has_names else "without names"
         raise PlanError(
-            f"the plan has {len(plan.sites)} sites and the graph {len(attentions)} recognized attentions; use a plan of"
-            " this model, or export the graph with its gates",
+            f"the plan has {len(plan.sites)} sites ({listed(site.name for site in plan.sites)}) and the graph"
+            f" {len(attentions)} recognized attentions, {names}; {_RENAME if has_names else _EXPORT}",
             code=GraphErrorCode.SITE_MISMATCH,
             sites=len(plan.sites),
             attentions=len(attentions),
@@ -108,8 +125,8 @@ def _match_in_order(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
     for site, attention in pairs:
         if (site.kind == "cross") != (attention.kind == "cross"):
             raise PlanError(
-                f"site {site.name}: {site.kind} attention in the plan, but the graph's nameless attention at the same"
-                f" position is {attention.kind}; export the graph with its gates",
+                f"site {site.name}: {site.kind} attention in the plan, but the graph's attention at the same position"
+                f" ({attention.name or 'nameless'}) is {attention.kind}; {_EXPORT}",
                 code=GraphErrorCode.SITE_MISMATCH,
                 site=site.name,
                 kind=attention.kind,

@@ -69,9 +69,30 @@ MISSING, AMBIGUOUS, MISMATCH = (
     GraphErrorCode.SITE_MISMATCH,
 )
 REFUSED: dict[str, tuple[tuple[str | None, ...], tuple[str, ...], GraphErrorCode, dict[str, Any]]] = {
-    "a site that is not in the graph": (("one", "two"), ("one", "three"), MISSING, {"site": "three"}),
-    "an attention that is not in the plan": (("one", "two"), ("one",), MISSING, {"attention": "two"}),
-    "a nameless attention next to a named one": (("one", None), ("one",), MISSING, {"attention": None}),
+    "a site that is not in the graph": (
+        ("one", "two"),
+        ("one", "two", "three"),
+        MISSING,
+        {"sites": ["three"], "attentions": []},
+    ),
+    "an attention that is not in the plan": (
+        ("one", "two", "three"),
+        ("one",),
+        MISSING,
+        {"sites": [], "attentions": ["two", "three"]},
+    ),
+    "names of which some differ": (
+        ("one", "two"),
+        ("one", "three"),
+        MISSING,
+        {"sites": ["three"], "attentions": ["two"]},
+    ),
+    "a nameless attention next to a named one": (
+        ("one", None),
+        ("one",),
+        MISSING,
+        {"sites": [], "attentions": [None]},
+    ),
     "one site, two modules": (
         ("one.self", "two.self"),
         ("self",),
@@ -124,18 +145,25 @@ def test_a_cross_attention_in_place_of_another_is_refused() -> None:
     assert (error.value.code, error.value.details) == (MISMATCH, {"site": "one", "kind": "bidirectional"})
 
 
-def test_messages_name_the_fault_its_cause_and_a_remedy() -> None:
-    messages = {}
-    for case in ("a site that is not in the graph", "one site, two modules", "more sites than nameless attentions"):
-        scopes, sites, *_ = REFUSED[case]
-        with pytest.raises(PlanError) as error:
-            match_plan(Plan(sites=tuple(keeping(0, name=name) for name in sites)), find_attention(stack(*scopes)))
-        messages[case] = str(error.value)
-    assert messages == {
-        "a site that is not in the graph": "site three is not an attention of this graph, which has one, two; use a"
-        " plan of this model",
-        "one site, two modules": "site self matches several attentions of this graph, one.self, two.self; export the"
-        " graph with its gates",
-        "more sites than nameless attentions": "the plan has 2 sites and the graph 1 recognized attentions; use a plan"
-        " of this model, or export the graph with its gates",
-    }
+RENAME = "use a plan of the exported model, or name its sites as the graph does (compress sites GRAPH)"
+EXPORT = "use a plan of this model, and a graph of compressor.export_reference, which names its sites"
+MESSAGES = {
+    "a site that is not in the graph": f"no attention of the graph (one, two) matches three of the plan; {RENAME}",
+    "an attention that is not in the plan": "no site of the plan (one) matches two, three of the graph; list every"
+    " attention in the plan, with all of its heads where none is dropped",
+    "names of which some differ": "no attention of the graph matches three of the plan, and no site of the plan matches"
+    f" two of the graph; {RENAME}",
+    "names that have nothing in common": "the plan has 2 sites (two, three) and the graph 1 recognized attentions,"
+    f" under other names (one); {RENAME}",
+    "one site, two modules": f"site self matches several attentions of this graph, one.self, two.self; {EXPORT}",
+    "more sites than nameless attentions": "the plan has 2 sites (one, two) and the graph 1 recognized attentions,"
+    f" without names; {EXPORT}",
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages_name_the_fault_its_cause_and_a_remedy(case: str) -> None:
+    scopes, sites, *_ = REFUSED[case]
+    with pytest.raises(PlanError) as error:
+        match_plan(Plan(sites=tuple(keeping(0, name=name) for name in sites)), find_attention(stack(*scopes)))
+    assert str(error.value) == MESSAGES[case]
