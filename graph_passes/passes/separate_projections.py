@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.attention.score_bias import SCORE_BIAS, has_score_bias
 from graph_passes.passes.base import GraphPass, ReportedResult
 
-SCORE_BIAS = 5
-"""Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
 _INPUTS = (0, 1, 2, SCORE_BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
 _ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_value"))
@@ -41,13 +40,6 @@ class SeparateProjections(GraphPass[SeparatedProjections]):
         for node in nodes:
             _separate(node)
         return ReportedResult(model, bool(nodes), SeparatedProjections(tuple(node.name or "" for node in nodes)))
-
-
-def has_score_bias(node: ir.Node) -> bool:
-    """Whether a node is ONNX Runtime's fused attention and adds something to its scores."""
-    # ONNX has an operator of the same name, with other inputs.
-    is_fused = node.op_type == "Attention" and node.domain == "com.microsoft"
-    return is_fused and len(node.inputs) > SCORE_BIAS and node.inputs[SCORE_BIAS] is not None
 
 
 def _can_be_separated(node: ir.Node) -> bool:

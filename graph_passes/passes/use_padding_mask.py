@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graph_passes.attention.mask_meaning import MaskMeaning, mask_meaning
+from graph_passes.attention.score_bias import SCORE_BIAS, has_score_bias
 from graph_passes.passes.base import GraphPass, ReportedResult
-from graph_passes.passes.separate_projections import SCORE_BIAS, has_score_bias
 
 _MASK = 3
 """Input of `Attention` for the padding mask."""

@@ -13,8 +13,8 @@ from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.lost_dependencies import lost_dependencies
 from compressor.targets.quantized_graph import weighted_products
 from graph_passes import load, save
+from graph_passes.attention.score_bias import has_score_bias
 from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
-from graph_passes.passes.separate_projections import has_score_bias
 
 INT8_KERNELS = frozenset(
     ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
