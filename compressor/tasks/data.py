@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +81,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if "test" not in encoded:
         encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+    contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
-        notes += _repeated_rows(encoded)
+        notes += _repeated_rows(contents)
     empty = encoded["test"].select([])
     train, evaluation, test = encoded.get("train", empty), encoded.get("eval", empty), encoded["test"]
     logger.debug(
@@ -93,8 +94,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         len(test),
         task.metric,
     )
-    hashes = rows_hash(train), rows_hash(evaluation)
-    return Data(train, evaluation, test, task, tuple(notes), *hashes, tokenizer=folder.processor)
+    train_hash, eval_hash = (contents[name].digest if name in contents else None for name in ("train", "eval"))
+    return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, tokenizer=folder.processor)
 
 
 def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tuple[_Rows, list[Note]]:
@@ -227,14 +228,14 @@ def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task:
     return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
 
 
-def _repeated_rows(encoded: Mapping[Split, Dataset]) -> list[Note]:
+def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
     """Notes on training and evaluation rows that many test rows repeat, as in one file that is named twice."""
-    test = _contents(encoded["test"])
+    test = contents["test"].rows
     notes = []
     for split in ("train", "eval"):
-        if split not in encoded or not test:
+        if split not in contents or not test:
             continue
-        known = set(_contents(encoded[split]))
+        known = set(contents[split].rows)
         repeated = sum(content in known for content in test)
         if repeated >= max(_REPEATED, _REPEATED_SHARE * len(test)):
             text = (
@@ -243,13 +244,6 @@ def _repeated_rows(encoded: Mapping[Split, Dataset]) -> list[Note]:
             )
             notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
     return notes
-
-
-def _contents(examples: Dataset) -> list[int]:
-    """A hash of the tokens of each row, or of the digest of its image; empty for rows of another kind."""
-    if "digest" in examples.column_names:
-        return [hash(digest) for digest in examples["digest"]]
-    return [hash(repr(ids)) for ids in examples["input_ids"]] if "input_ids" in examples.column_names else []
 
 
 def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dataset:
@@ -271,11 +265,31 @@ def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dat
 
 def rows_hash(examples: Dataset) -> str | None:
     """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows."""
+    return _read_contents(examples).digest
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the encoded rows of one split contain.
+
+    Attributes:
+        digest: see `rows_hash`.
+        rows: a hash of the tokens of each row, or of the digest of its image; empty for rows of another kind.
+    """
+
+    digest: str | None
+    rows: Sequence[int]
+
+
+def _read_contents(examples: Dataset) -> _Contents:
     if not len(examples):
-        return None
-    digest = hashlib.sha256()
+        return _Contents(None, ())
+    digest, rows = hashlib.sha256(), list[int]()
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
+    has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
-    return f"sha256:{digest.hexdigest()}"
+            if has_inputs:
+                rows.append(hash(repr(row[0])))
+    return _Contents(f"sha256:{digest.hexdigest()}", rows)

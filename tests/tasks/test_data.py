@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -11,7 +12,7 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
 from compressor.results import NoteCode
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.data import draw_rows
+from compressor.tasks.data import draw_rows, rows_hash
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.rows import labelled_rows, text, token_ids, tsv
@@ -90,6 +91,20 @@ def test_the_hash_depends_on_rows_and_not_on_the_file(classifier: ModelFolder, t
     hashes = [open_data(rows_config(path, rows, rows), classifier).train_hash for path in paths]
     assert hashes[0] == hashes[1] != hashes[2]
     assert str(hashes[0]).startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("columns", "digest"),
+    [
+        (
+            {"input_ids": [[2, 7, 3], [2, 3]], "labels": [1, 0], "length": [3, 2]},
+            "3bd7f9b3fa89b1d048e0787fec2cb33d95c2d86440926b2440e3a9fa569a2994",
+        ),
+        ({"digest": ["a", "b"], "labels": [1, 0]}, "04b79c3bddabc62466a5fd3d5ecf8e01224a2dcb04e334730456aaa1f6e5ec88"),
+    ],
+)
+def test_stored_hashes_of_rows_stay_valid(columns: dict[str, Any], digest: str) -> None:
+    assert rows_hash(Dataset.from_dict(columns)) == f"sha256:{digest}"
 
 
 def test_training_texts_come_from_the_file(tmp_path: Path) -> None:
