@@ -23,7 +23,7 @@ from graph_passes.passes.insert_product_gates import products_of_groups
 from graph_passes.passes.split_skip_norms import FUSED_NORM
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlanEngines:
     """Builds the engine of any plan of one model, to time it.
 
@@ -45,7 +45,8 @@ class PlanEngines:
     row: Feeds
     drop_unread: bool
     scratch: Path
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
+    _engine: Engine | None = field(default=None, init=False, repr=False)
 
     def graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan, with the products and the positions of the graph of the whole model.
@@ -74,15 +75,18 @@ class PlanEngines:
         """
         return self._build(plan, replace(self.options, split_norms=FUSED_NORM not in self.whole.kernels))
 
-    @functools.cached_property
+    @property
     def whole(self) -> Engine:
-        """The engine of the whole model."""
-        return self._build(self.reference.plan, self.options)
+        """The engine of the whole model, built when it is needed."""
+        if self._engine is None:
+            self._engine = self._build(self.reference.plan, self.options)
+        return self._engine
 
     def release(self) -> None:
         """Free the memory of the engine of the whole model, which is built again when it is needed."""
-        if (engine := vars(self).pop("whole", None)) is not None:
-            self.discard(engine)
+        if self._engine is not None:
+            self.discard(self._engine)
+            self._engine = None
 
     def _build(self, plan: Plan, options: BuildOptions) -> Engine:
         folder = self.scratch / f"plan{next(self._numbers)}"
