@@ -29,7 +29,7 @@ class DistillationConfig(Config):
     )
     distill_steps: Count = config_field(DISTILLATION, "optimizer steps of the distillation", 2000, decides_plan=True)
     distill_learning_rate: Positive = config_field(
-        DISTILLATION, "peak learning rate of the distillation", 5e-5, decides_plan=True
+        DISTILLATION, "peak learning rate of the distillation", 2e-4, decides_plan=True
     )
     minutes: Positive | None = config_field(
         DISTILLATION,
