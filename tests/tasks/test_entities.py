@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seqeval.metrics import f1_score
 
 from compressor.tasks.entities import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
 
@@ -76,10 +77,9 @@ def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
 @settings(deadline=None)
 @given(st.lists(SEQUENCES.flatmap(lambda tags: st.permutations(tags).map(lambda other: (tags, other))), min_size=1))
 def test_f1_is_that_of_seqeval(rows: list[tuple[list[str], list[str]]]) -> None:
-    metrics = pytest.importorskip("seqeval.metrics")
     expected, predicted = ([list(row[side]) for row in rows] for side in (0, 1))
     counts = np.array([entity_counts(*pair) for pair in zip(predicted, expected, strict=True)], float)
-    assert entity_f1(counts) == pytest.approx(metrics.f1_score(expected, predicted, zero_division=0))
+    assert entity_f1(counts) == pytest.approx(f1_score(expected, predicted, zero_division=0))
 
 
 def test_f1_is_the_micro_average_over_rows() -> None:
