@@ -86,7 +86,7 @@ def count_tokens(
     collect_inputs(model, batches[:1], linears, count)
     for name in linears:
         sizes = [_size(model, name, batch) for batch in batches]
-        tokens[name] = tokens[name] * sum(sizes) // max(*sizes[:1], 1)
+        tokens[name] = tokens[name] * sum(sizes) // max(sizes[0], 1)
     return tokens
 
 
