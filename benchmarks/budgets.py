@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.machine import machine
 from benchmarks.quantization import SETS, reference_engine, repeated, rows_file, run, starting_model
-from benchmarks.speed import table
+from benchmarks.speed import median_and_range, table
 from compressor.config.run import Recipe
 from compressor.results import Report
 from compressor.targets import target
@@ -141,7 +139,7 @@ def speed_columns(ratios: list[list[float]]) -> dict[str, str]:
     if not ratios:
         return {}
     columns = list(zip(*ratios, strict=True))
-    texts = [f"{np.median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]
+    texts = [median_and_range(column) for column in columns]
     return {"batch 1": texts[0], "batch 8": texts[1]}
 
 

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from benchmarks.machine import machine
-from benchmarks.speed import table
+from benchmarks.speed import median_and_range, table
 from compressor import compress
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
@@ -234,9 +234,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
         score, quantized = report.scores[0], report.compressed.quantized
         assert quantized is not None
         ratios = [repeated(reference, out / target(runtime).engine_file, length, seed) for seed in range(args.repeats)]
-        speeds = [
-            f"{np.median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in zip(*ratios, strict=True)
-        ]
+        speeds = [median_and_range(column) for column in zip(*ratios, strict=True)]
         rows.append(
             {
                 "set (test rows)": f"{name}, {score.metric} ({score.rows})",

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,11 @@ def measure(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 assert counts[1] is not None
                 rows.append(row(shape, plan, speed, pair, (counts[0], counts[1])))
     return rows
+
+
+def median_and_range(values: Sequence[float], unit: str = "") -> str:
+    """Median with its unit, smallest and largest value: `1.50x (1.40 to 1.70)`."""
+    return f"{np.median(values):.2f}{unit} ({min(values):.2f} to {max(values):.2f})"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

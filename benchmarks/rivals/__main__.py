@@ -30,7 +30,7 @@ from benchmarks.machine import machine
 from benchmarks.quantization import SETS
 from benchmarks.rivals.measure import score, time_calls
 from benchmarks.rivals.rows import RIVALS, make
-from benchmarks.speed import table
+from benchmarks.speed import median_and_range, table
 
 COLUMNS = (
     *("model and engine", "metric", "difference (95%)", "batch 1, ms", "batch 1", "batch 8, ms", "batch 8"),
@@ -98,10 +98,9 @@ def print_step(step: str, name: str, row: str, out: Path) -> int:
     return int("failed" in result)
 
 
-def spread(numbers: Mapping[str, Any], key: str) -> tuple[float, float, float]:
-    """Median, smallest and largest value of a number of the processes that timed a row."""
-    values = [timing[key] for timing in numbers["timings"]]
-    return float(np.median(values)), min(values), max(values)
+def timed(numbers: Mapping[str, Any], key: str) -> list[float]:
+    """A number of each of the processes that timed a row."""
+    return [timing[key] for timing in numbers["timings"]]
 
 
 def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
@@ -111,16 +110,14 @@ def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
         return {**title, "metric": f"not made: {numbers['failed']}".replace("|", "/")}
     scale, digits = numbers["scale"], 1 if numbers["scale"] > 1 else 3
     difference, low, high = (f"{scale * numbers[key]:+.{digits}f}" for key in ("difference", "low", "high"))
-    times = {batch: spread(numbers, f"p50-{batch}")[0] for batch in (1, 8)}
-    speeds = {batch: "{:.2f}x ({:.2f} to {:.2f})".format(*spread(numbers, f"ratio-{batch}")) for batch in (1, 8)}
     return {
         **title,
         "metric": f"{scale * numbers['metric']:.{digits}f}",
         "difference (95%)": f"{difference} ({low} to {high})",
-        "batch 1, ms": f"{times[1]:.2f}",
-        "batch 1": speeds[1],
-        "batch 8, ms": f"{times[8]:.1f}",
-        "batch 8": speeds[8],
+        "batch 1, ms": f"{np.median(timed(numbers, 'p50-1')):.2f}",
+        "batch 1": median_and_range(timed(numbers, "ratio-1"), "x"),
+        "batch 8, ms": f"{np.median(timed(numbers, 'p50-8')):.1f}",
+        "batch 8": median_and_range(timed(numbers, "ratio-8"), "x"),
         "MB": f"{numbers['bytes'] / 1e6:.0f}",
         "memory, MB": f"{numbers['memory'] / 1e6:.0f}",
         "minutes": f"{numbers['minutes']:.1f}",
@@ -141,7 +138,8 @@ def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     if not measured:
         return
     speeds = {
-        row: {batch: spread(numbers, f"ratio-{batch}")[0] for batch in (1, 8)} for row, numbers in measured.items()
+        row: {batch: float(np.median(timed(numbers, f"ratio-{batch}"))) for batch in (1, 8)}
+        for row, numbers in measured.items()
     }
     order = sorted(measured, key=lambda row: speeds[row][8])
     figure = Figure((9.5, 1.0 + 0.3 * len(order)), layout="constrained")
