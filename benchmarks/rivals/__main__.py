@@ -2,12 +2,14 @@
 
     python -m benchmarks.rivals sst2                                  # every row; finished rows are not repeated
     python -m benchmarks.rivals sst2 --rows openvino-int8 distilled   # some rows
+    python -m benchmarks.rivals sst2 --rows distilled --seeds 3       # and their metric with further seeds
     python -m benchmarks.rivals sst2 --picture rivals.png             # and the picture
 
 Each row is made once, in a folder of `--out`/SET/rivals, and scored in a process of its own: the metric on test rows
 with a paired 95% interval of the difference from the whole model, the size of its files, and the memory that loading
 and running it adds to a process. The time of a call, in turn with ONNX Runtime's own fused fp32 engine at batch 1 and
-8, is measured in three processes: speeds are their medians and ranges.
+8, is measured in three rounds over all rows, in a process of its own each time: speeds are medians and ranges. Rows of
+further seeds are made and scored, and not timed.
 Other tools are installed in the versions of `pins`, into `--out`/tools. A row that cannot be made or measured here says
 why, and the others go on.
 """
@@ -29,55 +31,89 @@ from matplotlib.figure import Figure
 from benchmarks.machine import machine
 from benchmarks.quantization import SETS
 from benchmarks.rivals.measure import score, time_calls
-from benchmarks.rivals.rows import RIVALS, make
+from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
 
 COLUMNS = (
-    *("model and engine", "metric", "difference (95%)", "batch 1, ms", "batch 1", "batch 8, ms", "batch 8"),
+    *(
+        "model and engine",
+        "metric",
+        "difference (95%)",
+        "all seeds",
+        "batch 1, ms",
+        "batch 1",
+        "batch 8, ms",
+        "batch 8",
+    ),
     *("MB", "memory, MB", "minutes"),
 )
 
 
-def make_row(name: str, row: str, root: Path) -> dict[str, Any]:
+def make_row(name: str, folder: str, root: Path) -> dict[str, Any]:
     """Make a row if it is missing; return the minutes that it took."""
-    return {"minutes": make(name, row, root)}
+    return {"minutes": make(name, folder, root)}
 
 
 STEPS: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {"make": make_row, "score": score, "time": time_calls}
 """What a process of its own does for a row; it prints the result as its last line."""
 _TIMINGS = 3
-"""Processes that time a row: the speeds of single processes differ by a tenth."""
+"""Rounds over the rows that time them: a machine has slow phases, which a row should not meet alone."""
 
 
-def row_of(name: str, row: str, out: Path) -> dict[str, Any]:
-    """The numbers of a row: stored, or made and measured; or `failed`, why it cannot be.
+def numbers_file(name: str, folder: str, out: Path) -> Path:
+    """The file with the numbers of a row."""
+    return out / name / "rivals" / f"{folder}.json"
+
+
+def score_row(name: str, folder: str, out: Path) -> dict[str, Any]:
+    """The numbers of a row but for its times: stored, or made and scored; or `failed`, why it cannot be.
 
     Args:
         name: key of `SETS`.
-        row: key of `RIVALS`.
+        folder: name of the folder of the row (`rows.folder_name`).
         out: folder of all sets.
     """
-    file = out / name / "rivals" / f"{row}.json"
-    numbers: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    if numbers:
-        return numbers
-    for step in ("make", "score"):
-        numbers |= run_step(step, name, row, out)
+    file = numbers_file(name, folder, out)
+    numbers: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"timings": []}
+    for step in ("make", "score") if not file.is_file() else ():
+        numbers |= run_step(step, name, folder, out)
         if "failed" in numbers:
             return numbers
-    numbers["timings"] = []
-    for _ in range(_TIMINGS):
-        timing = run_step("time", name, row, out)
-        if "failed" in timing:
-            return timing
-        numbers["timings"].append(timing)
     file.write_text(json.dumps(numbers))
     return numbers
 
 
-def run_step(step: str, name: str, row: str, out: Path) -> dict[str, Any]:
+def time_rows(name: str, rows: Mapping[str, dict[str, Any]], out: Path) -> None:
+    """Time every row that is not timed yet, in rounds over all of them; numbers are stored after each timing.
+
+    Args:
+        name: key of `SETS`.
+        rows: row -> its numbers, which get the times, or `failed`.
+        out: folder of all sets.
+    """
+    for number in range(_TIMINGS):
+        for row, numbers in rows.items():
+            if "failed" in numbers or len(numbers["timings"]) > number:
+                continue
+            timing = run_step("time", name, row, out)
+            if "failed" in timing:
+                numbers["failed"] = timing["failed"]
+                continue
+            numbers["timings"].append(timing)
+            numbers_file(name, row, out).write_text(json.dumps(numbers))
+
+
+def all_seeds(name: str, row: str, numbers: Mapping[str, Any], seeds: int, out: Path) -> dict[str, Any]:
+    """The numbers of a row with the differences of its further seeds, where the row draws anything."""
+    if "failed" in numbers or not RIVALS[row].draws:
+        return dict(numbers)
+    others = [score_row(name, folder_name(row, seed), out) for seed in range(1, seeds)]
+    return {**numbers, "seeds": [numbers["difference"], *(other.get("difference", np.nan) for other in others)]}
+
+
+def run_step(step: str, name: str, folder: str, out: Path) -> dict[str, Any]:
     """The result of a step in a process of its own, or `failed`."""
-    command = [sys.executable, "-m", "benchmarks.rivals", name, "--out", str(out), "--step", step, "--rows", row]
+    command = [sys.executable, "-m", "benchmarks.rivals", name, "--out", str(out), "--step", step, "--folder", folder]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     try:
         result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
@@ -86,10 +122,10 @@ def run_step(step: str, name: str, row: str, out: Path) -> dict[str, Any]:
     return result
 
 
-def print_step(step: str, name: str, row: str, out: Path) -> int:
+def print_step(step: str, name: str, folder: str, out: Path) -> int:
     """Print the result of a step, or why it failed; return the exit code."""
     try:
-        result = STEPS[step](name, row, out / name)
+        result = STEPS[step](name, folder, out / name)
     except Exception as error:  # whatever a tool raises is the reason why its row is missing
         traceback.print_exc()
         lines = str(error).strip().splitlines()
@@ -110,10 +146,12 @@ def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
         return {**title, "metric": f"not made: {numbers['failed']}".replace("|", "/")}
     scale, digits = numbers["scale"], 1 if numbers["scale"] > 1 else 3
     difference, low, high = (f"{scale * numbers[key]:+.{digits}f}" for key in ("difference", "low", "high"))
+    differences = ", ".join(f"{scale * value:+.{digits}f}" for value in numbers.get("seeds", ()))
     return {
         **title,
         "metric": f"{scale * numbers['metric']:.{digits}f}",
         "difference (95%)": f"{difference} ({low} to {high})",
+        "all seeds": differences,
         "batch 1, ms": f"{np.median(timed(numbers, 'p50-1')):.2f}",
         "batch 1": median_and_range(timed(numbers, "ratio-1"), "x"),
         "batch 8, ms": f"{np.median(timed(numbers, 'p50-8')):.1f}",
@@ -129,7 +167,9 @@ def print_table(name: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     measured = [numbers for numbers in rows.values() if "failed" not in numbers]
     metric = f", {measured[0]['heading']}, {measured[0]['rows']} test rows" if measured else ""
     print(f"\n{name}{metric}, {SETS[name].max_length} tokens\n", flush=True)
-    print(table([as_cells(row, numbers) for row, numbers in rows.items()]), flush=True)
+    cells = [as_cells(row, numbers) for row, numbers in rows.items()]
+    empty = {column for column in COLUMNS if not any(row[column] for row in cells)}
+    print(table([{column: row[column] for column in COLUMNS if column not in empty} for row in cells]), flush=True)
 
 
 def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
@@ -170,16 +210,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", choices=list(SETS))
     parser.add_argument("--rows", nargs="+", choices=list(RIVALS), default=list(RIVALS))
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds of rows that draw anything")
     parser.add_argument("--picture", type=Path, help="a PNG to write; with several sets, one for each: NAME-SET.png")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.step:
-        return print_step(args.step, args.sets[0], args.rows[0], args.out)
+        return print_step(args.step, args.sets[0], args.folder, args.out)
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
     for name in args.sets:
-        (args.out / name).mkdir(parents=True, exist_ok=True)
-        rows = {row: row_of(name, row, args.out) for row in args.rows}
+        (args.out / name / "rivals").mkdir(parents=True, exist_ok=True)
+        rows = {row: score_row(name, row, args.out) for row in args.rows}
+        time_rows(name, rows, args.out)
+        rows = {row: all_seeds(name, row, numbers, args.seeds, args.out) for row, numbers in rows.items()}
         print_table(name, rows)
         if args.picture is not None:
             several = len(args.sets) > 1

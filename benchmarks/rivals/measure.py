@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.quantization import SETS, reference_engine, starting_model
 from benchmarks.rivals.data import INPUTS, Feeds, PositionalModel, open_set, output_names, random_feeds
-from benchmarks.rivals.rows import RIVALS, Backend
+from benchmarks.rivals.rows import RIVALS, Backend, Rival, row_and_seed
 from benchmarks.rivals.tools import import_torchao
 from compressor.measure import paired_interval
 from compressor.measure.timing import alternate_calls
@@ -30,17 +30,17 @@ Outputs = Mapping[str, Any]
 Predict = Callable[[Feeds], Outputs]
 
 
-def score(name: str, row: str, root: Path) -> dict[str, Any]:
+def score(name: str, folder: str, root: Path) -> dict[str, Any]:
     """Memory, files and metric of a row.
 
     Args:
         name: key of `SETS`.
-        row: key of `RIVALS`.
+        folder: name of the folder of the row.
         root: folder of the set.
     """
     length = SETS[name].max_length
     before = psutil.Process().memory_info().rss
-    predict = BACKENDS[RIVALS[row].backend](name, row, root)
+    predict = _load(name, folder, root)
     predict(random_feeds(BATCH, length))
     memory = psutil.Process().memory_info().rss - before
     data = open_set(name, root)
@@ -48,7 +48,7 @@ def score(name: str, row: str, root: Path) -> dict[str, Any]:
     interval = paired_interval(dense, rival, data.task.score, 0)
     return {
         "memory": memory,
-        "bytes": _file_bytes(name, row, root),
+        "bytes": _file_bytes(name, folder, root),
         "rows": len(data.test),
         "heading": data.task.metric_heading,
         "scale": data.task.metric_unit.scale,
@@ -59,16 +59,16 @@ def score(name: str, row: str, root: Path) -> dict[str, Any]:
     }
 
 
-def time_calls(name: str, row: str, root: Path) -> dict[str, float]:
+def time_calls(name: str, folder: str, root: Path) -> dict[str, float]:
     """Milliseconds of a call of a row, and how many times as fast it is as the reference engine, by batch size.
 
     Args:
         name: key of `SETS`.
-        row: key of `RIVALS`.
+        folder: name of the folder of the row.
         root: folder of the set.
     """
     length, result = SETS[name].max_length, {}
-    predict, reference = BACKENDS[RIVALS[row].backend](name, row, root), _reference(name, root)
+    predict, reference = _load(name, folder, root), _reference(name, root)
     for batch in (1, BATCH):
         feeds = random_feeds(batch, length)
         pairs = alternate_calls(partial(reference, feeds), partial(predict, feeds), SECONDS)
@@ -125,26 +125,34 @@ def predict_padded(predict: Predict, feeds: Feeds, length: int) -> dict[str, np.
     return {key: value[:, :tokens] if value.shape[1:2] == (length,) else value for key, value in outputs.items()}
 
 
-def _load_engine(name: str, row: str, root: Path) -> Predict:
-    rival = RIVALS[row]
+def _rival(folder: str) -> Rival:
+    return RIVALS[row_and_seed(folder)[0]]
+
+
+def _load(name: str, folder: str, root: Path) -> Predict:
+    return BACKENDS[_rival(folder).backend](name, folder, root)
+
+
+def _load_engine(name: str, folder: str, root: Path) -> Predict:
+    rival = _rival(folder)
     assert rival.file is not None
-    return target(rival.runtime).load(root / "rivals" / row / rival.file).run
+    return target(rival.runtime).load(root / "rivals" / folder / rival.file).run
 
 
-def _load_pytorch(name: str, row: str, root: Path) -> Predict:
+def _load_pytorch(name: str, folder: str, root: Path) -> Predict:
     return partial(_call, _network(name, root))
 
 
-def _load_compiled(name: str, row: str, root: Path) -> Predict:
+def _load_compiled(name: str, folder: str, root: Path) -> Predict:
     return partial(_call, _compiled(_network(name, root)))
 
 
-def _load_torchao(name: str, row: str, root: Path) -> Predict:
+def _load_torchao(name: str, folder: str, root: Path) -> Predict:
     import_torchao(root)
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of the program
 
     torch.set_num_threads(cores.usable_cores())
-    return partial(_call, _compiled(torch.export.load(root / "rivals" / row / "engine.pt2").module()))
+    return partial(_call, _compiled(torch.export.load(root / "rivals" / folder / "engine.pt2").module()))
 
 
 def _network(name: str, root: Path) -> PositionalModel:
@@ -166,12 +174,12 @@ def _call(model: Callable[..., Outputs], feeds: Feeds) -> Outputs:
         return model(*(torch.from_numpy(np.ascontiguousarray(feeds[key])) for key in INPUTS))
 
 
-def _load_optimum(name: str, row: str, root: Path) -> Predict:
+def _load_optimum(name: str, folder: str, root: Path) -> Predict:
     """As `OVModel` compiles and calls it: free axes, and the precision that OpenVINO prefers beside int8."""
     import openvino
 
     options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores.usable_cores()}
-    model = openvino.Core().compile_model(root / "rivals" / row / "openvino_model.xml", "CPU", options)
+    model = openvino.Core().compile_model(root / "rivals" / folder / "openvino_model.xml", "CPU", options)
     request = model.create_infer_request()
     names = [output.get_any_name() for output in model.outputs]
 
@@ -189,11 +197,11 @@ BACKENDS: Mapping[Backend, Callable[[str, str, Path], Predict]] = {
     "optimum": _load_optimum,
     "torchao": _load_torchao,
 }
-"""How each row is loaded; a function takes the name of the set, that of the row, and the folder of the set."""
+"""How each row is loaded; a function takes the name of the set, that of the row's folder, and the folder of the set."""
 
 
-def _file_bytes(name: str, row: str, root: Path) -> int:
-    file = RIVALS[row].file
+def _file_bytes(name: str, folder: str, root: Path) -> int:
+    file = _rival(folder).file
     if file is None:
         return (starting_model(name, root) / "model.safetensors").stat().st_size
-    return sum(path.stat().st_size for path in (root / "rivals" / row).glob(f"{Path(file).stem}.*"))
+    return sum(path.stat().st_size for path in (root / "rivals" / folder).glob(f"{Path(file).stem}.*"))

@@ -48,6 +48,11 @@ class Rival:
     install: Callable[[Path], object] | None = None
 
     @property
+    def draws(self) -> bool:
+        """Whether it is a run that draws rows to choose or to learn by, so that it depends on the seed."""
+        return bool({"macs", "distill", "epochs"} & set(self.fields or {}))
+
+    @property
     def runtime(self) -> str:
         """The target whose engine it is."""
         return str((self.fields or {}).get("target", "ort"))
@@ -138,15 +143,27 @@ RIVALS = {
 }
 
 
-def make(name: str, row: str, root: Path) -> float:
+def folder_name(row: str, seed: int) -> str:
+    """The name of the folder of a row, which has that of its key with seed 0."""
+    return f"{row}-seed{seed}" if seed else row
+
+
+def row_and_seed(folder: str) -> tuple[str, int]:
+    """The key of `RIVALS` and the seed of a folder."""
+    row, _, seed = folder.partition("-seed")
+    return row, int(seed or 0)
+
+
+def make(name: str, folder: str, root: Path) -> float:
     """Make a row if it is missing; return the minutes that it took.
 
     Args:
         name: key of `SETS`.
-        row: key of `RIVALS`.
+        folder: name of the folder of the row.
         root: folder of the set.
     """
-    rival, out = RIVALS[row], root / "rivals" / row
+    row, seed = row_and_seed(folder)
+    rival, out = RIVALS[row], root / "rivals" / folder
     stamp = out.with_suffix(".minutes")
     if stamp.is_file():
         return float(stamp.read_text())
@@ -161,7 +178,7 @@ def make(name: str, row: str, root: Path) -> float:
     start = time.perf_counter()
     fields = {} if rival.make is None else rival.make(name, root, out)
     if rival.fields is not None:
-        run(recipe_of(name, root, out, {**rival.fields, **fields}))
+        run(recipe_of(name, root, out, {**rival.fields, **fields, "seed": seed}))
     minutes = (time.perf_counter() - start) / 60
     stamp.write_text(f"{minutes}")
     return minutes

@@ -14,7 +14,7 @@ from benchmarks.quantization import SETS
 from benchmarks.rivals import __main__ as table
 from benchmarks.rivals.data import INPUTS, Feeds
 from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
-from benchmarks.rivals.rows import RIVALS, recipe_of
+from benchmarks.rivals.rows import RIVALS, folder_name, recipe_of, row_and_seed
 
 LENGTH = 16
 NUMBERS = {
@@ -89,28 +89,40 @@ def test_a_row_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert lines[6].startswith(f"| compress, half of the MACs, int8 | 90.0 | -0.4 (-1.0 to +0.2) | {speeds}")
 
 
-def test_a_row_is_timed_in_several_processes_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    steps: list[str] = []
+def test_rows_are_timed_in_rounds_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[tuple[str, str]] = []
 
-    def run_step(step: str, *_: object) -> dict[str, Any]:
-        steps.append(step)
+    def run_step(step: str, _name: str, folder: str, _out: Path) -> dict[str, Any]:
+        steps.append((step, folder))
         return {"minutes": 1.0} if step == "make" else dict(TIMES["timings"][0]) if step == "time" else dict(NUMBERS)
 
     (tmp_path / "sst2" / "rivals").mkdir(parents=True)
     monkeypatch.setattr(table, "run_step", run_step)
-    numbers = table.row_of("sst2", "pruned", tmp_path)
-    assert steps == ["make", "score", "time", "time", "time"]
-    assert len(numbers["timings"]) == 3
-    assert table.row_of("sst2", "pruned", tmp_path) == numbers
-    assert len(steps) == 5, "a stored row is not repeated"
+    for _ in range(2):  # stored rows are not repeated
+        rows = {row: table.score_row("sst2", row, tmp_path) for row in ("pruned", "layers")}
+        table.time_rows("sst2", rows, tmp_path)
+        assert [len(numbers["timings"]) for numbers in rows.values()] == [3, 3]
+    made = [(step, row) for row in rows for step in ("make", "score")]
+    assert steps == [*made, *(("time", row) for _ in range(3) for row in rows)]
 
 
-def test_a_row_that_cannot_be_timed_is_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_timed_is_not_stored_as_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = {"make": {"minutes": 1.0}, "score": NUMBERS, "time": {"failed": "exit code 1"}}
     (tmp_path / "sst2" / "rivals").mkdir(parents=True)
     monkeypatch.setattr(table, "run_step", lambda step, *_: results[step])
-    assert table.row_of("sst2", "pruned", tmp_path) == {"failed": "exit code 1"}
-    assert not list((tmp_path / "sst2" / "rivals").iterdir())
+    rows = {"pruned": table.score_row("sst2", "pruned", tmp_path)}
+    table.time_rows("sst2", rows, tmp_path)
+    assert rows["pruned"]["failed"] == "exit code 1"
+    assert table.score_row("sst2", "pruned", tmp_path) == {"timings": [], "minutes": 1.0, **NUMBERS}
+
+
+def test_further_seeds_are_scored_where_a_row_draws_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    differences = {"pruned-seed1": 0.01, "pruned-seed2": -0.02}
+    monkeypatch.setattr(table, "score_row", lambda _name, folder, _out: {"difference": differences[folder]})
+    numbers = table.all_seeds("sst2", "pruned", {**NUMBERS, **TIMES}, 3, tmp_path)
+    assert table.as_cells("pruned", numbers)["all seeds"] == "-0.4, +1.0, -2.0"
+    assert "seeds" not in table.all_seeds("sst2", "onnxsim", {**NUMBERS, **TIMES}, 3, tmp_path)
+    assert [row_and_seed(folder_name("pruned", seed)) for seed in (0, 12)] == [("pruned", 0), ("pruned", 12)]
 
 
 def test_metrics_that_are_no_shares_are_shown_as_computed() -> None:
