@@ -131,7 +131,7 @@ def _drawn_rows(recipe: Recipe) -> int | None:
         return None
     distilled = recipe.distillation.distill_steps * recipe.selection.batch_size * process_count()
     return max(
-        recipe.budget.prune_rows if recipe.prunes else 0,
+        recipe.budget.prune_rows + recipe.budget.loss_rows if recipe.prunes else 0,
         recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0,
         distilled if recipe.distills else 0,
     )

@@ -44,10 +44,8 @@ from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-STATISTICS_VERSION = 2
+STATISTICS_VERSION = 3
 """Version of the statistics and losses; those of another version are not read."""
-_HELD_OUT = 192
-"""Rows on which losses are measured."""
 
 
 def prune(run: BudgetRun) -> SelectedPlan:
@@ -125,8 +123,8 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         InputError: there are too few rows.
     """
     recipe, data = run.recipe, run.data
-    rows = draw_rows(data, recipe.budget.prune_rows + _HELD_OUT, recipe.selection.seed)
-    held_out = min(_HELD_OUT, len(rows) // 4)
+    rows = draw_rows(data, recipe.budget.prune_rows + recipe.budget.loss_rows, recipe.selection.seed)
+    held_out = min(recipe.budget.loss_rows, len(rows) // 4)
     if held_out < 1:
         raise InputError(
             f"{len(rows)} training rows: too few to choose units by; give at least 8 (--data)",

@@ -46,7 +46,7 @@ class ActivationCache:
     def nbytes(self) -> int:
         """Bytes of the tensors; shared storage is counted once."""
         sizes: dict[int, int] = {}
-        for tensor in (*self.heads, *_tensors(self.layers)):
+        for tensor in (*self.heads, *tensors_of(self.layers)):
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return sum(sizes.values())
 
@@ -221,10 +221,10 @@ def _repeat(value: Any, times: int, rows: int) -> Any:
     raise NotRowsError(type(value).__name__)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     """All tensors in nested lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_of(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,11 @@ from compressor.config.values import GroupBy, Milliseconds, Names, Shapes, Share
 def _budget_methods(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check the names of methods that meet a budget."""
     return tuple(map(one_of(BUDGET_METHODS), names))
+
+
+_LOSS_ROWS, _LOSS_SHARE = 768, 3 / 8
+"""Most rows that losses are measured on, and their share of the rows that units are chosen by. Few rows whose answer
+flips have most of the divergence: on MiniLM and SST-2, curves from 192 rows allocate worse than those from 768."""
 
 
 class BudgetConfig(Config):
@@ -87,6 +93,11 @@ class BudgetConfig(Config):
         False,
         decides_plan=True,
     )
+
+    @property
+    def loss_rows(self) -> int:
+        """Maximum number of further training rows, on which the losses of groups are measured."""
+        return min(_LOSS_ROWS, math.ceil(_LOSS_SHARE * self.prune_rows))
 
     @property
     def is_set(self) -> bool:

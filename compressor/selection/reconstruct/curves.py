@@ -11,24 +11,37 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.reconstruct.replay import CallOrder, run_layers
 from compressor.tasks.divergence import divergence, is_regression
+
+_RECORDED_BYTES = 2**30
+"""Memory for outputs of layers."""
 
 
 class PartialKL:
     """The divergence of a model from itself with the weights of one linear replaced.
 
-    The outputs of all layers are recorded once, which takes rows * positions * width * layers numbers. The model must
-    not change otherwise while this object is in use.
+    The outputs of all layers are recorded once, which takes rows * positions * width * layers numbers; forwards of
+    batches for which the memory does not suffice start at the first layer. The model must not change otherwise while
+    this object is in use.
 
     Args:
         model: a transformers model; its present outputs are the dense ones.
         batches: inputs `[rows, ...]` of each batch, with or without `labels`.
         names: the outputs that the task scores, see `Task.outputs`.
+        recorded_bytes: memory for outputs of layers; the batch that exceeds it is the last that is recorded.
     """
 
-    def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batches: Sequence[Mapping[str, Tensor]],
+        names: Sequence[str],
+        recorded_bytes: int = _RECORDED_BYTES,
+    ) -> None:
         self._model, self._batches, self._names = model, batches, names
+        self._free_bytes = recorded_bytes
         self._order = CallOrder(model, batches[0])
         self._layers: list[list[Any]] = [[] for _ in batches]
         self._dense: list[dict[str, Tensor] | None] = [self._record(number) for number in range(len(batches))]
@@ -60,11 +73,11 @@ class PartialKL:
         return float(self.rows(linear, weight, bias).mean())
 
     def _forward(self, batch: int, start: int) -> dict[str, Tensor]:
-        """The scored outputs of a forward that starts at a layer call."""
-        layers = self._layers[batch]
+        """The scored outputs of a forward that starts at a layer call, where the layers of the batch are recorded."""
+        layers = self._layers[batch][:start]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
-            return layers[number] if number < start else run()
+            return layers[number] if number < len(layers) else run()
 
         outputs = run_layers(self._model, self._batches[batch], around)
         return {name: outputs[name] for name in self._names}
@@ -74,9 +87,13 @@ class PartialKL:
         layers = self._layers[batch]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
-            layers.append(run())
-            return layers[-1]
+            output = run()
+            if is_recorded:
+                layers.append(output)
+                self._free_bytes -= sum(tensor.nbytes for tensor in tensors_of(output))
+            return output
 
+        is_recorded = self._free_bytes > 0
         outputs = run_layers(self._model, self._batches[batch], around)
         dense = {name: outputs[name] for name in self._names}
         return dense if all(tensor.dim() <= 2 for tensor in dense.values()) else None
