@@ -22,6 +22,7 @@ def divergence(
     batch: Mapping[str, Tensor],
     variance: float | None = None,
     *,
+    temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """KL(dense || outputs) of each row, in nats.
@@ -40,6 +41,8 @@ def divergence(
         names: the outputs that the task scores, see `Task.outputs`.
         batch: the inputs, of which the masks and the labels (-100: not scored) tell padded positions.
         variance: variance of the dense outputs of a regression over all calibration rows; None: over these rows.
+        temperature: T, by which logits are divided; the divergence is multiplied by its square (Hinton et al. 2015), so
+            that its scale depends little on it. Cases 3 and 4 have no temperature.
         dtype: precision of the computation. float64 resolves small divergences; training needs no more than float32.
 
     Returns:
@@ -50,7 +53,9 @@ def divergence(
         [
             _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
             if name == EMBEDDING
-            else _output_divergence(dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span)
+            else _output_divergence(
+                dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span, temperature
+            )
             for name in names
         ]
     ).sum(0)
@@ -93,18 +98,23 @@ def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _output_divergence(
-    dense: Tensor, logits: Tensor, batch: Mapping[str, Tensor], variance: float | None, is_span: bool
+    dense: Tensor,
+    logits: Tensor,
+    batch: Mapping[str, Tensor],
+    variance: float | None,
+    is_span: bool,
+    temperature: float,
 ) -> Tensor:
     if is_span:
-        return _kl(without_padding(dense, batch), without_padding(logits, batch))
+        return _kl(without_padding(dense, batch), without_padding(logits, batch), temperature)
     if is_regression(dense):  # case 3
         difference = (dense - logits).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
     if dense.dim() == 2:  # case 2
-        return _kl(dense, logits)
+        return _kl(dense, logits, temperature)
     mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)  # case 1
-    rows = [_kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
+    rows = [_kl(p[kept], q[kept], temperature).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
     return torch.stack(rows) / mask.sum(1).clamp(min=1)
 
 
@@ -113,7 +123,7 @@ def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
     return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
-def _kl(dense: Tensor, logits: Tensor) -> Tensor:
-    """KL over the last axis of logits; rounding never makes it negative."""
-    p, q = dense.log_softmax(-1), logits.log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).clamp(min=0)
+def _kl(dense: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """KL over the last axis of logits, times the squared temperature; rounding never makes it negative."""
+    p, q = (dense / temperature).log_softmax(-1), (logits / temperature).log_softmax(-1)
+    return temperature**2 * (p.exp() * (p - q)).sum(-1).clamp(min=0)

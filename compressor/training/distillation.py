@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.models.sentence_encoder import EMBEDDING
-from compressor.tasks.divergence import divergence, is_regression
+from compressor.tasks.divergence import divergence
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
 from compressor.training.schedule import MixedPrecision
@@ -155,14 +154,7 @@ class Distillation:
         return outputs
 
     def _output_loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
-        has_classes = self.outputs != (EMBEDDING,) and not (
-            len(self.outputs) == 1 and is_regression(target[self.outputs[0]])
-        )
-        temperature = self.temperature if has_classes else 1.0
-        dense = {name: target[name] / temperature for name in self.outputs}
-        logits = {name: output[name] / temperature for name in self.outputs}
-        rows = divergence(dense, logits, self.outputs, batch, dtype=torch.float32)
-        return temperature**2 * rows.mean()
+        return divergence(target, output, self.outputs, batch, temperature=self.temperature, dtype=torch.float32).mean()
 
 
 def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:

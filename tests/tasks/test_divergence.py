@@ -23,6 +23,24 @@ def test_classes() -> None:
     assert rows.dtype == torch.float64
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_temperature_divides_logits_and_its_square_multiplies_the_divergence(temperature: float) -> None:
+    dense, changed = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, temperature=temperature)
+    softer = [{"logits": logits / temperature} for logits in (dense, changed)]
+    torch.testing.assert_close(rows, temperature**2 * divergence(*softer, ("logits",), {}))
+
+
+def test_numbers_and_embeddings_have_no_temperature() -> None:
+    for name, width in (("logits", 1), (EMBEDDING, 4)):
+        dense, changed = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+        cold, warm = (
+            divergence({name: dense}, {name: changed}, (name,), {}, temperature=temperature) for temperature in (1, 2)
+        )
+        assert torch.equal(cold, warm)
+        assert cold.sum() > 0
+
+
 def test_spans_sum_start_and_end_without_padding() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     dense = {"start_logits": torch.tensor([[0.0, 0.0, 9.0], [0.0, 0.0, 0.0]]), "end_logits": torch.zeros(2, 3)}

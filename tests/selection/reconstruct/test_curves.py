@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.selection.reconstruct.curves import PartialKL, with_weight
+from compressor.selection.reconstruct.curves import TEMPERATURE, PartialKL, with_weight
 from compressor.tasks.divergence import divergence
 from tests.selection.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers
 from tests.unchanged import unchanged
@@ -30,7 +30,7 @@ def whole(model: PreTrainedModel, batch: dict[str, Tensor], linear: str, names: 
     with torch.no_grad():
         dense = model(**batch)
         with with_weight(module, weight, bias):
-            return divergence(dense, model(**batch), names, batch)
+            return divergence(dense, model(**batch), names, batch, temperature=TEMPERATURE)
 
 
 def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
