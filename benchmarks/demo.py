@@ -37,7 +37,7 @@ target = "auto"
 precision = "auto"
 max_drop = 0.01
 max_length = {max_length}
-prune_rows = 384
+prune_rows = 256
 calibration_rows = 100
 shapes = ["1x128"]
 batch = [1]
@@ -119,6 +119,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     from transformers.utils import logging
 
     from compressor.cli.console import Console
+    from compressor.training.schedule import native_precision
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -145,6 +146,8 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         learning_rate=LEARNING_RATE,
         warmup_steps=0.1,
         seed=SEED,
+        bf16=native_precision() == "bf16",
+        use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         report_to="none",
         remove_unused_columns=False,
