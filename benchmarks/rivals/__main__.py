@@ -9,7 +9,7 @@ Each row is made once, in a folder of `--out`/SET/rivals, and scored in a proces
 with a paired 95% interval of the difference from the whole model, the size of its files, and the memory that loading
 and running it adds to a process. The time of a call, in turn with ONNX Runtime's own fused fp32 engine at batch 1 and
 8, is measured in three rounds over all rows, in a process of its own each time: speeds are medians and ranges. Rows of
-further seeds are made and scored, and not timed.
+further seeds are made and scored, and not timed. Stored rows are those of the version that made them.
 Other tools are installed in the versions of `pins`, into `--out`/tools. A row that cannot be made or measured here says
 why, and the others go on.
 """
@@ -66,7 +66,7 @@ def numbers_file(name: str, folder: str, out: Path) -> Path:
 
 
 def score_row(name: str, folder: str, out: Path) -> dict[str, Any]:
-    """The numbers of a row but for its times: stored, or made and scored; or `failed`, why it cannot be.
+    """The numbers of a row without its times: stored, or made and scored; or `failed`, why it cannot be.
 
     Args:
         name: key of `SETS`.
@@ -104,11 +104,11 @@ def time_rows(name: str, rows: Mapping[str, dict[str, Any]], out: Path) -> None:
 
 
 def all_seeds(name: str, row: str, numbers: Mapping[str, Any], seeds: int, out: Path) -> dict[str, Any]:
-    """The numbers of a row with the differences of its further seeds, where the row draws anything."""
-    if "failed" in numbers or not RIVALS[row].draws:
+    """The numbers of a row, and those of all its seeds where it chooses units or trains by drawn rows."""
+    if "failed" in numbers or seeds < 2 or not RIVALS[row].draws:
         return dict(numbers)
     others = [score_row(name, folder_name(row, seed), out) for seed in range(1, seeds)]
-    return {**numbers, "seeds": [numbers["difference"], *(other.get("difference", np.nan) for other in others)]}
+    return {**numbers, "seeds": [numbers, *others]}
 
 
 def run_step(step: str, name: str, folder: str, out: Path) -> dict[str, Any]:
@@ -146,7 +146,10 @@ def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
         return {**title, "metric": f"not made: {numbers['failed']}".replace("|", "/")}
     scale, digits = numbers["scale"], 1 if numbers["scale"] > 1 else 3
     difference, low, high = (f"{scale * numbers[key]:+.{digits}f}" for key in ("difference", "low", "high"))
-    differences = ", ".join(f"{scale * value:+.{digits}f}" for value in numbers.get("seeds", ()))
+    differences = ", ".join(
+        f"not made: {seed['failed']}" if "failed" in seed else f"{scale * seed['difference']:+.{digits}f}"
+        for seed in numbers.get("seeds", ())
+    )
     return {
         **title,
         "metric": f"{scale * numbers['metric']:.{digits}f}",
@@ -210,7 +213,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", choices=list(SETS))
     parser.add_argument("--rows", nargs="+", choices=list(RIVALS), default=list(RIVALS))
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds of rows that draw anything")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds of rows that choose units or train by drawn rows"
+    )
     parser.add_argument("--picture", type=Path, help="a PNG to write; with several sets, one for each: NAME-SET.png")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)

@@ -49,7 +49,7 @@ class Rival:
 
     @property
     def draws(self) -> bool:
-        """Whether it is a run that draws rows to choose or to learn by, so that it depends on the seed."""
+        """Whether it is a run that chooses units or trains by rows that are drawn with the seed."""
         return bool({"macs", "distill", "epochs"} & set(self.fields or {}))
 
     @property

@@ -105,17 +105,20 @@ def _output_divergence(
     is_span: bool,
     temperature: float,
 ) -> Tensor:
-    if is_span:
-        return _kl(without_padding(dense, batch), without_padding(logits, batch), temperature)
-    if is_regression(dense):  # case 3
+    if not is_span and is_regression(dense):  # case 3
         difference = (dense - logits).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
-    if dense.dim() == 2:  # case 2
-        return _kl(dense, logits, temperature)
-    mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)  # case 1
-    rows = [_kl(p[kept], q[kept], temperature).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
-    return torch.stack(rows) / mask.sum(1).clamp(min=1)
+    dense, logits = dense / temperature, logits / temperature
+    if is_span:
+        rows = _kl(without_padding(dense, batch), without_padding(logits, batch))
+    elif dense.dim() == 2:  # case 2
+        rows = _kl(dense, logits)
+    else:  # case 1
+        mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
+        sums = [_kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
+        rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
+    return temperature**2 * rows
 
 
 def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
@@ -123,7 +126,7 @@ def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
     return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
-def _kl(dense: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """KL over the last axis of logits, times the squared temperature; rounding never makes it negative."""
-    p, q = (dense / temperature).log_softmax(-1), (logits / temperature).log_softmax(-1)
-    return temperature**2 * (p.exp() * (p - q)).sum(-1).clamp(min=0)
+def _kl(dense: Tensor, logits: Tensor) -> Tensor:
+    """KL over the last axis of logits; rounding never makes it negative."""
+    p, q = dense.log_softmax(-1), logits.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp(min=0)

@@ -116,11 +116,12 @@ def test_a_row_that_cannot_be_timed_is_not_stored_as_timed(monkeypatch: pytest.M
     assert table.score_row("sst2", "pruned", tmp_path) == {"timings": [], "minutes": 1.0, **NUMBERS}
 
 
-def test_further_seeds_are_scored_where_a_row_draws_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    differences = {"pruned-seed1": 0.01, "pruned-seed2": -0.02}
-    monkeypatch.setattr(table, "score_row", lambda _name, folder, _out: {"difference": differences[folder]})
+def test_further_seeds_are_scored_of_rows_that_choose_or_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    others = {"pruned-seed1": {"difference": 0.01}, "pruned-seed2": {"failed": "exit code 1"}}
+    monkeypatch.setattr(table, "score_row", lambda _name, folder, _out: others[folder])
     numbers = table.all_seeds("sst2", "pruned", {**NUMBERS, **TIMES}, 3, tmp_path)
-    assert table.as_cells("pruned", numbers)["all seeds"] == "-0.4, +1.0, -2.0"
+    assert table.as_cells("pruned", numbers)["all seeds"] == "-0.4, +1.0, not made: exit code 1"
+    assert "seeds" not in table.all_seeds("sst2", "pruned", {**NUMBERS, **TIMES}, 1, tmp_path)
     assert "seeds" not in table.all_seeds("sst2", "onnxsim", {**NUMBERS, **TIMES}, 3, tmp_path)
     assert [row_and_seed(folder_name("pruned", seed)) for seed in (0, 12)] == [("pruned", 0), ("pruned", 12)]
 

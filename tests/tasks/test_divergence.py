@@ -31,6 +31,15 @@ def test_the_temperature_divides_logits_and_its_square_multiplies_the_divergence
     torch.testing.assert_close(rows, temperature**2 * divergence(*softer, ("logits",), {}))
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_spans_with_padding_have_a_divergence_at_any_temperature(temperature: float) -> None:
+    mask = torch.tensor([[1, 1, 0]])
+    dense, changed = ({"start_logits": torch.tensor([[x, 0.0, 9.0]]), "end_logits": torch.zeros(1, 3)} for x in (0, 1))
+    rows = divergence(dense, changed, tuple(dense), {"attention_mask": mask}, temperature=temperature)
+    short = [{"logits": outputs["start_logits"][:, :2]} for outputs in (dense, changed)]
+    torch.testing.assert_close(rows, divergence(*short, ("logits",), {}, temperature=temperature))
+
+
 def test_numbers_and_embeddings_have_no_temperature() -> None:
     for name, width in (("logits", 1), (EMBEDDING, 4)):
         dense, changed = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ TEMPERATURE = 2.0
 """Temperature of the divergence. Few rows whose answer flips have most of it at temperature 1, where its mean over the
 rows varies more from draw to draw, and plans allocated by it are further from the whole model (MiniLM on SST-2)."""
 _RECORDED_BYTES = 2**30
-"""Memory for outputs of layers."""
+"""Memory for outputs of layers, which the last batch that is recorded may exceed."""
 
 
 class PartialKL:
@@ -51,7 +51,7 @@ class PartialKL:
         self._variance = self._dense_variance()
 
     def rows(self, linear: str, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """KL(dense || changed) at temperature 2 of each row of all batches, `[rows]`, float64, on the CPU.
+        """KL(dense || changed) at `TEMPERATURE` of each row of all batches, `[rows]`, float64, on the CPU.
 
         Args:
             linear: module path of the linear.
@@ -94,11 +94,13 @@ class PartialKL:
             output = run()
             if is_recorded:
                 layers.append(output)
-                self._free_bytes -= sum(tensor.nbytes for tensor in tensors_of(output))
+                # Layers may pass on a tensor, such as a bias of positions.
+                sizes.update({tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(output)})
             return output
 
-        is_recorded = self._free_bytes > 0
+        is_recorded, sizes = self._free_bytes > 0, dict[int, int]()
         outputs = run_layers(self._model, self._batches[batch], around)
+        self._free_bytes -= sum(sizes.values())
         dense = {name: outputs[name] for name in self._names}
         return dense if all(tensor.dim() <= 2 for tensor in dense.values()) else None
 

@@ -64,16 +64,20 @@ def test_the_variance_of_a_regression_is_over_all_rows() -> None:
     torch.testing.assert_close(PartialKL(model, rows, ("logits",)).rows(linear, *change), together, rtol=1e-3, atol=0)
 
 
-def test_batches_beyond_the_memory_are_computed_from_the_first_layer() -> None:
-    for model, batch, names in ((bert(2), text(), ("logits",)), (bert_spans(), text(), ("start_logits", "end_logits"))):
-        linear = linears_in_layers(model)[-1]
-        change = halved(model.get_submodule(linear))
-        limited, recorded = (PartialKL(model, [batch, batch], names, memory) for memory in (1, 2**30))
-        ran: list[nn.Module] = []
-        first = model.get_submodule(linears_in_layers(model)[0])
-        first.register_forward_hook(lambda module, *_, ran=ran: ran.append(module))
-        torch.testing.assert_close(limited.rows(linear, *change), recorded.rows(linear, *change))
-        assert len(ran) == 1, "of two batches, the first is recorded"
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_batches_beyond_the_memory_are_computed_from_the_first_layer(family: str) -> None:
+    model, batch = CASES[family]()
+    batches = [batch, {name: value[:1] for name, value in batch.items()}]
+    linear = linears_in_layers(model)[-1]
+    change = halved(model.get_submodule(linear))
+    limited, recorded = (PartialKL(model, batches, ("logits",), memory) for memory in (1, 2**30))
+    ran: list[int] = []
+    first = model.get_submodule(linears_in_layers(model)[0])
+    first.register_forward_hook(lambda module, args, output: ran.append(len(output)))
+    expected = recorded.rows(linear, *change)
+    assert not ran
+    torch.testing.assert_close(limited.rows(linear, *change), expected)
+    assert set(ran) == {1}, "the first batch is recorded, the second is not"
 
 
 def test_layers_before_the_linear_are_not_run() -> None:
