@@ -27,8 +27,8 @@ def test_classes() -> None:
 def test_the_temperature_divides_logits_and_its_square_multiplies_the_divergence(temperature: float) -> None:
     dense, changed = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
     rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, temperature=temperature)
-    softer = [{"logits": logits / temperature} for logits in (dense, changed)]
-    torch.testing.assert_close(rows, temperature**2 * divergence(*softer, ("logits",), {}))
+    softer = divergence({"logits": dense / temperature}, {"logits": changed / temperature}, ("logits",), {})
+    torch.testing.assert_close(rows, temperature**2 * softer)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -36,8 +36,8 @@ def test_spans_with_padding_have_a_divergence_at_any_temperature(temperature: fl
     mask = torch.tensor([[1, 1, 0]])
     dense, changed = ({"start_logits": torch.tensor([[x, 0.0, 9.0]]), "end_logits": torch.zeros(1, 3)} for x in (0, 1))
     rows = divergence(dense, changed, tuple(dense), {"attention_mask": mask}, temperature=temperature)
-    short = [{"logits": outputs["start_logits"][:, :2]} for outputs in (dense, changed)]
-    torch.testing.assert_close(rows, divergence(*short, ("logits",), {}, temperature=temperature))
+    dense_start, changed_start = ({"logits": outputs["start_logits"][:, :2]} for outputs in (dense, changed))
+    torch.testing.assert_close(rows, divergence(dense_start, changed_start, ("logits",), {}, temperature=temperature))
 
 
 def test_numbers_and_embeddings_have_no_temperature() -> None:
