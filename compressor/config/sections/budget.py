@@ -20,7 +20,7 @@ def _budget_methods(names: tuple[str, ...]) -> tuple[str, ...]:
 
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
-192 rows allocated worse than curves from 704 (MiniLM on SST-2)."""
+192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
 
 
 class BudgetConfig(Config):

@@ -16,8 +16,8 @@ from compressor.selection.reconstruct.replay import CallOrder, run_layers
 from compressor.tasks.divergence import divergence, is_regression
 
 TEMPERATURE = 2.0
-"""Temperature of the divergence. Few rows whose answer flips have most of it at temperature 1, where its mean over the
-rows varies more from draw to draw, and plans allocated by it are further from the whole model (MiniLM on SST-2)."""
+"""Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
+rows varies more from draw to draw."""
 _RECORDED_BYTES = 2**30
 """Memory for outputs of layers, which the last batch that is recorded may exceed."""
 
