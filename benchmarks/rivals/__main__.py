@@ -35,17 +35,8 @@ from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
 
 COLUMNS = (
-    *(
-        "model and engine",
-        "metric",
-        "difference (95%)",
-        "all seeds",
-        "batch 1, ms",
-        "batch 1",
-        "batch 8, ms",
-        "batch 8",
-    ),
-    *("MB", "memory, MB", "minutes"),
+    *("model and engine", "metric", "difference (95%)", "all seeds"),
+    *("batch 1, ms", "batch 1", "batch 8, ms", "batch 8", "MB", "memory, MB", "minutes"),
 )
 
 
@@ -74,8 +65,11 @@ def score_row(name: str, folder: str, out: Path) -> dict[str, Any]:
         out: folder of all sets.
     """
     file = numbers_file(name, folder, out)
-    numbers: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"timings": []}
-    for step in ("make", "score") if not file.is_file() else ():
+    if file.is_file():
+        stored: dict[str, Any] = json.loads(file.read_text())
+        return stored
+    numbers: dict[str, Any] = {"timings": []}
+    for step in ("make", "score"):
         numbers |= run_step(step, name, folder, out)
         if "failed" in numbers:
             return numbers
@@ -107,8 +101,8 @@ def all_seeds(name: str, row: str, numbers: Mapping[str, Any], seeds: int, out: 
     """The numbers of a row, and those of all its seeds where it chooses units or trains by drawn rows."""
     if "failed" in numbers or seeds < 2 or not RIVALS[row].draws:
         return dict(numbers)
-    others = [score_row(name, folder_name(row, seed), out) for seed in range(1, seeds)]
-    return {**numbers, "seeds": [numbers, *others]}
+    further = [score_row(name, folder_name(row, seed), out) for seed in range(1, seeds)]
+    return {**numbers, "seeds": [numbers, *further]}
 
 
 def run_step(step: str, name: str, folder: str, out: Path) -> dict[str, Any]:

@@ -102,8 +102,8 @@ def test_rows_are_timed_in_rounds_and_stored(monkeypatch: pytest.MonkeyPatch, tm
         rows = {row: table.score_row("sst2", row, tmp_path) for row in ("pruned", "layers")}
         table.time_rows("sst2", rows, tmp_path)
         assert [len(numbers["timings"]) for numbers in rows.values()] == [3, 3]
-    made = [(step, row) for row in rows for step in ("make", "score")]
-    assert steps == [*made, *(("time", row) for _ in range(3) for row in rows)]
+    scored = [(step, row) for row in rows for step in ("make", "score")]
+    assert steps == [*scored, *(("time", row) for _ in range(3) for row in rows)]
 
 
 def test_a_row_that_cannot_be_timed_is_not_stored_as_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_row_that_cannot_be_timed_is_not_stored_as_timed(monkeypatch: pytest.M
 
 
 def test_further_seeds_are_scored_of_rows_that_choose_or_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    others = {"pruned-seed1": {"difference": 0.01}, "pruned-seed2": {"failed": "exit code 1"}}
-    monkeypatch.setattr(table, "score_row", lambda _name, folder, _out: others[folder])
+    further = {"pruned-seed1": {"difference": 0.01}, "pruned-seed2": {"failed": "exit code 1"}}
+    monkeypatch.setattr(table, "score_row", lambda _name, folder, _out: further[folder])
     numbers = table.all_seeds("sst2", "pruned", {**NUMBERS, **TIMES}, 3, tmp_path)
     assert table.as_cells("pruned", numbers)["all seeds"] == "-0.4, +1.0, not made: exit code 1"
     assert "seeds" not in table.all_seeds("sst2", "pruned", {**NUMBERS, **TIMES}, 1, tmp_path)
