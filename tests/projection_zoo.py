@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tests.zoo import VOCABULARY, pair, text
 
@@ -125,6 +126,13 @@ def _funnel() -> PreTrainedModel:
 def _xlnet() -> PreTrainedModel:
     sizes: dict[str, Any] = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44}
     return hf.XLNetForSequenceClassification(hf.XLNetConfig(vocab_size=VOCABULARY, **sizes))
+
+
+class Pooled(hf.Aimv2VisionModel):
+    """AIMv2 with the output of its pooling attention alone: the projection of its heads reads one position a row."""
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
+        return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
 
 
 def _with_boxes(batch: int, length: int) -> Inputs:
@@ -283,6 +291,7 @@ FAMILIES: dict[str, Family] = {
         sr_ratios=[2, 2, 1, 1],
     ),
     "mgp-str": _images(hf.MgpstrConfig, hf.MgpstrModel, 12, **VISION, image_size=[12, 12]),
+    "aimv2": _images(hf.Aimv2VisionConfig, Pooled, 16, **VISION, intermediate_size=44),
     "vitdet": _images(
         hf.VitDetConfig, hf.VitDetModel, 16, **VISION, pretrain_image_size=16, use_relative_position_embeddings=True
     ),

@@ -99,7 +99,8 @@ def _changed_heads(site: Heads, on_output: OutputHook, x: Tensor) -> Tensor:
     x = x.transpose(0, batch_axis) if batch_axis else x
     separate = x.unflatten(-1, (site.heads, -1))
     if separate.dim() != 4:
-        separate = separate.reshape(len(x), -1, *separate.shape[-2:])
+        rows = x.shape[0]  # an export records it as an axis, and len() as a constant
+        separate = separate.reshape(rows, -1, *separate.shape[-2:])
     changed = on_output(site.name, separate).reshape(x.shape)
     return changed.transpose(0, batch_axis) if batch_axis else changed
 

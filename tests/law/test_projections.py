@@ -21,11 +21,11 @@ from tests.projection_zoo import FAMILIES
 from tests.zoo import random_groups
 
 TOLERANCE = 1e-4
-ALWAYS = ("falcon", "xlnet")
-"""A family of grouped heads, and one whose projection is no module; `make zoo` proves all."""
+ALWAYS = ("falcon", "xlnet", "aimv2")
+"""Grouped heads, a projection that is no module, and one that reads a position a row; `make zoo` proves all."""
 REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet", "pvt-v2", "squeezebert"))
 """Families of which some plans are refused by name."""
-FIXED = frozenset(("canine", "cpmant", "funnel", "prophetnet", "vitdet"))
+FIXED = frozenset(("canine", "cpmant", "funnel"))
 """Families whose export holds at its own size only."""
 SIZES = ((3, 7), (2, 11))
 """Batch sizes and lengths; the graphs are exported at the first."""

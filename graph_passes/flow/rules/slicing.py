@@ -22,15 +22,21 @@ class SliceRule:
         return self._positions(node, context).keys()
 
     def _positions(self, node: ir.Node, context: RuleContext) -> dict[int, np.ndarray | None]:
-        """Sliced axis -> selected input positions; None where they depend on the sizes of the graph's inputs."""
+        """Sliced axis -> selected input positions; None where they depend on the sizes of the graph's inputs.
+
+        An axis that is listed and keeps all positions at any size, as in `x[:, 0]`, is not sliced.
+        """
         source, shape = node.inputs[0], context.shape(node.inputs[0])
         starts, ends, axes, steps = _bounds(node, context)
         positions: dict[int, np.ndarray | None] = {}
-        for entry, axis in enumerate(int(axis) % len(shape) for axis in axes):
-            if starts is not None and ends is not None and steps is not None and context.probe.fixed(source, axis):
-                bounds = slice(int(starts[entry]), _end(int(ends[entry]), int(steps[entry])), int(steps[entry]))
-                positions[axis] = np.arange(shape[axis])[bounds]
-            else:
+        for entry, axis in enumerate(axes):
+            if starts is None or ends is None or steps is None:
+                positions[axis] = None
+                continue
+            start, end, step = int(starts[entry]), int(ends[entry]), int(steps[entry])
+            if context.probe.fixed(source, axis):
+                positions[axis] = np.arange(shape[axis])[slice(start, _end(end, step), step)]
+            elif (start, step) != (0, 1) or end < _NO_END:
                 positions[axis] = None
         return positions
 
@@ -69,7 +75,7 @@ class SliceRule:
         source, held_axes = node.inputs[0], held[0]
         assert source is not None
         assert held_axes is not None
-        positions = self._positions(node, context)
+        positions, axes = self._positions(node, context), _bounds(node, context)[2]
         needed = demand.outputs[0]
         cut = {
             axis: taken
@@ -80,13 +86,13 @@ class SliceRule:
             index = sliced[positions_of(needed[axis], len(sliced))]
             source = cut_value(source, axis, positions_among(index, held_axes[axis]), node)
         node.replace_input_with(0, source)
-        uncut = [entry for entry, axis in enumerate(positions) if axis not in cut]
+        uncut = [entry for entry, axis in enumerate(axes) if axis not in cut]
         if cut and not uncut:
             node.op_type = "Identity"
             node.resize_inputs(1)
             node.attributes.clear()
         elif cut:
-            _keep_entries(node, uncut, list(positions))
+            _keep_entries(node, uncut, axes)
 
 
 def _computed_bounds() -> NoRuleError:
@@ -110,12 +116,16 @@ def _keep_entries(node: ir.Node, entries: Sequence[int], axes: Sequence[int]) ->
 
 def _bounds(
     node: ir.Node, context: RuleContext
-) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray | None]:
-    """(starts, ends, axes, steps) of a Slice: attributes before opset 10, inputs since; None: computed at run time."""
+) -> tuple[np.ndarray | None, np.ndarray | None, list[int], np.ndarray | None]:
+    """(starts, ends, axes, steps) of a Slice: attributes before opset 10, inputs since; None: computed at run time.
+
+    Axes are counted from the first one.
+    """
+    rank = len(context.shape(node.inputs[0]))
     if "starts" in node.attributes:
         starts, ends = (np.array(node.attributes[name].as_ints()) for name in ("starts", "ends"))
         axes = node.attributes.get_ints("axes", tuple(range(len(starts))))
-        return starts, ends, np.array(axes), np.ones(len(starts), np.int64)
+        return starts, ends, [int(axis) % rank for axis in axes], np.ones(len(starts), np.int64)
     count = context.shape(node.inputs[1])[0]
     inputs = [*node.inputs[1:], None, None][:4]
     first, last, listed_axes, steps = (context.probe.constant(value) for value in inputs)
@@ -123,12 +133,16 @@ def _bounds(
         if inputs[2] is not None:
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "slices axes that are computed at run time")
         listed_axes = np.arange(count)
-    return first, last, listed_axes, np.ones(count, np.int64) if inputs[3] is None else steps
+    axes = [int(axis) % rank for axis in listed_axes]
+    return first, last, axes, np.ones(count, np.int64) if inputs[3] is None else steps
 
 
 def _end(end: int, step: int) -> int | None:
     """The end of a Python slice: None for a backward slice that runs to the first element."""
     return None if step < 0 and end < -(2**31) else end
 
+
+_NO_END = 2**31 - 1
+"""Smallest bound that exporters write for the end of an axis of any size."""
 
 RULES: dict[tuple[str, str], Rule] = {("", "Slice"): SliceRule()}

@@ -9,6 +9,7 @@ from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.refusal import RefusalCode
 from tests.graph_passes.graphs import graph, plan, shape, shrink_and_compare, site
 from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS
+from tests.graph_passes.layers import MERGED_BATCH
 
 WEIGHTS = f"{PROJECTIONS}, {SPLIT}, {OUTPUT}"
 
@@ -145,6 +146,20 @@ def test_heads_that_another_product_needs_are_cut_where_another_axis_is_divided(
     shrunk = shrink_and_compare(graph(body, f"{weights}, float[12, 8] mixer, {constants}"), plan([0, 2]))
     assert shrunk.refused == ()
     assert [shape(shrunk.model, name) for name in ("Wq", "Wv", "Wo")] == [(8, 6), (8, 12), (4, 8)]
+
+
+@pytest.mark.parametrize("end", [2**31 - 1, 2**63 - 1])
+def test_a_slice_that_keeps_a_whole_axis_of_rows_and_heads_cuts_nothing(end: int) -> None:
+    # `x[:, :, 1:]` and `x[:, None]` are written with a Slice of the first axis as well.
+    body = MERGED_BATCH.body.replace(
+        "kt = Transpose <perm = [0, 2, 1]> (k)",
+        "whole = Slice (k, starts, ends, axes) kt = Transpose <perm = [0, 2, 1]> (whole)",
+    )
+    bounds = f"int64[2] starts = {{0, 1}}, int64[2] ends = {{{end}, {end}}}, int64[2] axes = {{0, 1}}"
+    body = body.replace("v = Reshape (v3, flat)", "v4 = Reshape (v3, flat) v = Slice (v4, starts, ends, axes)")
+    shrunk = shrink_and_compare(graph(body, f"{MERGED_BATCH.weights}, {bounds}"), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert shape(shrunk.model, "Wk") == (8, 6)
 
 
 def test_keys_that_are_written_into_an_empty_tensor_are_cut() -> None:
