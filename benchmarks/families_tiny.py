@@ -132,7 +132,8 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
     fields = {field.name for field in dataclasses.fields(config)}
     values = vars(config)
     # A network of convolutions keeps its channels, which several fields repeat.
-    is_convolutional = "num_channels" in values and not any("heads" in name for name in values)
+    has_parts = any(isinstance(value, PretrainedConfig) for value in values.values())
+    is_convolutional = "num_channels" in values and not has_parts and not any("heads" in name for name in values)
     for name in sorted(fields & set(values) - set(exceptions) - _DERIVED):
         value = values[name]
         if is_convolutional and value is not None and not re.fullmatch(_DEPTHS, name):

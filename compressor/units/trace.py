@@ -97,7 +97,7 @@ def trace_calls(
 
 def float_outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Every floating-point output of a forward."""
-    return list(_floats(dict(model(**inputs))))
+    return list(_floats(model(**inputs)))
 
 
 def _floats(value: Any) -> Iterator[Tensor]:

@@ -33,7 +33,8 @@ class CleanUp(GraphPass[CleanedUp]):
     Cases:
         1. A product with a gate of ones is replaced by its other factor.
         2. A shape input that copies sizes of the node's data, or is the same for every input, becomes a constant.
-        3. Identities, and nodes, initializers, functions and opset imports that nothing uses are removed.
+        3. Identities, except those between two outputs, are removed, and so are nodes, initializers, functions and
+           opset imports that nothing uses.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[CleanedUp]:
@@ -48,13 +49,21 @@ class CleanUp(GraphPass[CleanedUp]):
         ]
         unused = ir.passes.Sequential(
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-            common.IdentityEliminationPass(),
+            _EliminateIdentities(),
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedFunctionsPass(),
             common.RemoveUnusedOpsetsPass(),
         )(model)
         report = CleanedUp(tuple(unit_gates), tuple(shapes))
         return ReportedResult(model, bool(unit_gates or shapes) or unused.modified, report)
+
+
+class _EliminateIdentities(common.IdentityEliminationPass):
+    """Eliminate identities, except one between two outputs of the graph, to which onnx-ir would give a single name."""
+
+    def _try_eliminate_identity_node(self, node: ir.Node) -> bool:
+        copies_output = all(value is not None and value.is_graph_output() for value in (*node.inputs, *node.outputs))
+        return not copies_output and super()._try_eliminate_identity_node(node)
 
 
 def _remove_unit_gates(graph: ir.Graph) -> list[str]:

@@ -58,6 +58,13 @@ def test_every_proof_of_a_correct_run_holds(bert: Pruned, tmp_path: Path) -> Non
         assert proof.cases == tuple(case.name for case in CASES)
 
 
+def test_a_model_that_returns_a_tensor_is_compared(bert: Pruned, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = bert.model.forward
+    monkeypatch.setattr(bert.model, "forward", lambda **inputs: forward(**inputs).logits)
+    assert prove_export(bert.model, bert.plan, bert.reference, CASES, "compressed", attention="eager").holds
+    assert not prove_export(bert.model, dense(bert.plan), bert.reference, CASES, "dense", attention="eager").holds
+
+
 def test_a_quantized_graph_may_round(tmp_path: Path) -> None:
     body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
     save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")

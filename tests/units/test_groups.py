@@ -112,6 +112,22 @@ def test_gated_neurons_multiply_the_inputs_of_their_linear(family: str) -> None:
         assert torch.allclose(model(**inputs).logits, output, atol=1e-5)
 
 
+@pytest.mark.parametrize("returns", ["a tensor", "as many rows as it predicts"])
+def test_groups_of_models_with_unusual_outputs(returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = FAMILIES["bert"](0)
+    expected = find_groups(model, inputs)
+    forward = model.forward
+
+    def changed(**inputs: torch.Tensor) -> Any:
+        logits = forward(**inputs).logits
+        return logits if returns == "a tensor" else {"logits": logits[logits[:, 0] > logits[0, 0] - 1e-3]}
+
+    monkeypatch.setattr(model, "forward", changed)
+    groups = find_groups(model, inputs)
+    assert [group.site for group in groups] == [group.site for group in expected]
+    assert returns != "a tensor" or groups == expected
+
+
 def test_a_plan_of_other_neurons_is_refused() -> None:
     model, inputs = FAMILIES["bert"](0)
     sites = keep_all(find_sites(model, inputs)).groups
