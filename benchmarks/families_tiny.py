@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, ResNetConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
@@ -100,6 +100,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
     "bamba": {"attn_layer_indices": [1]},
     "bridgetower_vision_model": {"hidden_size": 64},
+    "deformable_detr": {"d_model": 2 * WIDTH},  # its norms are over groups of more than one channel
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": INNER},
     "esm": {"pad_token_id": 1, "mask_token_id": 3},
@@ -140,7 +141,8 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
             yield name, value
             continue
         if isinstance(value, PretrainedConfig):
-            yield name, tiny_config(type(value), value)
+            is_timm = value.model_type == "timm_backbone"
+            yield name, _backbone(value) if is_timm else tiny_config(type(value), value)
         elif name.endswith(_SHARED_HEADS) and value == values.get(name.replace("key_value", "attention")):
             yield name, min(value, HEADS)
         elif type(value) is int:
@@ -151,6 +153,14 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
             yield name, _tiny_rope(value, _reads_mrope(type(config)))
         elif value is None and name in DEFAULTS:
             yield name, DEFAULTS[name]
+
+
+def _backbone(config: PretrainedConfig) -> PretrainedConfig:
+    """A network of convolutions of transformers in place of one of timm, with as many feature maps."""
+    width, maps = WIDTH, [max(index, 1) for index in config.out_indices or (4,)]
+    return ResNetConfig(
+        embedding_size=width, hidden_sizes=[width] * 4, depths=[1] * 4, layer_type="basic", out_indices=maps
+    )
 
 
 _DERIVED = {"id2label", "label2id", "_out_features", "_out_indices"}

@@ -140,9 +140,9 @@ class _ScaledWeights:
         weight.node.replace_input_with(weight.position, self._copies[key])
 
     def take_over_names(self) -> None:
-        """Give copies the names of the weights that no node reads any more."""
+        """Give each weight that no node reads any more the first of its copies, under its name."""
         for (value, _, _), copy in self._copies.items():
             name = value.name
-            if name is not None and not value.uses() and name in self._graph.initializers:
+            if name is not None and not value.uses() and self._graph.initializers.get(name) is value:
                 del self._graph.initializers[name]
                 copy.name = name

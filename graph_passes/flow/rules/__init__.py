@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from graph_passes.flow.rule import Rule
 from graph_passes.flow.rules import (
     attention,
+    convolutions,
     elementwise,
     layout,
     lookups,
@@ -20,6 +21,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **layout.RULES,
     **reshape.RULES,
     **products.RULES,
+    **convolutions.RULES,
     **quantization.RULES,
     **slicing.RULES,
     **selection.RULES,

@@ -1,4 +1,4 @@
-"""Operators that look up elements, or slices, by computed positions: GatherElements and GatherND."""
+"""Operators that look up elements, slices or points of images by computed positions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,20 @@ def _slices(node: ir.Node, context: RuleContext) -> Labels:
     return Labels(inputs, ((*shared, *positions, *rest),), frozenset((0,)), mixed=frozenset(looked_up))
 
 
+def _points(node: ir.Node, context: RuleContext) -> Labels:
+    """GridSample: rows and channels stay apart, and each point mixes the pixels around it.
+
+    Deformable attention samples the values `[row * head, width, ...]` at points `[row * head, ..., 2]`.
+    """
+    rank = len(context.shape(node.inputs[0]))
+    pixels = tuple(("pixels", axis) for axis in range(2, rank))
+    points = tuple(("points", axis) for axis in range(2, rank))
+    inputs = (("row", "channel", *pixels), ("row", *points, "coordinates"))
+    return Labels(inputs, (("row", "channel", *points),), frozenset((0,)), mixed=frozenset((*pixels, "coordinates")))
+
+
 RULES: dict[tuple[str, str], Rule] = {
+    ("", "GridSample"): LabelRule(_points),
     ("", "GatherElements"): LabelRule(_elements),
     ("", "GatherND"): LabelRule(_slices),
 }

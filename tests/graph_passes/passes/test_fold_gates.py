@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from graph_passes.passes import FoldGates
@@ -51,6 +52,20 @@ def test_every_product_of_a_gated_tensor_is_scaled_and_shares_its_weight() -> No
     folded = rewritten(FoldGates(), model).model
     weights = [node.inputs[1] for node in folded.graph if node.op_type == "MatMul"]
     assert [value.name for value in weights if value is not None] == ["W.scaled0", "W.scaled0", "W"]
+
+
+def test_a_weight_that_two_gates_scale_is_kept_twice() -> None:
+    body = """
+        one = Mul(x, "a.neuron_gate")  r = MatMul(one, W)  h = Relu(r)
+        two = Mul(h, "b.neuron_gate")  y = MatMul(two, W)
+    """
+    model = graph(body, 'float[8] "a.neuron_gate"', 'float[8] "b.neuron_gate"', "float[8, 8] W")
+    for name, first in (("a", 1), ("b", 9)):
+        gate = model.graph.initializers[f"{name}.neuron_gate"]
+        gate.const_value = ir.tensor([float(first + unit) for unit in range(8)], name=gate.name)
+    folded = rewritten(FoldGates(), model).model
+    weights = [node.inputs[1] for node in folded.graph if node.op_type == "MatMul"]
+    assert [value.name for value in weights if value is not None] == ["W", "W.scaled1"]
 
 
 @pytest.mark.parametrize(
