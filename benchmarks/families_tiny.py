@@ -145,6 +145,8 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
             yield name, _backbone(value) if is_timm else tiny_config(type(value), value)
         elif name.endswith(_SHARED_HEADS) and value == values.get(name.replace("key_value", "attention")):
             yield name, min(value, HEADS)
+        elif type(value) is bool:  # a part may differ from the defaults of its class
+            yield name, value
         elif type(value) is int:
             yield name, _apply(RULES, name, value)
         elif isinstance(value, (list, tuple)) and value:

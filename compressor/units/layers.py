@@ -23,7 +23,7 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
     def visit(module: nn.Module) -> None:
         for child in module.children():
             if isinstance(child, nn.ModuleList):
-                layers.extend(child)
+                layers.extend(layer for layer in child if layer is not None)  # Informer's list has gaps
             else:
                 visit(child)
 

@@ -23,7 +23,7 @@ from tests.zoo import random_groups
 TOLERANCE = 1e-4
 ALWAYS = ("falcon", "xlnet", "aimv2")
 """Grouped heads, a projection that is no module, and one that reads a position a row; `make zoo` proves all."""
-REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet", "pvt-v2", "squeezebert"))
+REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet"))
 """Families of which some plans are refused by name."""
 FIXED = frozenset(("canine", "cpmant", "funnel"))
 """Families whose export holds at its own size only."""
@@ -48,7 +48,10 @@ def prove(name: str, model: PreTrainedModel, plan: Plan, path: Path) -> None:
     assert all(refusal.op and refusal.why for refusal in shrunk.refused)
     if shrunk.refused:
         return
-    assert not find_gates(shrunk.model.graph)
+    # The scale of a site's only head has no axis along which a weight could be scaled.
+    assert all(
+        gate.shape is not None and gate.shape.numpy() == (1, 1) for gate in find_gates(shrunk.model.graph).values()
+    )
     assert shrunk.parameters[1] < shrunk.parameters[0]
     graph_inputs = {value.name for value in shrunk.model.graph.inputs}
     for batch, length in SIZES[:1] if name in FIXED else SIZES:
