@@ -99,6 +99,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "informer": {"prediction_length": 4, "num_time_features": 2},
     "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
     "bamba": {"attn_layer_indices": [1]},
+    "blip-2": {"image_token_index": VOCABULARY - 1},
+    "instructblip": {"image_token_index": VOCABULARY - 1},
     "bridgetower_vision_model": {"hidden_size": 64},
     "deformable_detr": {"d_model": 2 * WIDTH},  # its norms are over groups of more than one channel
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},

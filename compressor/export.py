@@ -23,9 +23,9 @@ from compressor.models import SegmentConfig
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
-from compressor.units.find import find_sites
+from compressor.units.find import evaluation_mode, find_sites
 from compressor.units.gating import check_plan, gated
-from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
+from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.flow.example_sizes import record_example_sizes
@@ -100,8 +100,9 @@ def export_reference(
             quiet_tools(),
         ):
             program = _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
-    _clean_up(program, bare.graph_outputs if isinstance(bare, SentenceEncoder) else None)
-    record_example_sizes(program, {name: tuple(value.shape) for name, value in sample.items()})
+    sizes = {name: tuple(value.shape) for name, value in sample.items()}
+    _clean_up(program, bare.graph_outputs if isinstance(bare, SentenceEncoder) else None, sizes)
+    record_example_sizes(program, sizes)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
@@ -215,25 +216,23 @@ def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 @contextlib.contextmanager
 def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without key/value cache; restores the state, without additions of the exporter, on exit."""
-    modes = [(module, module.training) for module in model.modules()]
-    caches = [(config, config.use_cache) for config in configs(model) if hasattr(config, "use_cache")]
     had_forward = "forward" in vars(model)
-    model.eval()
-    for config, _ in caches:
-        config.use_cache = False
     try:
-        yield
+        with evaluation_mode(model):
+            yield
     finally:
-        for config, use_cache in caches:
-            config.use_cache = use_cache
-        for module, training in modes:
-            module.training = training
         if not had_forward:
             vars(model).pop("forward", None)
 
 
-def _clean_up(program: ir.Model, names: Sequence[str] | None) -> None:
-    """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter."""
+def _clean_up(program: ir.Model, names: Sequence[str] | None, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter.
+
+    Args:
+        program: the exported graph.
+        names: names of the outputs; None: those that tasks read.
+        sizes: the shape of each input of the example.
+    """
     outputs = program.graph.outputs
     kept = [value for value in outputs if _is_read(value.name or "", names)]
     if kept and len(kept) < len(outputs):
@@ -242,7 +241,7 @@ def _clean_up(program: ir.Model, names: Sequence[str] | None) -> None:
     for value in program.graph.inputs:
         # The exporter prefixes an input that the model returns too; the output is gone.
         value.name = (value.name or "").removeprefix("input.")
-    axes = _axis_names(program.graph.inputs)
+    axes = _axis_names(program.graph.inputs, sizes)
     nodes = list(program.graph.all_nodes())
     values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
     for value in {*values, *program.graph.inputs, *outputs}:
@@ -267,20 +266,38 @@ def _is_by_product(output: str) -> bool:
     return output.startswith(_BY_PRODUCTS) or "." in output
 
 
-def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
-    """Map torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`."""
+def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Map torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`.
+
+    Two symbols get one name only where both axes have one size in the example: a runtime reuses buffers by names.
+    """
     names: dict[str, str] = {}
+    size_of: dict[str, int | None] = {}
     for value in inputs:
-        side = "decoder_" if (value.name or "").startswith("decoder_") else ""
-        for axis, dim in enumerate(value.shape or ()):
-            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                if axis == 0:
-                    names.setdefault(dim.value, "batch")
-                elif axis == 1 and (value.name or "").startswith("memory_"):
-                    names.setdefault(dim.value, "memory")
-                elif axis == 1 and (len(value.shape or ()) == 2 or value.name == "inputs_embeds"):
-                    names.setdefault(dim.value, f"{side}sequence")
+        shape, of_example = value.shape or (), sizes.get(value.name or "", ())
+        for axis, dim in enumerate(shape):
+            name = _axis_name(value.name or "", axis, len(shape))
+            if name is None or not isinstance(dim, ir.SymbolicDim) or dim.value is None or dim.value in names:
+                continue
+            size = of_example[axis] if axis < len(of_example) else None
+            if size_of.setdefault(name, size) == size:
+                names[dim.value] = name
     return names
+
+
+def _axis_name(name: str, axis: int, rank: int) -> str | None:
+    """The name of an axis of an input; None if it has none."""
+    if axis == 0:
+        return "batch"
+    if axis == 1 and name.startswith("memory_"):
+        return "memory"
+    if axis == 1 and (rank == 2 or name == "inputs_embeds"):
+        return next((prefix for prefix in _OWN_LENGTHS if name.startswith(prefix)), "") + "sequence"
+    return None
+
+
+_OWN_LENGTHS = ("decoder_", "qformer_")
+"""Prefixes of inputs whose length is not that of the text."""
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:

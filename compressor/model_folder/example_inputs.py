@@ -80,8 +80,13 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     """The inputs that a model needs, as far as they can be made up."""
     model, inputs = folder.model, dict[str, Tensor]()
     needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
-    if "input_ids" in needed or (two_towers and "input_ids" in parameters):
+    places = _image_places(model.config)
+    if "input_ids" in needed or ((two_towers or places is not None) and "input_ids" in parameters):
         inputs |= _text(folder, batch, seq, parameters)
+    if places is not None and "input_ids" in inputs:
+        inputs["input_ids"] = torch.cat([places.expand(batch, -1), inputs["input_ids"]], dim=1)
+        if "attention_mask" in inputs:
+            inputs["attention_mask"] = nn.functional.pad(inputs["attention_mask"], (len(places), 0), value=1)
     request = InputRequest(model, batch, seq, needed, inputs)
     for name in (name for name in SIGNALS if name in parameters):
         if (name in needed or two_towers) and not (name == IMAGES and request.has_patches):
@@ -93,6 +98,14 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
         inputs["decoder_input_ids"] = _target(model, batch, seq)
     return inputs
+
+
+def _image_places(config: PretrainedConfig) -> Tensor | None:
+    """Ids `[position]` of the tokens before a text in whose place BLIP-2 puts what its queries read of the image."""
+    token = getattr(config, "image_token_index", None)
+    if token is None or not hasattr(config, "qformer_config"):
+        return None
+    return torch.full((config.num_query_tokens,), token)
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:

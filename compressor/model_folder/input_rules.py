@@ -118,6 +118,12 @@ def _feature_mask(request: InputRequest) -> Tensor | None:
     return torch.ones(request.batch, features.shape[2 if features.shape[1] == bins else 1], dtype=torch.int64)
 
 
+def _query_text(request: InputRequest) -> Tensor | None:
+    """Token ids `[batch, position]` of the text that a query transformer reads beside an image."""
+    config = getattr(request.model.config, "qformer_config", None)
+    return None if config is None else torch.randint(config.vocab_size, (request.batch, request.seq))
+
+
 def _patch_mask(request: InputRequest) -> Tensor:
     return torch.ones(request.batch, request.side**2, dtype=torch.int64)
 
@@ -135,6 +141,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"spatial_shapes", lambda request: torch.full((request.batch, 2), request.side)),
     (r"inputs_embeds|hidden_states|query_embeds|patch_embeds|context|latents", _embeddings),
     (r"attention_mask", lambda request: torch.ones(request.batch, request.seq, dtype=torch.int64)),
+    (r"qformer_input_ids", _query_text),
     (r"input_features_mask", _feature_mask),
     (r"past_values", _series),
     (r"past_observed_mask", lambda request: torch.ones_like(_series(request))),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -98,6 +98,7 @@ def prove_export(
     import torch
 
     from compressor.units import gated
+    from compressor.units.find import evaluation_mode
     from compressor.units.hook import family
 
     run = _run_of(graph)
@@ -114,14 +115,23 @@ def prove_export(
             ) from error
 
     expected: list[Outputs] = []
-    with gated(model.eval(), plan, attention=attention) as gated_model, torch.no_grad():
+    with gated(model.eval(), plan, attention=attention) as gated_model, evaluation_mode(model), torch.no_grad():
         for case in cases:
             outputs = gated_model(**{name: torch.from_numpy(array) for name, array in case.feeds.items()})
             if torch.is_tensor(outputs):  # the exporter has a name for the output of a model that has none
                 (name,) = run_exported(case.feeds)
                 outputs = {name: outputs}
-            expected.append({name: value.numpy() for name, value in outputs.items() if torch.is_tensor(value)})
+            expected.append({name: value.numpy() for name, value in _tensors(outputs)})
     return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
+
+
+def _tensors(outputs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors among the outputs of a model, also those in sequences, by the names that the exporter gives them."""
+    for name, value in outputs.items():
+        if isinstance(value, (list, tuple)):
+            yield from _tensors({str(number): part for number, part in enumerate(value)}, f"{prefix}{name}.")
+        elif hasattr(value, "numpy"):
+            yield f"{prefix}{name}", value
 
 
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
-from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.probe import HeadsRead, observed_projections
 from graph_passes import Kind
 
@@ -163,12 +163,17 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each module is in its former mode."""
+    """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
+    caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
     model.eval()
+    for config, _ in caches:
+        config.use_cache = False
     try:
         yield
     finally:
+        for config, use_cache in caches:
+            config.use_cache = use_cache
         for module, training in modes:
             module.training = training
 
