@@ -161,10 +161,9 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
 
 def _backbone(config: PretrainedConfig) -> PretrainedConfig:
     """A network of convolutions of transformers in place of one of timm, with as many feature maps."""
-    width, maps = WIDTH, [max(index, 1) for index in config.out_indices or (4,)]
-    return ResNetConfig(
-        embedding_size=width, hidden_sizes=[width] * 4, depths=[1] * 4, layer_type="basic", out_indices=maps
-    )
+    maps = [max(index, 1) for index in config.out_indices or (4,)]
+    sizes: dict[str, Any] = {"hidden_sizes": [WIDTH] * 4, "depths": [1] * 4, "out_indices": maps}
+    return ResNetConfig(embedding_size=WIDTH, layer_type="basic", **sizes)
 
 
 _DERIVED = {"id2label", "label2id", "_out_features", "_out_indices"}

@@ -14,6 +14,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.export import export_reference, rewrite_reference
@@ -204,6 +205,32 @@ def test_equal_sizes_are_separate_axes(tmp_path: Path) -> None:
     graph = ir.load(tmp_path / "reference.onnx").graph
     assert "model.encoder.layers.0.self_attn.head_gate" in graph.initializers
     assert_computes(tmp_path / "reference.onnx", model, {name: value % 19 for name, value in pair(2, 9, 5).items()})
+
+
+class TwoTexts(hf.BertForSequenceClassification):
+    """A model of two inputs whose lengths differ."""
+
+    def forward(self, input_ids: torch.Tensor, query_ids: torch.Tensor) -> SequenceClassifierOutput:
+        first, second = (hf.BertForSequenceClassification.forward(self, ids).logits for ids in (input_ids, query_ids))
+        return SequenceClassifierOutput(logits=first - 2 * second)
+
+
+def test_inputs_of_different_lengths_have_axes_of_their_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config: Any = FAMILIES["bert"](0)[0].config
+    model = TwoTexts(config).eval()
+
+    def inputs(batch: int, *lengths: int) -> Inputs:
+        names = ("input_ids", "query_ids")
+        return {name: text(batch, size)["input_ids"] for name, size in zip(names, lengths, strict=True)}
+
+    sample = inputs(2, 7, 5)
+    export_reference(model, keep_all(find_sites(model, sample)), sample, tmp_path / "reference.onnx")
+    first, second = (value.shape for value in ir.load(tmp_path / "reference.onnx").graph.inputs)
+    assert first is not None
+    assert second is not None
+    assert (first[0], first[1] == second[1]) == (second[0], False)
+    assert_computes(tmp_path / "reference.onnx", model, inputs(3, 4, 9))
 
 
 def test_a_mask_without_query_axis_runs_as_an_attention_operator(tmp_path: Path) -> None:

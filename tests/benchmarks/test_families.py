@@ -30,6 +30,13 @@ def test_sizes_of_parts_are_small_too() -> None:
     assert vision.out_hidden_size == text.hidden_size
 
 
+def test_parts_keep_their_flags_and_need_no_further_package() -> None:
+    decoder = tiny_config(CONFIG_MAPPING["encoder-decoder"]).decoder
+    assert (decoder.is_decoder, decoder.add_cross_attention) == (True, True)
+    assert tiny_config(CONFIG_MAPPING["detr"]).backbone_config.model_type == "resnet"
+    assert tiny_config(CONFIG_MAPPING["fuyu"]).text_config.hidden_size < 64
+
+
 def test_layers_of_a_hybrid_model_keep_an_attention() -> None:
     kinds = tiny_config(CONFIG_MAPPING["qwen3_next"]).layer_types
     assert kinds == ["linear_attention", "full_attention"]

@@ -30,6 +30,8 @@ def folder_of(family: str) -> ModelFolder:
         ("flava_multimodal_model", {"hidden_states"}),
         ("canine", {"input_ids", "attention_mask", "token_type_ids"}),
         ("xlnet", {"input_ids", "attention_mask"}),
+        ("blip-2", {"pixel_values", "input_ids", "attention_mask"}),
+        ("instructblip", {"pixel_values", "input_ids", "attention_mask", "qformer_input_ids"}),
     ],
 )
 def test_the_model_runs_on_inputs_of_any_size(family: str, names: set[str]) -> None:

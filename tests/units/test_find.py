@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.units import Site, find_sites, hooked
 from tests.faults import fails_with
+from tests.projection_zoo import FAMILIES as OUTSIDE_THE_INTERFACE
 from tests.units.states import are_equal, forward, recorder, snapshot
 from tests.zoo import FAMILIES, pair, text
 
@@ -125,6 +126,17 @@ def test_cross_attention_is_recognized_at_equal_lengths() -> None:
 def test_sites_do_not_depend_on_the_inputs(inputs: dict[str, Tensor]) -> None:
     for name, kind in (("bert", "bidirectional"), ("gpt2", "causal")):
         assert {site.kind for site in find_sites(FAMILIES[name](0)[0], inputs)} == {kind}
+
+
+def test_sites_are_those_without_a_cache() -> None:
+    # FSMT's decoder is causal only without one.
+    family = OUTSIDE_THE_INTERFACE["fsmt"]
+    model, inputs = family.model(), family.inputs(2, 8)
+    expected = find_sites(model, inputs)
+    model.config.use_cache = True
+    before = snapshot(model)
+    assert find_sites(model, inputs) == expected
+    assert are_equal(before, snapshot(model))
 
 
 def test_wrappers_of_training_do_not_show_in_names() -> None:
