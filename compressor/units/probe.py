@@ -100,7 +100,8 @@ def heads_in(x: Tensor) -> HeadsRead | None:
         return None
     chunks = x.split(width, dim=-1)
     derivatives = [_derivatives(chunk, softmaxes) for chunk in chunks]
-    probabilities = [softmax._saved_result.detach() for softmax in softmaxes]
+    # A model may fill in the probabilities of padding, which are not numbers where a whole row is hidden.
+    probabilities = [softmax._saved_result.detach().nan_to_num() for softmax in softmaxes]
     rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
     is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
     if not rows or not is_linear or not _are_disjoint(derivatives):

@@ -94,6 +94,13 @@ def test_a_single_row_shows_the_same_sites(name: str) -> None:
     assert find_sites(model, family.inputs(1, 7)) == find_sites(model, family.inputs(3, 7))
 
 
+def test_padding_that_attends_to_nothing_does_not_hide_heads() -> None:
+    family = FAMILIES["cpmant"]
+    model, inputs = family.model(), family.inputs(2, 8)
+    expected = find_sites(model, inputs)
+    assert find_sites(model, {"input_ids": inputs["input_ids"] * inputs["attention_mask"]}) == expected
+
+
 def test_a_frozen_model_is_searched_and_stays_frozen() -> None:
     model = FAMILIES["mpnet"].model().requires_grad_(False)
     with torch.no_grad():
