@@ -20,6 +20,7 @@ from benchmarks.families_tiny import tiny_model
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder.signals import IMAGES, VIDEOS
 from compressor.run import verify
 from compressor.run.products import Case
 from compressor.silence_libraries import one_line
@@ -171,8 +172,9 @@ def _export(
     model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], cases: Sequence[Case], graph: Path
 ) -> None:
     """Export the gated model; the end of the family if the graph does not compute what it computes."""
+    fixed = [name for name in (IMAGES, VIDEOS) if name in inputs]  # processors make images of one size
     try:
-        export_reference(model, plan, inputs, graph)
+        export_reference(model, plan, inputs, graph, fixed=fixed)
     except SiteRefusedError:
         raise
     except CompressorError as error:

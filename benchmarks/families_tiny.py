@@ -96,21 +96,27 @@ DEFAULTS: dict[str, Any] = {
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "num_time_features": 2},
-    "informer": {"prediction_length": 4, "num_time_features": 2},
-    "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
     "bamba": {"attn_layer_indices": [1]},
     "blip-2": {"image_token_index": VOCABULARY - 1},
-    "instructblip": {"image_token_index": VOCABULARY - 1},
     "bridgetower_vision_model": {"hidden_size": 64},
-    "deformable_detr": {"d_model": 2 * WIDTH},  # its norms are over groups of more than one channel
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "deformable_detr": {"d_model": 2 * WIDTH},  # its norms are over groups of more than one channel
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": INNER},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
     "esm": {"pad_token_id": 1, "mask_token_id": 3},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "informer": {"prediction_length": 4, "num_time_features": 2},
+    "instructblip": {"image_token_index": VOCABULARY - 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "mamba2": {"head_dim": 16},
+    "molmo2_adapter": {"vision_feature_layer": [0, 1]},
+    "moonshine_streaming_encoder": {"sliding_windows": [[16, 4], [16, 0]]},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": INNER},
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": HEAD_DIM, "indexer_budget": 8,
         "indexer_compress_ratio": 4,
@@ -118,6 +124,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
     "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
+    "vitmatte": {"fusion_hidden_sizes": [WIDTH] * 4},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 """Model type -> values that no rule can know."""

@@ -267,7 +267,7 @@ def _is_by_product(output: str) -> bool:
 
 
 def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Map torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`.
+    """Map torch's symbols (`s72`) to readable names: `batch`, `memory`, and lengths such as `sequence`.
 
     Two symbols get one name only where both axes have one size in the example: a runtime reuses buffers by names.
     """

@@ -29,10 +29,10 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     """Keyword arguments of the model's forward.
 
     Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
-    more is padded on the right, so that the mask has an effect. Images have the size that the processor of a
-    classifier makes; other images and sound have that of the configuration. A model with segment memory gets memories
-    as long as positions permit beside `seq` tokens, and no mask: streams have no padding. If the folder has an example
-    (`--example-inputs`), its rows are used instead.
+    more is padded on the right, so that the mask has an effect. The places of an image come before it (BLIP-2). Images
+    have the size that the processor of a classifier makes; other images and sound have that of the configuration. A
+    model with segment memory gets memories as long as positions permit beside `seq` tokens, and no mask: streams have
+    no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
 
     Args:
         folder: a loaded folder.
@@ -136,7 +136,8 @@ def token_limit(model: PreTrainedModel) -> int | None:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
     ]
-    return int(limit) - max(offsets, default=0)
+    places = _image_places(model.config)
+    return int(limit) - max(offsets, default=0) - (0 if places is None else len(places))
 
 
 def takes_text(folder: ModelFolder) -> bool:
@@ -233,7 +234,7 @@ def _target(model: PreTrainedModel, batch: int, seq: int) -> Tensor:
 
 def _ordinary_ids(config: PretrainedConfig, size: int, batch: int, seq: int, special: set[int]) -> Tensor:
     """Random ids `[batch, seq]` of tokens that are not special, unless the vocabulary has no others."""
-    values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
+    values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
     ids = {item for value in values for item in (value if isinstance(value, list) else [value])}
     special = special | {value for value in ids if isinstance(value, int)}
     ordinary = torch.tensor([token for token in range(size) if token not in special] or list(range(size)))

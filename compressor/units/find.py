@@ -166,10 +166,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
-    model.eval()
-    for config, _ in caches:
-        config.use_cache = False
     try:
+        model.eval()
+        for config, _ in caches:
+            config.use_cache = False
         yield
     finally:
         for config, use_cache in caches:

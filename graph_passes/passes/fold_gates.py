@@ -140,7 +140,7 @@ class _ScaledWeights:
         weight.node.replace_input_with(weight.position, self._copies[key])
 
     def take_over_names(self) -> None:
-        """Give each weight that no node reads any more the first of its copies, under its name."""
+        """Rename the first copy of each weight that no node reads any more to the name of that weight."""
         for (value, _, _), copy in self._copies.items():
             name = value.name
             if name is not None and not value.uses() and self._graph.initializers.get(name) is value:

@@ -65,6 +65,21 @@ def test_a_model_that_returns_a_tensor_is_compared(bert: Pruned, monkeypatch: py
     assert not prove_export(bert.model, dense(bert.plan), bert.reference, CASES, "dense", attention="eager").holds
 
 
+def test_outputs_in_sequences_are_compared(bert: Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = load(bert.reference)
+    graph.graph.outputs[0].name = "maps.1"
+    save(graph, tmp_path / "reference.onnx")
+    forward = bert.model.forward
+
+    def in_sequence(shift: float) -> Callable[..., dict[str, Any]]:
+        return lambda **inputs: {"maps": ((), forward(**inputs).logits + shift)}
+
+    for shift in (0.0, 0.1):
+        monkeypatch.setattr(bert.model, "forward", in_sequence(shift))
+        proof = prove_export(bert.model, bert.plan, tmp_path / "reference.onnx", CASES, "compressed", attention="eager")
+        assert proof.holds == (not shift)
+
+
 def test_a_quantized_graph_may_round(tmp_path: Path) -> None:
     body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
     save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")

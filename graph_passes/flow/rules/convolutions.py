@@ -20,16 +20,16 @@ def _convolution(node: ir.Node, context: RuleContext) -> Labels:
     if groups not in (1, image[1]) or groups not in (1, weight[0]):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "sums over the channels of each of its groups")
     channel = "in" if groups == 1 else "out"
-    pixels, points = (tuple((name, axis) for axis in range(2, len(image))) for name in ("pixels", "points"))
+    pixels = tuple(("pixels", axis) for axis in range(2, len(image)))
     kernel = ("out", "in" if groups == 1 else None, *(None,) * len(pixels))
     has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
     return Labels(
         inputs=(("row", channel, *pixels), kernel, ("out",))[: len(node.inputs)],
-        outputs=(("row", "out", *points),),
-        # Where each channel is summed apart, a bias is added to what a gate has multiplied.
-        linear=frozenset() if has_bias and groups > 1 else frozenset((0, 1)),
+        outputs=(("row", "out", *(None,) * len(pixels)),),
+        linear=frozenset((0, 1)),
         summed=frozenset(("in",)) if groups == 1 else frozenset(),
         mixed=frozenset(pixels),
+        added=frozenset((2,)) if has_bias else frozenset(),
     )
 
 

@@ -32,6 +32,7 @@ class Labels:
             an input is zero.
         summed: labels over which products are summed.
         mixed: labels along which every output index depends on every input index.
+        added: positions of the inputs that are added to the products, and that a gain of a factor does not multiply.
     """
 
     inputs: tuple[AxisLabels | None, ...]
@@ -39,6 +40,7 @@ class Labels:
     linear: frozenset[int] = frozenset()
     summed: frozenset[Hashable] = frozenset()
     mixed: frozenset[Hashable] = frozenset()
+    added: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,8 @@ class LabelRule:
         for axes in labels.outputs:
             arrays = tuple(factors.get(label) if label not in labels.summed else None for label in axes)
             results.append(Gain(arrays, sites) if any(array is not None for array in arrays) else None)
+        if labels.added and any(results):
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "adds a bias to the gated tensor")
         return results
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ def _gemm(node: ir.Node, context: RuleContext) -> Labels:
     names = ("m", "n")[2 - len(shape) :]
     sizes = output[2 - len(shape) :]
     addend = tuple(name if size == full else None for name, size, full in zip(names, shape, sizes, strict=True))
-    return Labels((*labels.inputs, addend), labels.outputs, labels.linear, labels.summed)
+    return dataclasses.replace(labels, inputs=(*labels.inputs, addend), added=frozenset((2,)))
 
 
 def _einsum(node: ir.Node, context: RuleContext) -> Labels:

@@ -6,7 +6,9 @@ import pytest
 
 from graph_passes import NeuronPlan, Plan, shrink
 from graph_passes.flow.refusal import RefusalCode
-from tests.graph_passes.graphs import graph, shape, shrink_and_compare
+from graph_passes.passes import DropUnreadPositions
+from tests.graph_passes.graphs import SIZES, assert_same, graph, plan, shape, shrink_and_compare
+from tests.graph_passes.layers import MERGED_BATCH
 
 PLAN = Plan(groups=(NeuronPlan("a", 6, (0, 2, 5), (1.0, 0.5, -2.0)),))
 GATE = 'float[6] "a.neuron_gate"'
@@ -66,3 +68,51 @@ def test_groups_of_several_channels_are_refused() -> None:
     model = graph(body, GATE, "float[8, 6] up", "float[6, 8] down", "float[6, 3, 1] kernel")
     (refusal,) = shrink(model, PLAN).refused
     assert (refusal.op, refusal.code) == ("Conv", RefusalCode.UNSUPPORTED_FORM)
+
+
+@pytest.mark.parametrize("convolution", ["Conv <pads = [0, 0, 0, 0]>", 'Conv <auto_pad = "SAME_UPPER">'])
+def test_images_of_two_axes_are_cut_alike(convolution: str) -> None:
+    body = f"""
+        image = Unsqueeze (x, last) columns = Transpose <perm = [0, 2, 1, 3]> (image)
+        h = {convolution} (columns, up, bias) r = Relu (h) rows = Transpose <perm = [0, 2, 3, 1]> (r)
+        g = Mul (rows, "a.neuron_gate") back = Transpose <perm = [0, 3, 1, 2]> (g) mixed = Conv (back, down)
+        flat = Squeeze (mixed, last) y = Transpose <perm = [0, 2, 1]> (flat)
+    """
+    weights = ("float[6, 8, 1, 1] up", "float[6] bias", "float[8, 6, 1, 1] down", "int64[1] last = {3}")
+    shrunk = shrink_and_compare(graph(body, GATE, *weights), PLAN)
+    assert shrunk.refused == ()
+    assert [shape(shrunk.model, name) for name in ("up", "down")] == [(3, 8, 1, 1), (8, 3, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("addition", "weights"),
+    [
+        ("c = Transpose <perm = [0, 2, 1]> (g2) d = Conv (c, mixer, shift) e = Transpose <perm = [0, 2, 1]> (d)",
+         "float[3, 3, 1] mixer, float[3] shift"),
+        ("flat2 = Reshape (g2, lines) f = Gemm (flat2, mixer, shift) e = Reshape (f, flat)",
+         "float[3, 3] mixer, float[3] shift, int64[2] lines = {-1, 3}"),
+    ],
+    ids=["Conv", "Gemm"],
+)  # fmt: skip
+def test_a_bias_that_is_added_to_rows_and_heads_is_refused(addition: str, weights: str) -> None:
+    # The gate of a head multiplies rows of a batch of rows and heads; the bias comes after it.
+    body = MERGED_BATCH.body.replace(
+        "back = Transpose <perm = [0, 2, 1, 3]> (gated)",
+        f"g2 = Reshape (gated, flat) {addition} e4 = Reshape (e, unmerge) back = Transpose <perm = [0, 2, 1, 3]> (e4)",
+    )
+    (refusal,) = shrink_and_compare(graph(body, f"{MERGED_BATCH.weights}, {weights}"), plan([0, 2])).refused
+    assert refusal.code is RefusalCode.NOT_LINEAR
+
+
+@pytest.mark.parametrize("positions", ["{1}", "{0, 2}"])
+@pytest.mark.parametrize("kernel", ["Conv <pads = [1, 1]> (c, wide)", "Conv <group = 8, pads = [1, 1]> (c, apart)"])
+def test_positions_before_a_convolution_stay(positions: str, kernel: str) -> None:
+    body = f"""
+        h = MatMul (x, up) c = Transpose <perm = [0, 2, 1]> (h) d = {kernel} e = Transpose <perm = [0, 2, 1]> (d)
+        f = MatMul (e, up) y = Gather <axis = 1> (f, read)
+    """
+    count = positions.count(",") + 1
+    weights = ("float[8, 8] up", "float[8, 8, 3] wide", "float[8, 1, 3] apart", f"int64[{count}] read = {positions}")
+    model = graph(body, *weights, outputs=f"float[B, {count}, 8] y")
+    cut = DropUnreadPositions()(model.clone())
+    assert_same(cut.model, model, SIZES, 1e-5)
