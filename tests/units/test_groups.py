@@ -115,6 +115,8 @@ def test_gated_neurons_multiply_the_inputs_of_their_linear(family: str) -> None:
 @pytest.mark.parametrize("returns", ["a tensor", "as many rows as it predicts"])
 def test_groups_of_models_with_unusual_outputs(returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = FAMILIES["bert"](0)[0], text(16, 8)
+    output: Any = model.get_submodule("bert.encoder.layer.1.output")
+    output.dense = MixingLinear(output.dense)  # its neurons change the logits while they are dropped
     expected = find_groups(model, inputs)
     forward = model.forward
 
@@ -124,9 +126,7 @@ def test_groups_of_models_with_unusual_outputs(returns: str, monkeypatch: pytest
         return logits if returns == "a tensor" else {"logits": logits[(logits[:, 0] * 1e4).long() % 2 == 0]}
 
     monkeypatch.setattr(model, "forward", changed)
-    groups = find_groups(model, inputs)
-    assert [group.site for group in groups] == [group.site for group in expected]
-    assert returns != "a tensor" or groups == expected
+    assert find_groups(model, inputs) == expected
 
 
 def test_a_plan_of_other_neurons_is_refused() -> None:
