@@ -33,10 +33,11 @@ def plain_shape(
         count: whether the number of needed indices is the size of an axis that depends on the graph's inputs.
 
     Returns:
-        The numbers, or None where the output's shape is unknown, or empty, which 0 and -1 cannot state.
+        The numbers, or None where the output's shape is unknown or has an axis without elements: a `Reshape` cannot
+        state it, and it may have elements at other sizes of the inputs than those of the probe.
     """
     first, second = probe.shapes(node.outputs[0])
-    if first is None or second is None or (node.op_type == "Reshape" and 0 in first):
+    if first is None or second is None or 0 in first:
         return None
     before = probe.shapes(source) if source is not None else (None, None)
     numbers: list[int | None] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from graph_passes.passes import CleanUp
-from tests.graph_passes.graphs import content, graph, operators
+from tests.graph_passes.graphs import content, graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 
 
@@ -79,6 +80,23 @@ def test_a_shape_of_an_empty_tensor_stays_computed() -> None:
     )
     model.opset_imports.pop("com.microsoft")
     assert assert_untouched(CleanUp(), model).shapes == ()
+
+
+def test_a_shape_of_an_axis_that_is_empty_in_short_inputs_stays_computed() -> None:
+    # Patches of a time series are counted: a short one has none.
+    body = """
+        sizes = Shape(x)  length = Gather(sizes, one)  count = Div(length, patch)  numbers = Range(zero, count, one)
+        counts = Unsqueeze(count, first)  shape = Concat <axis = 0> (two, counts)  rows = Expand(numbers, shape)
+        z = Identity(rows)  y = Relu(x)
+    """
+    model = graph(
+        body,
+        "int64 zero = {0}, int64 one = {1}, int64 patch = {1000}, int64[1] first = {0}, int64[1] two = {2}",
+        outputs="float[B, S, 8] y, int64[2, N] z",
+    )
+    result = CleanUp()(model)
+    assert result.report.shapes == ()
+    assert run(result.model, {"x": np.zeros((1, 3000, 8), np.float32)})[1].tolist() == [[0, 1, 2]] * 2
 
 
 def test_unused_parts_are_removed() -> None:
