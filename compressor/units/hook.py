@@ -84,7 +84,8 @@ def intercepted(
         UsageError: `attention` is unknown, or, on a call, the model runs under DataParallel.
         SiteRefusedError: the family does not support SDPA, or is configured for attention that has no hook.
     """
-    names = {module: name for name, module in unwrap(model).named_modules()}
+    # By their attributes: torch.export may call a module as a proxy, which shares the attributes of the module.
+    names = {id(vars(module)): name for name, module in unwrap(model).named_modules()}
     original = AttentionInterface.get_interface
 
     def get_interface(self: AttentionInterface, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +101,7 @@ def intercepted(
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> Any:
-        site = names.get(module)
+        site = names.get(id(vars(module)))
         if site is None:  # the call belongs to another model
             if getattr(module, "_is_replica", False):
                 raise UsageError(

@@ -64,6 +64,22 @@ def test_contexts_nest_and_do_not_affect_another_model() -> None:
     assert sorted(calls) == ["inner"] * 3 + ["outer"] * 3
 
 
+def test_proxies_of_modules_are_hooked() -> None:
+    # torch.export calls modules as proxies that share their attributes, for example in Phi-4 multimodal.
+    model, inputs = FAMILIES["bert"](0)
+    names = [site.name for site in find_sites(model, inputs)]
+    calls: list[str] = []
+    with hooked(model, recorder(calls)):
+        for layer in model.get_submodule("bert.encoder.layer").children():
+            attention = layer.get_submodule("attention")
+            module = attention.get_submodule("self")
+            proxy = object.__new__(type(module))
+            proxy.__dict__ = module.__dict__
+            attention._modules["self"] = proxy
+        forward(model, inputs)
+    assert calls == names
+
+
 def test_maps_are_returned_by_eager_attention_only() -> None:
     model, inputs = FAMILIES["qwen3"](0)
     maps: dict[str, Tensor] = {}
