@@ -105,14 +105,14 @@ def test_a_bias_that_is_added_to_rows_and_heads_is_refused(addition: str, weight
 
 
 @pytest.mark.parametrize("positions", ["{1}", "{0, 2}"])
-@pytest.mark.parametrize("kernel", ["Conv <pads = [1, 1]> (c, wide)", "Conv <group = 8, pads = [1, 1]> (c, apart)"])
+@pytest.mark.parametrize("kernel", ["Conv <pads = [1, 1]> (c, wide)", "Conv <group = 8, pads = [1, 1]> (c, narrow)"])
 def test_positions_before_a_convolution_stay(positions: str, kernel: str) -> None:
     body = f"""
         h = MatMul (x, up) c = Transpose <perm = [0, 2, 1]> (h) d = {kernel} e = Transpose <perm = [0, 2, 1]> (d)
         f = MatMul (e, up) y = Gather <axis = 1> (f, read)
     """
     count = positions.count(",") + 1
-    weights = ("float[8, 8] up", "float[8, 8, 3] wide", "float[8, 1, 3] apart", f"int64[{count}] read = {positions}")
+    weights = ("float[8, 8] up", "float[8, 8, 3] wide", "float[8, 1, 3] narrow", f"int64[{count}] read = {positions}")
     model = graph(body, *weights, outputs=f"float[B, {count}, 8] y")
     cut = DropUnreadPositions()(model.clone())
     assert_same(cut.model, model, SIZES, 1e-5)

@@ -9,10 +9,10 @@ def test_heads_whose_values_are_sampled_are_cut() -> None:
     # Values and points of 4 heads of width 3: [row * head, width, height, 1] and [row * head, height, 1, 2].
     body = """
         shape = Shape (x) length = Gather (shape, one) image = Concat <axis = 0> (minus, width, length, one)
-        grid = Concat <axis = 0> (minus, length, one, pair) apart = Concat <axis = 0> (minus, heads, width, length)
+        grid = Concat <axis = 0> (minus, length, one, pair) unmerge = Concat <axis = 0> (minus, heads, width, length)
         v = MatMul (x, Wv) v1 = Reshape (v, split) v2 = Transpose <perm = [0, 2, 3, 1]> (v1) v3 = Reshape (v2, image)
         p = MatMul (x, Wp) t = Tanh (p) p1 = Reshape (t, points) p2 = Transpose <perm = [0, 2, 1, 3]> (p1)
-        p3 = Reshape (p2, grid) sampled = GridSample (v3, p3) s1 = Reshape (sampled, apart)
+        p3 = Reshape (p2, grid) sampled = GridSample (v3, p3) s1 = Reshape (sampled, unmerge)
         s2 = Transpose <perm = [0, 1, 3, 2]> (s1) gated = Mul (s2, "a.head_gate")
         back = Transpose <perm = [0, 2, 1, 3]> (gated) merged = Reshape (back, merge) y = MatMul (merged, Wo)
     """
