@@ -116,7 +116,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "molmo2_adapter": {"vision_feature_layer": [0, 1]},
     "moonshine_streaming_encoder": {"sliding_windows": [[16, 4], [16, 0]]},
     "pix2struct_text_model": {"initializer_range": 0.02},
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": INNER},
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": HEAD_DIM, "indexer_budget": 8,
         "indexer_compress_ratio": 4,
@@ -127,7 +126,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
-    "vitmatte": {"fusion_hidden_sizes": [WIDTH] * 4},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 """Model type -> values that no rule can know."""

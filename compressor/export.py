@@ -228,10 +228,7 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
 def _clean_up(program: ir.Model, names: Sequence[str] | None, sizes: Mapping[str, Sequence[int]]) -> None:
     """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter.
 
-    Args:
-        program: the exported graph.
-        names: names of the outputs; None: those that tasks read.
-        sizes: the shape of each input of the example.
+    The shapes of the example's inputs are `sizes`.
     """
     outputs = program.graph.outputs
     kept = [value for value in outputs if _is_read(value.name or "", names)]
@@ -267,37 +264,30 @@ def _is_by_product(output: str) -> bool:
 
 
 def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Map torch's symbols (`s72`) to readable names: `batch`, `memory`, and lengths such as `sequence`.
+    """Map torch's symbols (`s72`) to readable names: `batch`, and the lengths `sequence`, `memory` and others.
 
     Two symbols get one name only where both axes have one size in the example: a runtime reuses buffers by names.
     """
     names: dict[str, str] = {}
     size_of: dict[str, int | None] = {}
     for value in inputs:
-        shape, of_example = value.shape or (), sizes.get(value.name or "", ())
-        for axis, dim in enumerate(shape):
-            name = _axis_name(value.name or "", axis, len(shape))
-            if name is None or not isinstance(dim, ir.SymbolicDim) or dim.value is None or dim.value in names:
-                continue
-            size = of_example[axis] if axis < len(of_example) else None
-            if size_of.setdefault(name, size) == size:
-                names[dim.value] = name
+        for axis, dim in enumerate(value.shape or ()):
+            name = _axis_name(value, axis)
+            size = dict(enumerate(sizes.get(value.name or "", ()))).get(axis)
+            if name is not None and isinstance(dim, ir.SymbolicDim) and size_of.setdefault(name, size) == size:
+                names.setdefault(str(dim.value), name)
     return names
 
 
-def _axis_name(name: str, axis: int, rank: int) -> str | None:
+def _axis_name(value: ir.Value, axis: int) -> str | None:
     """The name of an axis of an input; None if it has none."""
-    if axis == 0:
-        return "batch"
-    if axis == 1 and name.startswith("memory_"):
-        return "memory"
-    if axis == 1 and (rank == 2 or name == "inputs_embeds"):
-        return next((prefix for prefix in _OWN_LENGTHS if name.startswith(prefix)), "") + "sequence"
-    return None
+    side = (value.name or "").partition("_")[0]
+    is_length = axis == 1 and (side == "memory" or len(value.shape or ()) == 2 or value.name == "inputs_embeds")
+    return "batch" if axis == 0 else _LENGTHS.get(side, "sequence") if is_length else None
 
 
-_OWN_LENGTHS = ("decoder_", "qformer_")
-"""Prefixes of inputs whose length is not that of the text."""
+_LENGTHS = {"memory": "memory", "decoder": "decoder_sequence", "qformer": "qformer_sequence"}
+"""First word of an input's name -> the name of its length, where that is not the length of the text."""
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:

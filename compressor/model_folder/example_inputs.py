@@ -80,13 +80,9 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     """The inputs that a model needs, as far as they can be made up."""
     model, inputs = folder.model, dict[str, Tensor]()
     needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
-    places = _image_places(model.config)
-    if "input_ids" in needed or ((two_towers or places is not None) and "input_ids" in parameters):
+    reads_text = two_towers or len(_image_places(model.config)) > 0
+    if "input_ids" in needed or (reads_text and "input_ids" in parameters):
         inputs |= _text(folder, batch, seq, parameters)
-    if places is not None and "input_ids" in inputs:
-        inputs["input_ids"] = torch.cat([places.expand(batch, -1), inputs["input_ids"]], dim=1)
-        if "attention_mask" in inputs:
-            inputs["attention_mask"] = nn.functional.pad(inputs["attention_mask"], (len(places), 0), value=1)
     request = InputRequest(model, batch, seq, needed, inputs)
     for name in (name for name in SIGNALS if name in parameters):
         if (name in needed or two_towers) and not (name == IMAGES and request.has_patches):
@@ -100,12 +96,10 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     return inputs
 
 
-def _image_places(config: PretrainedConfig) -> Tensor | None:
+def _image_places(config: PretrainedConfig) -> Tensor:
     """Ids `[position]` of the tokens before a text in whose place BLIP-2 puts what its queries read of the image."""
-    token = getattr(config, "image_token_index", None)
-    if token is None or not hasattr(config, "qformer_config"):
-        return None
-    return torch.full((config.num_query_tokens,), token)
+    token = getattr(config, "image_token_index", None) if hasattr(config, "qformer_config") else None
+    return torch.full((0 if token is None else config.num_query_tokens,), token or 0)
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
@@ -136,8 +130,7 @@ def token_limit(model: PreTrainedModel) -> int | None:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
     ]
-    places = _image_places(model.config)
-    return int(limit) - max(offsets, default=0) - (0 if places is None else len(places))
+    return int(limit) - max(offsets, default=0) - len(_image_places(model.config))
 
 
 def takes_text(folder: ModelFolder) -> bool:
@@ -175,7 +168,7 @@ def _has_two_towers(config: PretrainedConfig) -> bool:
 
 
 def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
-    """Token ids `[batch, seq]`, and the mask and token types if the model reads them.
+    """Token ids `[batch, seq]` after the places of an image, and the mask and token types if the model reads them.
 
     Raises:
         InputError: the model reads fewer than `seq` tokens.
@@ -203,11 +196,14 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
     if last is not None:
         ids[torch.arange(batch), ends - 1] = last
     ids[mask == 0] = _special_id(config, tokenizer, size, "pad") or 0
+    places = _image_places(folder.config)
+    ids = torch.cat([places.expand(batch, -1), ids], dim=1)
+    mask = nn.functional.pad(mask, (len(places), 0), value=1)
     inputs = {"input_ids": ids}
     if "attention_mask" in parameters:
         inputs["attention_mask"] = mask
     if takes_token_types(folder.model, tokenizer):
-        second = torch.arange(seq)[None] >= (ends // 2)[:, None]
+        second = torch.arange(mask.shape[1])[None] >= (mask.sum(-1) // 2)[:, None]
         inputs["token_type_ids"] = (second & (mask == 1)).long()
     return inputs
 

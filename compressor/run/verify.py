@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -96,6 +96,7 @@ def prove_export(
         InputError: the graph does not run on inputs of some size that the model reads.
     """
     import torch
+    from transformers.exporters.utils import get_leaf_tensors
 
     from compressor.units import gated
     from compressor.units.find import evaluation_mode
@@ -118,20 +119,9 @@ def prove_export(
     with gated(model.eval(), plan, attention=attention) as gated_model, evaluation_mode(model), torch.no_grad():
         for case in cases:
             outputs = gated_model(**{name: torch.from_numpy(array) for name, array in case.feeds.items()})
-            if torch.is_tensor(outputs):  # the exporter has a name for the output of a model that has none
-                (name,) = run_exported(case.feeds)
-                outputs = {name: outputs}
-            expected.append({name: value.numpy() for name, value in _tensors(outputs)})
+            # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
+            expected.append({name: value.numpy() for name, value in get_leaf_tensors(outputs).items()})
     return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
-
-
-def _tensors(outputs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors among the outputs of a model, also those in sequences, by the names that the exporter gives them."""
-    for name, value in outputs.items():
-        if isinstance(value, (list, tuple)):
-            yield from _tensors({str(number): part for number, part in enumerate(value)}, f"{prefix}{name}.")
-        elif hasattr(value, "numpy"):
-            yield f"{prefix}{name}", value
 
 
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:

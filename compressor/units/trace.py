@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.units.hook import Attention, Call, intercepted
 from compressor.units.layers import Linear, is_linear, linear_sizes, outermost_layers
@@ -97,15 +98,5 @@ def trace_calls(
 
 def float_outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Every floating-point output of a forward."""
-    return list(_floats(model(**inputs)))
-
-
-def _floats(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        yield from _floats(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _floats(part)
+    tensors = get_leaf_tensors(model(**inputs)).values()
+    return [tensor for tensor in tensors if tensor.is_floating_point()]

@@ -25,7 +25,7 @@ WEIGHTS = (GATE, "float[8, 6] up", "float[6, 8] down", "float[6, 1, 3] kernel", 
 
 
 @pytest.mark.parametrize(("body", "bias"), [(BEFORE, ", bias"), (BEFORE, ""), (AFTER, "")])
-def test_channels_that_stay_apart_are_cut(body: str, bias: str) -> None:
+def test_depthwise_channels_are_cut(body: str, bias: str) -> None:
     model = graph(body.replace("{convolution}", DEPTHWISE.replace("{bias}", bias)), *WEIGHTS)
     shrunk = shrink_and_compare(model, PLAN)
     assert shrunk.refused == ()
