@@ -66,28 +66,31 @@ class Cell:
 
 
 def report_of(cell: Cell, name: str, model: Path, folder: Path, fields: Mapping[str, Any] | None = None) -> Report:
-    """The report of a cell, which runs if it has not; `fields` are further ones of its recipe."""
+    """The report of a cell on a set, which runs if it has not; `fields` are further ones of its recipe."""
+    fields = {"metric": SETS[name].metric, **(fields or {})}
+    return pruned(cell, model, rows_file(name, folder), SETS[name].max_length, folder, fields)
+
+
+def pruned(cell: Cell, model: Path, rows: Path, length: int, folder: Path, fields: Mapping[str, Any]) -> Report:
+    """The report of a cell on rows of at most `length` tokens, which runs if it has not; `fields` are further ones."""
     runtime, precision = ENGINES[cell.engine]
-    length = SETS[name].max_length
-    shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()
     recipe: dict[str, Any] = {
         "model": model,
-        "data": str(rows_file(name, folder)),
+        "data": str(rows),
         "max_length": length,
-        "metric": SETS[name].metric,
         **METHODS[cell.method],
         "target": runtime,
         "precision": precision,
         "batch": (1, 8),
         "seq": (length,),
-        "shapes": shapes,
+        "shapes": (f"1x{length}", f"8x{length}") if runtime == "openvino" else (),
         "seconds": 3.0,
         "seed": cell.seed,
         "statistics": folder / "statistics",
         "out": folder / "budgets" / cell.name,
         **cell.budget,
         **({} if cell.prune_rows is None else {"prune_rows": cell.prune_rows}),
-        **(fields or {}),
+        **fields,
     }
     return run(Recipe(**recipe))
 

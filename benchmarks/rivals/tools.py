@@ -104,6 +104,11 @@ def import_torchao(root: Path) -> None:
     _add_to_path("torchao", root)
 
 
+def import_sentence_transformers(root: Path) -> None:
+    """Make sentence-transformers importable."""
+    _add_to_path("sentence-transformers", root)
+
+
 def _remove_unused_weights(module: torch.fx.GraphModule) -> None:
     """Remove the float weights that the conversion leaves beside the quantized ones; they would count in the file."""
     used = {node.target for node in module.graph.nodes if node.op == "get_attr"}
