@@ -13,7 +13,6 @@ answering and none for translation.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks import images, tokens
 from benchmarks.demo import encoder
 from benchmarks.machine import machine
 from benchmarks.quantization import SETS as TEXT_SETS
-from benchmarks.quantization import reference_engine, rows_file, starting_model
+from benchmarks.quantization import read_rows, reference_engine, rows_file, starting_model
 from benchmarks.rivals.tools import import_sentence_transformers
 from benchmarks.speed import table
 from compressor.config.sections import RowsConfig
@@ -152,9 +151,7 @@ def _outputs(engine: Engine, model: ModelFolder, *texts: str) -> Mapping[str, np
 
 def _test_texts(path: Path) -> Iterator[list[str]]:
     """The texts of the first test rows of a TSV file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if row["split"] == "test"]
-    for row in rows[:ROWS]:
+    for row in read_rows(path, "test")[:ROWS]:
         yield [text for name, text in row.items() if name not in ("split", "label")]
 
 

@@ -13,6 +13,7 @@ quantizes the model; metrics are those of the runs, on test rows, with paired in
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import lzma
 import subprocess
@@ -132,6 +133,13 @@ def rows_file(name: str, folder: Path) -> Path:
     ]
     path.write_text("\n".join([*([header] if header else []), *kept]) + "\n", encoding="utf-8")
     return path
+
+
+def read_rows(path: Path, split: str) -> list[dict[str, str]]:
+    """The rows of a split of a TSV file that `rows_file` wrote, by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [row for row in rows if row["split"] == split]
 
 
 def _split(line: str, header: str | None) -> str:

@@ -1,16 +1,18 @@
-"""Export and run a folder with sentence-transformers' own backends; runs in the environment of `pins/sentence-exports.txt`.
+"""Embed texts with a backend of sentence-transformers, as a folder is or in int8.
 
-    python sentence_export.py export MODEL ROWS OUT               # ROWS: a folder with train.csv, of a column `text`
-    python sentence_export.py encode MODEL onnx FILE TEXTS.json EMBEDDINGS.npy
+    python sentence_export.py onnx MODEL TEXTS.json EMBEDDINGS.npy
+    python sentence_export.py openvino MODEL TEXTS.json EMBEDDINGS.npy --int8 OUT --rows ROWS
 
-`export` writes OUT with int8 graphs for ONNX Runtime (dynamic, for AVX-512 VNNI) and OpenVINO (static, calibrated with
-300 of the rows, the number that the library draws by default).
+It runs in the environment of `pins/sentence-onnx.txt` or of `pins/sentence-openvino.txt`: the libraries that the two
+backends need exclude each other. With `--int8` the library's own graph in int8 is written into OUT and embeds the
+texts: a dynamic one for ONNX Runtime (AVX-512 VNNI), and a static one for OpenVINO, calibrated with rows of the folder
+ROWS (`train.csv`, column `text`), as many as the library draws by default.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +22,37 @@ from sentence_transformers import (
     export_static_quantized_openvino_model,
 )
 
-
-def export(model: str, rows: str, out: str) -> None:
-    """Write the folder of the model with both int8 graphs."""
-    SentenceTransformer(model, backend="onnx").save_pretrained(out)
-    export_dynamic_quantized_onnx_model(SentenceTransformer(out, backend="onnx"), "avx512_vnni", out)
-    openvino = SentenceTransformer(model, backend="openvino")
-    openvino.save_pretrained(out)
-    data = {"dataset_name": rows, "dataset_config_name": "default", "dataset_split": "train", "column_name": "text"}
-    export_static_quantized_openvino_model(openvino, None, out, **data)
+FILES = {"onnx": "model_qint8_avx512_vnni.onnx", "openvino": "openvino_model_qint8_quantized.xml"}
 
 
-def encode(model: str, backend: str, file: str, texts: str, embeddings: str) -> None:
-    """Write the embeddings `[texts, width]` of the texts."""
-    encoder = SentenceTransformer(model, backend=backend, model_kwargs={"file_name": file})
-    np.save(embeddings, encoder.encode(json.loads(Path(texts).read_text()), convert_to_numpy=True))
+def quantize(backend: str, model: str, rows: str, out: str) -> None:
+    """Write the folder of the model with its graph in fp32 and in int8."""
+    SentenceTransformer(model, backend=backend).save_pretrained(out)
+    whole = SentenceTransformer(out, backend=backend)
+    if backend == "onnx":
+        export_dynamic_quantized_onnx_model(whole, "avx512_vnni", out)
+    else:
+        data = {"dataset_name": rows, "dataset_config_name": "default", "dataset_split": "train"}
+        export_static_quantized_openvino_model(whole, None, out, column_name="text", **data)
+
+
+def main() -> None:
+    """Write the embeddings of the texts `[texts, width]`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend", choices=list(FILES))
+    parser.add_argument("model")
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("embeddings", type=Path)
+    parser.add_argument("--int8")
+    parser.add_argument("--rows")
+    args = parser.parse_args()
+    options = {}
+    if args.int8:
+        quantize(args.backend, args.model, args.rows, args.int8)
+        options = {"model_kwargs": {"file_name": FILES[args.backend]}}
+    encoder = SentenceTransformer(args.int8 or args.model, backend=args.backend, **options)
+    np.save(args.embeddings, encoder.encode(json.loads(args.texts.read_text())))
 
 
 if __name__ == "__main__":
-    {"export": export, "encode": encode}[sys.argv[1]](*sys.argv[2:])
+    main()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -107,6 +108,35 @@ def import_torchao(root: Path) -> None:
 def import_sentence_transformers(root: Path) -> None:
     """Make sentence-transformers importable."""
     _add_to_path("sentence-transformers", root)
+
+
+def embed_with_library(
+    backend: str, model: Path, texts: Sequence[str], root: Path, out: Path, rows: Path | None = None
+) -> np.ndarray:
+    """Embeddings `[texts, width]` by a backend of sentence-transformers, in an environment of its own.
+
+    Args:
+        backend: `onnx` or `openvino`.
+        model: the folder that the library loads.
+        texts: the texts.
+        root: folder of the set.
+        out: receives the embeddings, and the library's int8 graph.
+        rows: calibration rows of that graph; None: the folder is run as it is.
+    """
+    python = _environment(f"sentence-{backend}", root)
+    out.mkdir(parents=True, exist_ok=True)
+    files = out / "texts.json", out / "embeddings.npy"
+    files[0].write_text(json.dumps(list(texts)))
+    options: list[str | Path] = ["--int8", out, "--rows", rows] if rows is not None else []
+    _run([python, HERE / "sentence_export.py", backend, model, *files, *options])
+    embeddings: np.ndarray = np.load(files[1])
+    return embeddings
+
+
+def library_graph(backend: str, out: Path) -> Path:
+    """The int8 graph that sentence-transformers wrote into a folder."""
+    names = (path for path in (out / backend).iterdir() if path.suffix in (".onnx", ".xml"))
+    return next(path for path in names if "qint8" in path.name)
 
 
 def _remove_unused_weights(module: torch.fx.GraphModule) -> None:
