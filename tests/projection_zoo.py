@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 from tests.zoo import VOCABULARY, pair, text
 
@@ -135,6 +135,32 @@ class Pooled(hf.Aimv2VisionModel):
         return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
 
 
+class TorchEncoder(hf.BertPreTrainedModel):
+    """A model of PyTorch's own layers, whose attention is `nn.MultiheadAttention`."""
+
+    def __init__(self, config: hf.BertConfig) -> None:
+        super().__init__(config)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 44, batch_first=True)
+        self.embeddings = torch.nn.Embedding(config.vocab_size, 32)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutput:
+        hidden = self.encoder(self.embeddings(input_ids), src_key_padding_mask=attention_mask == 0)
+        return BaseModelOutput(last_hidden_state=hidden)
+
+
+def _wavlm() -> PreTrainedModel:
+    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
+    sizes |= {"conv_dim": (12, 12), "conv_kernel": (10, 3), "conv_stride": (5, 2)}
+    sizes |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    return hf.WavLMForCTC(hf.WavLMConfig(**sizes))
+
+
+def _sounds(batch: int, length: int) -> Inputs:
+    return {"input_values": torch.randn(batch, 40 * length, generator=torch.Generator().manual_seed(length))}
+
+
 def _with_boxes(batch: int, length: int) -> Inputs:
     return {**text(batch, length), "bbox": torch.zeros(batch, length, 4, dtype=torch.int64)}
 
@@ -242,6 +268,8 @@ FAMILIES: dict[str, Family] = {
         qk_channels=32,
         v_channels=32,
     ),
+    "wavlm": Family(_wavlm, _sounds),
+    "torch-encoder": Family(lambda: TorchEncoder(hf.BertConfig(**SIZES)), text),
     "trocr": _texts(
         hf.TrOCRConfig,
         hf.TrOCRForCausalLM,

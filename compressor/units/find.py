@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
+from compressor.units.functional_attention import called_projections
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.probe import HeadsRead, observed_projections
 from graph_passes import Kind
@@ -163,14 +164,18 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode."""
+    """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode.
+
+    Its output projections are called as modules; see `called_projections`.
+    """
     modes = [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
     try:
         model.eval()
         for config, _ in caches:
             config.use_cache = False
-        yield
+        with called_projections(model):
+            yield
     finally:
         for config, use_cache in caches:
             config.use_cache = use_cache

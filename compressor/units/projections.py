@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.contractions import HeadContractions, contracts_heads
+from compressor.units.functional_attention import called_projections
 from compressor.units.hook import OutputHook, family, unwrap
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -72,6 +73,7 @@ def hooked_projections(model: nn.Module, sites: Iterable[Heads], on_output: Outp
     modules = dict(unwrap(model).named_modules())
     contracting: dict[str, Heads] = {}
     with ExitStack() as undo:
+        undo.enter_context(called_projections(unwrap(model)))
         for site in sites:
             module = modules.get(site.name)
             if module is not None and is_projection(module):

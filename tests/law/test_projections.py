@@ -21,8 +21,9 @@ from tests.projection_zoo import FAMILIES
 from tests.zoo import random_groups
 
 TOLERANCE = 1e-4
-ALWAYS = ("falcon", "xlnet", "aimv2")
-"""Grouped heads, a projection that is no module, and one that reads a position a row; `make zoo` proves all."""
+ALWAYS = ("falcon", "xlnet", "torch-encoder", "aimv2")
+"""Grouped heads, projections that are no module or not called, and one that reads a position a row; `make zoo` proves
+all."""
 REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet"))
 """Families of which some plans are refused by name."""
 FIXED = frozenset(("canine", "cpmant", "funnel"))

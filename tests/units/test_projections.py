@@ -6,11 +6,14 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor
+from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
+from compressor.selection.reconstruct.statistics import collect_inputs
 from compressor.units import Site, find_groups, find_sites, gated, hooked, keep_all, keep_only, masked
+from compressor.units.functional_attention import called_projections
 from compressor.units.head_outputs import spread_over_rows
 from compressor.units.projections import require_interface
 from graph_passes import BlockMask
@@ -22,11 +25,14 @@ from tests.zoo import text
 
 POSITIONS_FIRST = {"xlnet", "fsmt"}
 """Families whose tensors are `[position, row, width]`."""
+PYTORCH_LAYER = "encoder.layers.0"
 BOTH = ["bidirectional"] * 2 + ["causal", "cross"] * 2
 KINDS: dict[str, list[str]] = {
     "mpnet": ["bidirectional"] * 2,
     "deberta-v2": ["bidirectional"] * 2,
     "xlnet": ["bidirectional"] * 2,
+    "wavlm": ["bidirectional"] * 2,
+    "torch-encoder": ["bidirectional"] * 2,
     "falcon": ["causal"] * 2,
     "bloom": ["causal"] * 2,
     "gptj": ["causal"] * 2,
@@ -87,7 +93,7 @@ def test_query_heads_share_value_heads() -> None:
         assert {(site.heads, site.kv_heads, site.head_dim) for site in sites} == {(4, kv_heads, 8)}
 
 
-@pytest.mark.parametrize("name", ["mpnet", "xlnet", "fsmt", "swinv2", "vitdet", "squeezebert"])
+@pytest.mark.parametrize("name", ["mpnet", "xlnet", "fsmt", "torch-encoder", "swinv2", "vitdet", "squeezebert"])
 def test_a_single_row_shows_the_same_sites(name: str) -> None:
     family = FAMILIES[name]
     model = family.model()
@@ -135,13 +141,40 @@ def test_a_group_of_heads_ends_in_its_own_projection() -> None:
     assert neurons.type == "neurons"
 
 
-@pytest.mark.parametrize("name", ["mpnet", "xlnet", "fsmt", "squeezebert", "swinv2", "vitdet"])
+@pytest.mark.parametrize("name", ["mpnet", "xlnet", "fsmt", "torch-encoder", "squeezebert", "swinv2", "vitdet"])
 def test_gates_may_differ_from_row_to_row(name: str) -> None:
     """Also where positions come before rows, where rows are split into windows, and where heads are channels."""
     family = FAMILIES[name]
     site = find_sites(family.model(), family.inputs(3, 7))[0]
     gates = torch.rand(3, site.heads, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(*outputs_of(name, site, gates))
+
+
+def test_pytorch_calls_its_output_projections_inside_contexts_only() -> None:
+    model, inputs = FAMILIES["torch-encoder"].model(), text()
+    heads, neurons = find_groups(model, inputs)[:2]
+    assert (heads.name, heads.linear, neurons.type) == (f"{PYTORCH_LAYER}.self_attn.out_proj", heads.name, "neurons")
+    other = FAMILIES["torch-encoder"].model()
+    calls: list[tuple[int, ...]] = []
+    for network in (model, other):
+        network.get_submodule(heads.name).register_forward_pre_hook(lambda _, args: calls.append(args[0].shape))
+    functions = F.multi_head_attention_forward, F.linear
+    expected = forward(model, inputs)
+    with called_projections(model), called_projections(other), called_projections(model):
+        torch.testing.assert_close(forward(model, inputs), expected)
+        torch.testing.assert_close(forward(other, inputs), expected)
+        assert F.linear is functions[1]
+    assert calls == [(*inputs["input_ids"].shape, 32)] * 2
+    assert (F.multi_head_attention_forward, F.linear) == functions
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_what_a_projection_of_pytorch_reads_can_be_collected() -> None:
+    model, inputs = FAMILIES["torch-encoder"].model(), text()
+    read: list[tuple[int, ...]] = []
+    projection = f"{PYTORCH_LAYER}.self_attn.out_proj"
+    collect_inputs(model, [inputs], [projection], lambda name, rows, weights: read.append(tuple(rows.shape)))
+    assert read == [(int(inputs["attention_mask"].sum()), 32)]
 
 
 def test_importance_is_the_derivative_by_the_gates() -> None:

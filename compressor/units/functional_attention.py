@@ -1,0 +1,72 @@
+"""Output projections that PyTorch's own attention function applies, `torch.nn.functional.multi_head_attention_forward`.
+
+`nn.MultiheadAttention` and families such as WavLM give that function the weight of a linear, which is never called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_attend = F.multi_head_attention_forward
+_SIGNATURE = inspect.signature(_attend)
+_models: list[nn.Module] = []
+"""The models of the contexts that are entered."""
+
+
+@contextmanager
+def called_projections(model: nn.Module) -> Iterator[None]:
+    """While entered, PyTorch's attention function calls the output projections of a model as modules.
+
+    Their inputs are `[row, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
+    fused path, which has no projection of its own. Contexts may be nested.
+
+    Args:
+        model: the model; other models are not affected, except for the fused path.
+    """
+    is_fused = torch.backends.mha.get_fastpath_enabled()
+    _models.append(model)
+    F.multi_head_attention_forward = _attend_by_modules
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        _models.remove(model)
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+        if not _models:
+            F.multi_head_attention_forward = _attend
+
+
+def _attend_by_modules(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's function, which reads its output projection under the name `linear`."""
+    arguments = _SIGNATURE.bind(*args, **kwargs).arguments
+    query, output_weight = arguments["query"], arguments["out_proj_weight"]
+    projection = _owner(output_weight)
+    if projection is None:
+        return _attend(*args, **kwargs)
+    rows, linear = query.shape[1] if query.dim() == 3 else 1, F.linear
+
+    def project(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight is not output_weight:
+            return linear(input, weight, bias)
+        F.linear = linear  # the module calls it
+        by_row = projection(input.unflatten(0, (-1, rows)).transpose(0, 1))
+        return by_row.transpose(0, 1).flatten(0, 1)
+
+    F.linear = project
+    try:
+        return _attend(*args, **kwargs)
+    finally:
+        F.linear = linear
+
+
+def _owner(weight: Tensor) -> nn.Module | None:
+    """The module whose weight it is."""
+    modules = (module for model in _models for module in model.modules())
+    return next((module for module in modules if getattr(module, "weight", None) is weight), None)
