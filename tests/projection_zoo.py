@@ -135,6 +135,13 @@ class Pooled(hf.Aimv2VisionModel):
         return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
 
 
+class PooledSiglip(hf.SiglipVisionModel):
+    """SigLIP with the output of its pooling alone, which is an `nn.MultiheadAttention` that reads one query a row."""
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
+        return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
+
+
 class TorchEncoder(hf.BertPreTrainedModel):
     """A model of PyTorch's own layers, whose attention is `nn.MultiheadAttention`."""
 
@@ -320,6 +327,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mgp-str": _images(hf.MgpstrConfig, hf.MgpstrModel, 12, **VISION, image_size=[12, 12]),
     "aimv2": _images(hf.Aimv2VisionConfig, Pooled, 16, **VISION, intermediate_size=44),
+    "siglip": _images(hf.SiglipVisionConfig, PooledSiglip, 12, **VISION, intermediate_size=44),
     "vitdet": _images(
         hf.VitDetConfig, hf.VitDetModel, 16, **VISION, pretrain_image_size=16, use_relative_position_embeddings=True
     ),

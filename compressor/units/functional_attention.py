@@ -18,6 +18,8 @@ _attend = F.multi_head_attention_forward
 _SIGNATURE = inspect.signature(_attend)
 _models: list[nn.Module] = []
 """The models of the contexts that are entered."""
+_projecting: list[Tensor] = []
+"""The weights of output projections of calls that are running."""
 
 
 @contextmanager
@@ -44,11 +46,12 @@ def called_projections(model: nn.Module) -> Iterator[None]:
 
 
 def _attend_by_modules(*args: Any, **kwargs: Any) -> Any:
-    """PyTorch's function, which reads its output projection under the name `linear`."""
+    """PyTorch's function, which finds its output projection under the name `linear`."""
     arguments = _SIGNATURE.bind(*args, **kwargs).arguments
     query, output_weight = arguments["query"], arguments["out_proj_weight"]
     projection = _owner(output_weight)
-    if projection is None:
+    # Where torch records calls, the function passes itself to the recorder, which calls it again.
+    if projection is None or any(weight is output_weight for weight in _projecting):
         return _attend(*args, **kwargs)
     rows, linear = query.shape[1] if query.dim() == 3 else 1, F.linear
 
@@ -60,9 +63,11 @@ def _attend_by_modules(*args: Any, **kwargs: Any) -> Any:
         return by_row.transpose(0, 1).flatten(0, 1)
 
     F.linear = project
+    _projecting.append(output_weight)
     try:
         return _attend(*args, **kwargs)
     finally:
+        _projecting.pop()
         F.linear = linear
 
 

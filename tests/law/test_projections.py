@@ -21,7 +21,7 @@ from tests.projection_zoo import FAMILIES
 from tests.zoo import random_groups
 
 TOLERANCE = 1e-4
-ALWAYS = ("falcon", "xlnet", "torch-encoder", "aimv2")
+ALWAYS = ("falcon", "xlnet", "siglip", "aimv2")
 """Grouped heads, projections that are no module or not called, and one that reads a position a row; `make zoo` proves
 all."""
 REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet"))
