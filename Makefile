@@ -46,7 +46,7 @@ zoo: .venv/dev
 families: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families --jobs $(JOBS)
 
-bench: .venv/bench
+bench: .venv/demo
 	$(BIN)/python -m benchmarks
 
 docker-check:

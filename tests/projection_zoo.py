@@ -12,20 +12,21 @@ import torch
 import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
+from tests.projection_models import (
+    SIZES,
+    PooledAimv2,
+    PooledSiglip,
+    TorchEncoder,
+    bark,
+    blip_text,
+    funnel,
+    wavlm,
+    xlnet,
+)
 from tests.zoo import VOCABULARY, pair, text
 
 Inputs = dict[str, Tensor]
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 44,
-    "max_position_embeddings": 70,
-    "pad_token_id": 0,
-}
 GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_positions": 70, "n_embd": 32, "n_layer": 2, "n_head": 4}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 ENCODER_DECODER: dict[str, Any] = {
@@ -93,77 +94,6 @@ def _images(config: type, model: type, size: int, **more: Any) -> Family:
     return Family(lambda: model(config(**{"image_size": size, **more})), pixels)
 
 
-def _blip_text() -> PreTrainedModel:
-    from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
-
-    return BlipTextLMHeadModel(hf.BlipTextConfig(**SIZES, encoder_hidden_size=32, is_decoder=True))
-
-
-def _bark() -> PreTrainedModel:
-    from transformers.models.bark.modeling_bark import BarkSemanticModel
-
-    sizes: dict[str, Any] = {
-        "input_vocab_size": VOCABULARY,
-        "output_vocab_size": VOCABULARY,
-        "num_layers": 2,
-        "num_heads": 4,
-    }
-    return BarkSemanticModel(hf.BarkSemanticConfig(block_size=70, hidden_size=32, **sizes))
-
-
-def _funnel() -> PreTrainedModel:
-    sizes: dict[str, Any] = {
-        "block_sizes": [1, 1],
-        "num_decoder_layers": 1,
-        "d_model": 32,
-        "n_head": 4,
-        "d_head": 8,
-        "d_inner": 44,
-    }
-    return hf.FunnelForTokenClassification(hf.FunnelConfig(vocab_size=VOCABULARY, **sizes))
-
-
-def _xlnet() -> PreTrainedModel:
-    sizes: dict[str, Any] = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44}
-    return hf.XLNetForSequenceClassification(hf.XLNetConfig(vocab_size=VOCABULARY, **sizes))
-
-
-class Pooled(hf.Aimv2VisionModel):
-    """AIMv2 with the output of its pooling attention alone: the projection of its heads reads one position a row."""
-
-    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
-        return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
-
-
-class PooledSiglip(hf.SiglipVisionModel):
-    """SigLIP with the output of its pooling alone, which is an `nn.MultiheadAttention` that reads one query a row."""
-
-    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
-        return BaseModelOutputWithPooling(pooler_output=super().forward(pixel_values).pooler_output)
-
-
-class TorchEncoder(hf.BertPreTrainedModel):
-    """A model of PyTorch's own layers, whose attention is `nn.MultiheadAttention`."""
-
-    def __init__(self, config: hf.BertConfig) -> None:
-        super().__init__(config)
-        layer = torch.nn.TransformerEncoderLayer(32, 4, 44, batch_first=True)
-        self.embeddings = torch.nn.Embedding(config.vocab_size, 32)
-        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.post_init()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutput:
-        hidden = self.encoder(self.embeddings(input_ids), src_key_padding_mask=attention_mask == 0)
-        return BaseModelOutput(last_hidden_state=hidden)
-
-
-def _wavlm() -> PreTrainedModel:
-    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
-    sizes |= {"conv_dim": (12, 12), "conv_kernel": (10, 3), "conv_stride": (5, 2)}
-    sizes |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
-    return hf.WavLMForCTC(hf.WavLMConfig(**sizes))
-
-
 def _sounds(batch: int, length: int) -> Inputs:
     return {"input_values": torch.randn(batch, 40 * length, generator=torch.Generator().manual_seed(length))}
 
@@ -211,8 +141,8 @@ FAMILIES: dict[str, Family] = {
     "gpt-neox-japanese": _texts(
         hf.GPTNeoXJapaneseConfig, hf.GPTNeoXJapaneseForCausalLM, **ENDS, intermediate_multiple_size=2
     ),
-    "bark": Family(_bark, text),
-    "xlnet": Family(_xlnet, text),
+    "bark": Family(bark, text),
+    "xlnet": Family(xlnet, text),
     "xlm": _texts(hf.XLMConfig, hf.XLMForSequenceClassification, emb_dim=32, n_layers=2, n_heads=4),
     "flaubert": _texts(hf.FlaubertConfig, hf.FlaubertForSequenceClassification, emb_dim=32, n_layers=2, n_heads=4),
     "xglm": _texts(hf.XGLMConfig, hf.XGLMForCausalLM, d_model=32, ffn_dim=44, num_layers=2, attention_heads=4),
@@ -232,7 +162,7 @@ FAMILIES: dict[str, Family] = {
         hf.RemBertConfig, hf.RemBertForSequenceClassification, input_embedding_size=20, output_embedding_size=20
     ),
     "big-bird": _texts(hf.BigBirdConfig, hf.BigBirdForSequenceClassification, attention_type="original_full"),
-    "funnel": Family(_funnel, text),
+    "funnel": Family(funnel, text),
     "ibert": _texts(hf.IBertConfig, hf.IBertForSequenceClassification),
     "squeezebert": _texts(
         hf.SqueezeBertConfig,
@@ -275,7 +205,7 @@ FAMILIES: dict[str, Family] = {
         qk_channels=32,
         v_channels=32,
     ),
-    "wavlm": Family(_wavlm, _sounds),
+    "wavlm": Family(wavlm, _sounds),
     "torch-encoder": Family(lambda: TorchEncoder(hf.BertConfig(**SIZES)), text),
     "trocr": _texts(
         hf.TrOCRConfig,
@@ -286,7 +216,7 @@ FAMILIES: dict[str, Family] = {
         decoder_ffn_dim=44,
         is_decoder=True,
     ),
-    "blip-text": Family(_blip_text, text),
+    "blip-text": Family(blip_text, text),
     "prophetnet": Family(
         lambda: hf.ProphetNetForConditionalGeneration(
             hf.ProphetNetConfig(
@@ -326,7 +256,7 @@ FAMILIES: dict[str, Family] = {
         sr_ratios=[2, 2, 1, 1],
     ),
     "mgp-str": _images(hf.MgpstrConfig, hf.MgpstrModel, 12, **VISION, image_size=[12, 12]),
-    "aimv2": _images(hf.Aimv2VisionConfig, Pooled, 16, **VISION, intermediate_size=44),
+    "aimv2": _images(hf.Aimv2VisionConfig, PooledAimv2, 16, **VISION, intermediate_size=44),
     "siglip": _images(hf.SiglipVisionConfig, PooledSiglip, 12, **VISION, intermediate_size=44),
     "vitdet": _images(
         hf.VitDetConfig, hf.VitDetModel, 16, **VISION, pretrain_image_size=16, use_relative_position_embeddings=True

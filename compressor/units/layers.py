@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
 from compressor.units.hook import unwrap
@@ -22,6 +23,8 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
+            if isinstance(child, ParametrizationList):
+                continue  # what a weight is computed by
             if isinstance(child, nn.ModuleList):
                 layers.extend(layer for layer in child if layer is not None)  # Informer's list has gaps
             else:

@@ -6,26 +6,23 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor
-from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.reconstruct.statistics import collect_inputs
 from compressor.units import Site, find_groups, find_sites, gated, hooked, keep_all, keep_only, masked
-from compressor.units.functional_attention import called_projections
 from compressor.units.head_outputs import spread_over_rows
 from compressor.units.projections import require_interface
 from graph_passes import BlockMask
 from tests.faults import fails_with
-from tests.projection_zoo import FAMILIES, SIZES
+from tests.projection_models import SIZES
+from tests.projection_zoo import FAMILIES
 from tests.units.states import are_equal, forward, snapshot
 from tests.zoo import FAMILIES as OF_THE_INTERFACE
 from tests.zoo import text
 
 POSITIONS_FIRST = {"xlnet", "fsmt"}
 """Families whose tensors are `[position, row, width]`."""
-PYTORCH_LAYER = "encoder.layers.0"
 BOTH = ["bidirectional"] * 2 + ["causal", "cross"] * 2
 KINDS: dict[str, list[str]] = {
     "mpnet": ["bidirectional"] * 2,
@@ -150,33 +147,6 @@ def test_gates_may_differ_from_row_to_row(name: str) -> None:
     torch.testing.assert_close(*outputs_of(name, site, gates))
 
 
-def test_pytorch_calls_its_output_projections_inside_contexts_only() -> None:
-    model, inputs = FAMILIES["torch-encoder"].model(), text()
-    heads, neurons = find_groups(model, inputs)[:2]
-    assert (heads.name, heads.linear, neurons.type) == (f"{PYTORCH_LAYER}.self_attn.out_proj", heads.name, "neurons")
-    other = FAMILIES["torch-encoder"].model()
-    calls: list[tuple[int, ...]] = []
-    for network in (model, other):
-        network.get_submodule(heads.name).register_forward_pre_hook(lambda _, args: calls.append(args[0].shape))
-    functions = F.multi_head_attention_forward, F.linear
-    expected = forward(model, inputs)
-    with called_projections(model), called_projections(other), called_projections(model):
-        torch.testing.assert_close(forward(model, inputs), expected)
-        torch.testing.assert_close(forward(other, inputs), expected)
-        assert F.linear is functions[1]
-    assert calls == [(*inputs["input_ids"].shape, 32)] * 2
-    assert (F.multi_head_attention_forward, F.linear) == functions
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_what_a_projection_of_pytorch_reads_can_be_collected() -> None:
-    model, inputs = FAMILIES["torch-encoder"].model(), text()
-    read: list[tuple[int, ...]] = []
-    projection = f"{PYTORCH_LAYER}.self_attn.out_proj"
-    collect_inputs(model, [inputs], [projection], lambda name, rows, weights: read.append(tuple(rows.shape)))
-    assert read == [(int(inputs["attention_mask"].sum()), 32)]
-
-
 def test_importance_is_the_derivative_by_the_gates() -> None:
     model = FAMILIES["mpnet"].model()
     sites = find_sites(model, text())
@@ -200,8 +170,9 @@ def test_importance_is_the_derivative_by_the_gates() -> None:
     torch.testing.assert_close(importance, torch.tensor(slopes, dtype=torch.float64), rtol=0.02, atol=1e-3)
 
 
-def test_forwards_are_replayed_for_several_subsets_at_once() -> None:
-    model, inputs = FAMILIES["mpnet"].model(), text()
+@pytest.mark.parametrize("name", ["mpnet", "wavlm"])
+def test_forwards_are_replayed_for_several_subsets_at_once(name: str) -> None:
+    model, inputs = FAMILIES[name].model(), FAMILIES[name].inputs(2, 8)
     sites, cache = find_sites(model, inputs), ActivationCache()
     run = PartialForward(model, sites)
     run.run(inputs, torch.ones(1, 8), record=cache)
