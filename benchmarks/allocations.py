@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.latencies import ENGINES, Timing, prepare
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS
 from compressor.cli.console import Console
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable

@@ -19,8 +19,8 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER, rows_file
 from benchmarks.speed import SHAPES, table
+from benchmarks.text_sets import ENCODER, rows_file
 from compressor import compress
 from compressor.cli.console import Console
 from compressor.config.run import Recipe

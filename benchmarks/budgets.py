@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, reference_engine, repeated, rows_file, run, starting_model
+from benchmarks.quantization import reference_engine, repeated, run, starting_model
 from benchmarks.speed import median_and_range, table
+from benchmarks.text_sets import SETS, rows_file
 from compressor.config.run import Recipe
 from compressor.results import Report
 from compressor.targets import target

@@ -12,9 +12,10 @@ correlation of cosines on the test rows, with a paired 95% interval against the 
 first texts among the second ones, where the ten texts that the dense engine finds are relevant: in an index of the
 compressed engine, and in one of the dense engine. Engines are timed as in `benchmarks.budgets`.
 
-With `--library` the int8 graphs that sentence-transformers itself exports are scored and timed too, and each run's
-folder is loaded with the library's backend: the largest difference between a coordinate of its embeddings and of the
-engine's is printed. The library runs in environments of its own.
+With `--library` the int8 graphs that sentence-transformers itself exports are scored and timed too: as the library runs
+them, with free axes and without the pooling, and one text at a time to score. Each run's folder is loaded with the
+library's backend, and the largest difference between a coordinate of its embeddings and of the engine's is printed. The
+library runs in environments of its own; where it cannot be installed, its rows say so.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from transformers import AutoTokenizer
 from benchmarks.budgets import ENGINES, Cell, plan_columns, report_of, speed_columns
 from benchmarks.demo import encoder
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, read_rows, reference_engine, repeated, rows_file
-from benchmarks.rivals.tools import embed_with_library, library_graph
+from benchmarks.quantization import reference_engine, repeated
+from benchmarks.rivals.tools import ToolError, embed_with_library, library_graph
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS, read_rows, rows_file
 from compressor.measure import paired_interval
 from compressor.results import Report
 from compressor.targets import Engine, target
@@ -60,7 +62,7 @@ def agreement_columns(report: Report) -> dict[str, str]:
     }
 
 
-def other_texts(name: str, folder: Path) -> Path:
+def texts_of_set(name: str, folder: Path) -> Path:
     """A text file with the training rows of another set, a line for each."""
     path = folder / f"{name}.txt"
     if not path.exists():
@@ -76,28 +78,35 @@ def library_rows(folder: Path, reference: Path, repeats: int) -> Iterator[dict[s
     with (texts / "train.csv").open("w", encoding="utf-8", newline="") as file:
         train = [[row["sentence1"]] for row in read_rows(rows_file(SET, folder), "train")]
         csv.writer(file).writerows([["text"], *train])
-    dense = _pair_statistics(_embed(target("ort").load(reference), _test_pairs(folder)), folder)
+    pairs = _test_pairs(folder)
+    dense = _pair_statistics(_embed(target("ort").load(reference), pairs), folder)
     for backend in BACKENDS.values():
-        out = folder / "library" / backend
-        pairs = _test_pairs(folder)
-        embeddings = embed_with_library(backend, encoder(), [*pairs[0], *pairs[1]], folder, out, texts)
+        name, out = f"sentence-transformers, {backend} int8", folder / "library" / backend
+        try:
+            embeddings = embed_with_library(backend, encoder(), list(itertools.chain(*pairs)), folder, out, texts)
+        except ToolError as error:
+            yield {"engine": name, "metric": str(error)}
+            continue
         statistics = _pair_statistics(np.split(embeddings, 2), folder)
         interval = paired_interval(dense, statistics, spearman, 0)
         difference = 100 * (spearman(statistics) - spearman(dense))
         ratios = [repeated(reference, library_graph(backend, out), length, repeat) for repeat in range(repeats)]
         yield {
-            "engine": f"sentence-transformers, {backend} int8",
+            "engine": name,
             "metric": f"{100 * spearman(statistics):.2f}",
             "difference (95%)": f"{difference:+.2f} ({100 * interval.low:+.2f} to {100 * interval.high:+.2f})",
             **speed_columns(ratios),
         }
 
 
-def library_difference(run: Path, engine: Engine, backend: str, folder: Path) -> float:
+def library_difference(run: Path, engine: Engine, backend: str, folder: Path) -> str:
     """The largest difference between the embeddings of a run's engine and those of the library on its folder."""
     texts = _test_pairs(folder)[0][:100]
-    expected = embed_with_library(backend, run, texts, folder, folder / "library" / run.name)
-    return float(np.abs(_embed(engine, [texts])[0] - expected).max())
+    try:
+        expected = embed_with_library(backend, run, texts, folder, folder / "library" / run.name)
+    except ToolError as error:
+        return str(error)
+    return f"{np.abs(_embed(engine, [texts])[0] - expected).max():.1e}"
 
 
 def _test_pairs(folder: Path) -> list[list[str]]:
@@ -129,7 +138,9 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--distill", action="store_true", help="train what is left on the dense embeddings")
     parser.add_argument("--match-dense", action="store_true", help="choose units by rankings of dense documents")
-    parser.add_argument("--texts-of", choices=["sst2"], help="choose, refit and train by the texts of another set")
+    parser.add_argument(
+        "--texts-of", choices=["sst2", "cola"], help="choose, refit and train by the texts of another set"
+    )
     parser.add_argument("--library", action="store_true", help="compare with sentence-transformers' own backends")
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/embeddings"))
@@ -140,7 +151,7 @@ def main() -> None:
     fields: dict[str, Any] = {"match_dense": args.match_dense, **(DISTILLED if args.distill else {})}
     if args.texts_of:
         rows_path = str(rows_file(SET, folder))
-        fields |= {"data": str(other_texts(args.texts_of, folder)), "eval_data": rows_path, "test_data": rows_path}
+        fields |= {"data": str(texts_of_set(args.texts_of, folder)), "eval_data": rows_path, "test_data": rows_path}
     length = SETS[SET].max_length
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
     reference = reference_engine(encoder(), length, folder)
@@ -153,7 +164,7 @@ def main() -> None:
         rows.append({**plan_columns(SET, cell, [report]), **agreement_columns(report), **speed_columns(ratios)})
         if args.library:
             loaded = runtime.load(run / runtime.engine_file)
-            rows[-1]["library apart"] = f"{library_difference(run, loaded, BACKENDS[engine], folder):.1e}"
+            rows[-1]["difference from the library"] = library_difference(run, loaded, BACKENDS[engine], folder)
         print(table(rows[-1:]), flush=True)
     dense = report.scores[0].dense
     print(f"\n{SET}, dense: {100 * dense:.2f}\n{table(rows)}", flush=True)

@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.budgets import ENGINES, speed_columns
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, reference_engine, repeated, rows_file, starting_model
+from benchmarks.quantization import reference_engine, repeated, starting_model
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
 from compressor.config.recipe_file import recipes_of
 from compressor.report import load as load_report

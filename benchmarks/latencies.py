@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, rows_file, starting_model
+from benchmarks.quantization import starting_model
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.measure import paired_times

@@ -23,8 +23,9 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, run, starting_model
+from benchmarks.quantization import run, starting_model
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig

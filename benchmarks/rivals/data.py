@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.quantization import SETS, rows_file, starting_model
+from benchmarks.quantization import starting_model
+from benchmarks.text_sets import SETS, rows_file
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import load
 from compressor.tasks import Data, open_data

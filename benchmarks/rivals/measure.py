@@ -12,10 +12,11 @@ import psutil
 import torch
 from torch import Tensor
 
-from benchmarks.quantization import SETS, reference_engine, starting_model
+from benchmarks.quantization import reference_engine, starting_model
 from benchmarks.rivals.data import INPUTS, Feeds, PositionalModel, open_set, output_names, random_feeds
 from benchmarks.rivals.rows import RIVALS, Backend, Rival, row_and_seed
 from benchmarks.rivals.tools import import_torchao
+from benchmarks.text_sets import SETS
 from compressor.measure import paired_interval
 from compressor.measure.timing import alternate_calls
 from compressor.targets import cores, target

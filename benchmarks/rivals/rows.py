@@ -14,8 +14,9 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoTokenizer
 
-from benchmarks.quantization import SETS, reference_engine, rows_file, run, starting_model
+from benchmarks.quantization import reference_engine, run, starting_model
 from benchmarks.rivals import tools
+from benchmarks.text_sets import SETS, rows_file
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
 from compressor.silence_libraries import quiet_transformers

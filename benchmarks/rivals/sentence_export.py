@@ -51,7 +51,8 @@ def main() -> None:
         quantize(args.backend, args.model, args.rows, args.int8)
         options = {"model_kwargs": {"file_name": FILES[args.backend]}}
     encoder = SentenceTransformer(args.int8 or args.model, backend=args.backend, **options)
-    np.save(args.embeddings, encoder.encode(json.loads(args.texts.read_text())))
+    # One text at a time: the scales of dynamic quantization depend on the other texts of a batch and on its padding.
+    np.save(args.embeddings, encoder.encode(json.loads(args.texts.read_text()), batch_size=1))
 
 
 if __name__ == "__main__":

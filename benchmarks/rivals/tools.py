@@ -18,8 +18,9 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.quantization import SETS, reference_engine, starting_model
+from benchmarks.quantization import reference_engine, starting_model
 from benchmarks.rivals.data import INPUTS, PositionalModel, calibration_rows, join_equal_lengths, output_names
+from benchmarks.text_sets import SETS
 from compressor.model_folder import example_inputs, load
 
 HERE = Path(__file__).parent
@@ -125,11 +126,11 @@ def embed_with_library(
     """
     python = _environment(f"sentence-{backend}", root)
     out.mkdir(parents=True, exist_ok=True)
-    files = out / "texts.json", out / "embeddings.npy"
-    files[0].write_text(json.dumps(list(texts)))
+    texts_path, embeddings_path = out / "texts.json", out / "embeddings.npy"
+    texts_path.write_text(json.dumps(list(texts)))
     options: list[str | Path] = ["--int8", out, "--rows", rows] if rows is not None else []
-    _run([python, HERE / "sentence_export.py", backend, model, *files, *options])
-    embeddings: np.ndarray = np.load(files[1])
+    _run([python, HERE / "sentence_export.py", backend, model, texts_path, embeddings_path, *options])
+    embeddings: np.ndarray = np.load(embeddings_path)
     return embeddings
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quantization import SETS
 from benchmarks.rivals import __main__ as table
 from benchmarks.rivals.data import INPUTS, Feeds
 from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
 from benchmarks.rivals.rows import RIVALS, folder_name, recipe_of, row_and_seed
+from benchmarks.text_sets import SETS
 
 LENGTH = 16
 NUMBERS = {
