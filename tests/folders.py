@@ -58,6 +58,11 @@ def bert(**fields: Any) -> PreTrainedModel:
     return hf.BertForSequenceClassification(hf.BertConfig(**SIZES, **fields))
 
 
+def tagger() -> PreTrainedModel:
+    """A BERT of one layer that tags tokens with entities of one type."""
+    return hf.BertForTokenClassification(hf.BertConfig(**SIZES, id2label=dict(enumerate(("O", "B-FILM", "I-FILM")))))
+
+
 def bert_encoder() -> PreTrainedModel:
     """A BERT of one layer without a head."""
     return hf.BertModel(hf.BertConfig(**SIZES))

@@ -46,11 +46,17 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: a tiny model that tags tokens, without its first head."""
+    return pruned_folder(folders.save(folders.tagger(), tmp_path_factory.mktemp("run") / "tagger"))
+
+
+@pytest.fixture(scope="module")
 def server(
-    compressed: Path, embedding: Path, tmp_path_factory: pytest.TempPathFactory
+    compressed: Path, embedding: Path, tagger: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[triton_server.Server]:
     repository = tmp_path_factory.mktemp("triton") / "repository"
-    for out in (compressed, embedding):
+    for out in (compressed, embedding, tagger):
         export(ServeRequest(out=out, repository=repository, backend="python", threads=1, instances=2))
     with triton_server.Server(repository) as running:
         yield running
@@ -124,17 +130,32 @@ def test_a_check_of_the_server_passes(
     assert (result.code, result.error_code, result.details["model"]) == (10, "model-not-ready", "small:7")
 
 
-def test_a_sentence_encoder_is_served_and_checked_with_its_embeddings(
-    server: triton_server.Server, embedding: Path, tmp_path: Path, capfd: Cap
+@pytest.mark.parametrize(
+    ("name", "outputs", "rows"),
+    [
+        ("embedding", (EMBEDDING, STATES), "rows.txt"),
+        ("tagger", ("logits",), "rows.conll"),
+    ],
+)
+def test_models_of_other_tasks_are_served_and_checked_with_real_rows(
+    name: str,
+    outputs: tuple[str, ...],
+    rows: str,
+    server: triton_server.Server,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capfd: Cap,
 ) -> None:
     import tritonclient.grpc
 
-    local = LocalOutputs(embedding, embedding / "engine.onnx")
-    assert {tuple(outputs) for outputs in local.outputs} == {(EMBEDDING, STATES)}
-    compare_outputs(tritonclient.grpc, server.grpc, local, np.arange(len(local.requests)), "embedding")
-    (tmp_path / "texts.txt").write_text("the good film\n" * 16)
-    arguments = ("check", "--server", f"grpc://{server.grpc}", "--model", "embedding", "--baseline", "embedding:1")
-    texts = ("--inputs", tmp_path / "texts.txt", "--tokenizer", embedding, "--expect", embedding, "--seq", "8")
+    out = request.getfixturevalue(name)
+    local = LocalOutputs(out, out / "engine.onnx")
+    assert {tuple(row) for row in local.outputs} == {outputs}
+    compare_outputs(tritonclient.grpc, server.grpc, local, np.arange(len(local.requests)), name)
+    row = "the O\ngood B-FILM\nfilm I-FILM\n\n" if rows.endswith(".conll") else "the good film\n"
+    (tmp_path / rows).write_text(row * 16)
+    arguments = ("check", "--server", f"grpc://{server.grpc}", "--model", name, "--baseline", f"{name}:1")
+    texts = ("--inputs", tmp_path / rows, "--tokenizer", out, "--expect", out, "--seq", "8")
     result = compress(capfd, *arguments, *texts, "--seconds", "0.2", "--max-slowdown", "1000%", "--quiet", "--json")
     assert (result.code, result.json["passed"]) == (0, True), result.err
 
@@ -144,7 +165,7 @@ def test_the_repository_holds_only_the_models(server: triton_server.Server) -> N
 
     client = tritonclient.grpc.InferenceServerClient(server.grpc)
     names = {model.name for model in client.get_model_repository_index().models}
-    assert names == {"embedding", "small"}
+    assert names == {"embedding", "small", "tagger"}
     config = client.get_model_config("small").config
     assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (4, 100)
     assert len(config.model_warmup) == 2
