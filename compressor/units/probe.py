@@ -101,7 +101,7 @@ def heads_in(x: Tensor) -> HeadsRead | None:
     chunks = x.split(width, dim=-1)
     derivatives = [_derivatives(chunk, softmaxes) for chunk in chunks]
     # A model may fill in the probabilities of padding, which are not numbers where a whole row is hidden.
-    probabilities = [softmax._saved_result.detach().nan_to_num() for softmax in softmaxes]
+    probabilities = [_saved_probabilities(softmax).detach().nan_to_num() for softmax in softmaxes]
     rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
     is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
     if not rows or not is_linear or not _are_disjoint(derivatives):
@@ -123,6 +123,28 @@ def _operation(node: Node) -> str:
 
 def _inputs(node: Node) -> list[Node]:
     return [source for source, _ in node.next_functions if source is not None]
+
+
+def _is_softmax(node: Any) -> bool:
+    """Whether an operation is a softmax, PyTorch's own or one with a derivative of the model's own."""
+    return _operation(node) in _SOFTMAXES or _saved_by_model(node) is not None
+
+
+def _saved_probabilities(softmax: Any) -> Tensor:
+    """The probabilities `[..., query, key]`, which the derivative of a softmax needs."""
+    saved = _saved_by_model(softmax)
+    probabilities: Tensor = softmax._saved_result if saved is None else saved
+    return probabilities
+
+
+def _saved_by_model(node: Any) -> Tensor | None:
+    """Probabilities that a `torch.autograd.Function` saved: rows that sum to one, or to zero where all is hidden."""
+    for tensor in getattr(node, "saved_tensors", ()):
+        if isinstance(tensor, Tensor) and tensor.dim() > 2 and tensor.is_floating_point() and bool((tensor >= 0).all()):
+            sums = tensor.double().sum(-1)
+            if bool((((sums - 1).abs() <= _TOLERANCE) | (sums == 0)).all()) and bool(sums.any()):
+                return tensor
+    return None
 
 
 def _is_weight(node: Node) -> bool:
@@ -152,7 +174,7 @@ def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
     stack, visited = [(start, False)], {start}
     while stack:
         node, is_behind_product = stack.pop()
-        if _operation(node) in _SOFTMAXES:
+        if _is_softmax(node):
             softmaxes.append(node)
             continue
         if _reads_weight(node):
@@ -177,7 +199,7 @@ def _width(product: Any) -> int:
 def _kind(softmaxes: Sequence[Any]) -> Kind:
     if not any(map(_is_self_attention, softmaxes)):
         return "cross"
-    return "causal" if all(_is_causal(softmax._saved_result) for softmax in softmaxes) else "bidirectional"
+    return "causal" if all(_is_causal(_saved_probabilities(softmax)) for softmax in softmaxes) else "bidirectional"
 
 
 def _is_self_attention(softmax: Node) -> bool:

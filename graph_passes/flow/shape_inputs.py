@@ -5,7 +5,9 @@ Exporters compute them with dozens of nodes, although nearly all of these only c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
@@ -100,8 +102,30 @@ def _has_size_of(before: Shapes, index: int, after: Shapes, axis: int) -> bool:
     return all(b is not None and a is not None and b[index] == a[axis] for b, a in zip(before, after, strict=True))
 
 
-def _is_writable(node: ir.Node, numbers: list[int | None], copied: Mapping[int, int | None]) -> bool:
-    return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0) and None not in copied.values()
+def _proportional_sizes(node: ir.Node, need: Need, numbers: list[int | None], probe: Probe) -> dict[int, Fraction]:
+    """Axes that heads share with the batch, whose present size in the shape input shrinks as the heads do.
+
+    A `Reshape` infers such a size instead.
+
+    Returns:
+        Axis -> the share of its indices that remains.
+    """
+    position = 0 if node.op_type == "ConstantOfShape" else 1
+    walks = list(zip(probe.contents(node.inputs[position]), probe.shapes(node.outputs[0]), strict=True))
+    shares: dict[int, Fraction] = {}
+    for axis, (number, index) in enumerate(zip(numbers, need, strict=True)):
+        if node.op_type == "Reshape" or number != -1 or index is None:
+            continue
+        if all(sizes is not None and after is not None and sizes[axis] == after[axis] for sizes, after in walks):
+            shares[axis] = Fraction(len(index), (walks[0][1] or ())[axis])
+    return shares
+
+
+def _is_writable(
+    node: ir.Node, numbers: list[int | None], copied: Mapping[int, int | None], shares: Mapping[int, Fraction]
+) -> bool:
+    inferred = numbers.count(-1) - len(shares)
+    return inferred <= (1 if node.op_type == "Reshape" else 0) and None not in copied.values()
 
 
 def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False) -> None:
@@ -118,7 +142,9 @@ def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe:
         NoRuleError: no shape input can state it.
     """
     numbers = plain_shape(node, source, need, probe, count=count)
-    is_written = numbers is not None and _is_writable(node, numbers, _copied_sizes(node, source, numbers, probe))
+    is_written = numbers is not None and _is_writable(
+        node, numbers, _copied_sizes(node, source, numbers, probe), _proportional_sizes(node, need, numbers, probe)
+    )
     if any(index is not None for index in need) and not is_written:
         raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has a shape input that cannot be stated for fewer heads")
 
@@ -142,9 +168,13 @@ def set_shape_input(
         need = whole(len(probe.shape(node.outputs[0]) or ()))
     is_cut = any(index is not None for index in need)
     numbers = plain_shape(node, source, need, probe, count=count)
-    copied = _copied_sizes(node, source, numbers, probe) if numbers is not None else {}
-    if numbers is None or not _is_writable(node, numbers, copied) or (None in numbers and not is_cut):
+    if numbers is None:
         return False
+    copied = _copied_sizes(node, source, numbers, probe)
+    shares = _proportional_sizes(node, need, numbers, probe)
+    if not _is_writable(node, numbers, copied, shares) or (None in numbers and not is_cut):
+        return False
+    numbers = [None if axis in shares else number for axis, number in enumerate(numbers)]
     if 0 in numbers or "allowzero" in node.attributes:
         node.attributes.pop("allowzero", None)
     position = 0 if node.op_type == "ConstantOfShape" else 1
@@ -153,7 +183,7 @@ def set_shape_input(
     if None not in numbers and constant is not None and np.array_equal(constant.numpy(), np.array(numbers, np.int64)):
         return False
     sizes = {axis: (source, index) for axis, index in copied.items() if index is not None}
-    nodes = _shape_nodes(shape_input, numbers, sizes)
+    nodes = _shape_nodes(shape_input, numbers, sizes, shares)
     assert node.graph is not None
     node.graph.insert_before(node, nodes)
     node.replace_input_with(position, nodes[-1].outputs[0])
@@ -161,7 +191,10 @@ def set_shape_input(
 
 
 def _shape_nodes(
-    shape_input: ir.Value | None, numbers: list[int | None], sizes: Mapping[int, tuple[ir.Value | None, int]]
+    shape_input: ir.Value | None,
+    numbers: list[int | None],
+    sizes: Mapping[int, tuple[ir.Value | None, int]],
+    shares: Mapping[int, Fraction],
 ) -> list[ir.Node]:
     """Nodes that compute a shape, which the last one returns.
 
@@ -169,22 +202,34 @@ def _shape_nodes(
         shape_input: the present shape input, from which computed sizes are taken.
         numbers: the sizes; None: computed.
         sizes: axes that have the size of an axis of a tensor.
+        shares: axes that have this share of the size in the present shape input.
     """
     if None not in numbers:
         return [ints(np.array(numbers, np.int64))]
-    nodes, parts = [], []
+    parts: list[list[ir.Node]] = []
     for axis, number in enumerate(numbers):
         if axis in sizes:
-            tensor, index_of_size = sizes[axis]
-            shape, index = ir.node("Shape", [tensor]), ints([index_of_size])
-            part = ir.node("Gather", [shape.outputs[0], index.outputs[0]], {"axis": 0})
-            nodes += [shape, index]
+            parts.append(_size_nodes(*sizes[axis]))
         elif number is None:
-            index = ir.node("Constant", [], {"value_ints": [axis]})
-            part = ir.node("Gather", [shape_input, index.outputs[0]], {"axis": 0})
-            nodes.append(index)
+            parts.append(_element_nodes(shape_input, axis, shares.get(axis)))
         else:
-            part = ir.node("Constant", [], {"value_ints": [number]})
-        nodes.append(part)
-        parts.append(part.outputs[0])
-    return [*nodes, ir.node("Concat", parts, {"axis": 0})]
+            parts.append([ir.node("Constant", [], {"value_ints": [number]})])
+    joined = ir.node("Concat", [nodes[-1].outputs[0] for nodes in parts], {"axis": 0})
+    return [*itertools.chain(*parts), joined]
+
+
+def _size_nodes(tensor: ir.Value | None, axis: int) -> list[ir.Node]:
+    """Nodes that compute the size of an axis of a tensor."""
+    shape, index = ir.node("Shape", [tensor]), ints([axis])
+    return [shape, index, ir.node("Gather", [shape.outputs[0], index.outputs[0]], {"axis": 0})]
+
+
+def _element_nodes(shape_input: ir.Value | None, axis: int, share: Fraction | None) -> list[ir.Node]:
+    """Nodes that compute an element of a shape, or a share of it, which is a whole number."""
+    index = ir.node("Constant", [], {"value_ints": [axis]})
+    nodes = [index, ir.node("Gather", [shape_input, index.outputs[0]], {"axis": 0})]
+    if share is not None:
+        for op_type, factor in (("Mul", share.numerator), ("Div", share.denominator)):
+            constant = ints([factor])
+            nodes += [constant, ir.node(op_type, [nodes[-1].outputs[0], constant.outputs[0]])]
+    return nodes

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 ALWAYS = ("falcon", "xlnet", "siglip", "aimv2")
 """Grouped heads, projections that are no module or not called, and one that reads a position a row; `make zoo` proves
 all."""
-REFUSED = frozenset(("deberta-v2", "funnel", "gpt-neox-japanese", "prophetnet"))
+REFUSED = frozenset(("funnel", "prophetnet"))
 """Families of which some plans are refused by name."""
 FIXED = frozenset(("canine", "cpmant", "funnel"))
 """Families whose export holds at its own size only."""

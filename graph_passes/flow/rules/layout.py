@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.edit import ints, set_ints
-from graph_passes.flow.indices import Need
+from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
@@ -98,22 +98,51 @@ def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
 
 
 def _tile(node: ir.Node, context: RuleContext) -> Labels:
-    """Tile: an axis of one element is repeated like a broadcast; a longer one that is repeated must be whole."""
+    """Tile: an axis of one element is repeated like a broadcast; a longer one that is repeated has two labels."""
     shape, output_shape = context.shape(node.inputs[0]), context.shape(node.outputs[0])
-    axes = tuple(axis if shape[axis] == output_shape[axis] or shape[axis] > 1 else None for axis in range(len(shape)))
-    repeated = frozenset(axis for axis in range(len(shape)) if 1 < shape[axis] < output_shape[axis])
-    return Labels((axes, None), (tuple(range(len(shape))),), frozenset((0,)), mixed=repeated)
+    axes = tuple(axis if shape[axis] == output_shape[axis] else None for axis in range(len(shape)))
+    return Labels((axes, None), (tuple(range(len(shape))),), frozenset((0,)))
 
 
 @dataclasses.dataclass(frozen=True)
 class TileRule(LabelRule):
-    """A label rule whose operator also reads how often to repeat each axis."""
+    """A label rule whose operator also reads how often to repeat each axis.
+
+    An axis of several elements that is repeated holds rows of them, one after the other: every row has to need the same
+    elements.
+    """
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         demand = LabelRule.demand(self, node, outputs, context)
         if self._fewer_repeats(node, demand, context) and context.probe.constant(node.inputs[1]) is None:
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "repeats by numbers that are computed at run time")
-        return demand
+        need = list(demand.inputs[0] or ())
+        for axis, rows in self._rows(node, context).items():
+            index = demand.outputs[0][axis]
+            if index is not None:
+                need[axis] = part_of_each_row(index, context.shape(node.outputs[0])[axis], rows)
+                if need[axis] is None:
+                    raise NoRuleError(RefusalCode.MIXES_HEADS, "repeats elements of which not all copies are dropped")
+        return Demand((tuple(need), None), demand.outputs)
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        gain = gains[0]
+        if gain is None:
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its numbers of repeats from a gate")
+        sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
+        pairs = zip(gain.axes, (after // before for before, after in sizes), strict=True)
+        return [Gain(tuple(None if array is None else np.tile(array, count) for array, count in pairs), gain.sites)]
+
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        if position == 0 and axis in self._rows(node, context):
+            yield 0, axis
+        else:
+            yield from LabelRule.carries(self, node, position, axis, context)
+
+    def _rows(self, node: ir.Node, context: RuleContext) -> dict[int, int]:
+        """Axis -> number of its copies, for each axis of several elements that is repeated."""
+        sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
+        return {axis: after // before for axis, (before, after) in enumerate(sizes) if 1 < before < after}
 
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""

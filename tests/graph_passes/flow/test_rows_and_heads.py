@@ -24,6 +24,22 @@ DISTANCES = """
     merge = Concat <axis = 0> (merged, minus, width)
     part = Concat <axis = 0> (rows, four, length, width)
 """
+# A table of each head, repeated for the rows, of which every key reads an entry, as in DeBERTa v2.
+TABLES = """
+    rows = Shape <start = 0, end = 1> (x)
+    length = Shape <start = 1, end = 2> (x)
+    count = Squeeze (length)
+    whole = Range (zero, count, unit)
+    near = Mod (whole, six)
+    repeats = Concat <axis = 0> (rows, one, one)
+    tables = Tile (table, repeats)
+    merged = Mul (rows, four)
+    spread = Concat <axis = 0> (merged, one, length)
+    entries = Expand (near, spread)
+    distances = GatherElements <axis = 2> (tables, entries)
+    merge = Concat <axis = 0> (merged, minus, width)
+    part = Concat <axis = 0> (rows, four, length, width)
+"""
 LAYER = """
     q1{n} = MatMul ({x}, Wq{n})
     k1{n} = MatMul ({x}, Wk{n})
@@ -52,7 +68,7 @@ LAYER = """
 """
 CONSTANTS = (
     "int64 zero = {0}, int64 unit = {1}, int64[1] one = {1}, int64[1] four = {4}, int64[1] minus = {-1}, "
-    "int64[1] width = {3}, int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}, float[4, 1] slopes"
+    "int64[1] width = {3}, int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
 )
 
 
@@ -69,10 +85,20 @@ def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[in
         + "y = Add (middle, last)"
     )
     sites = [site(first, name="a"), site(second, name="b")]
-    shrunk = shrink_and_compare(graph(body, CONSTANTS, *weights), plan(*sites))
+    shrunk = shrink_and_compare(graph(body, CONSTANTS, "float[4, 1] slopes", *weights), plan(*sites))
     assert shrunk.refused == ()
     slopes = len({*first, *second}) if second else len(first)
     assert shrunk.parameters[1] == 8 * 12 * (len(first) + len(second)) + slopes
+
+
+@pytest.mark.parametrize("kept", [[0], [1, 2], [0, 1, 3]])
+def test_a_table_that_is_repeated_for_rows_is_cut(kept: list[int]) -> None:
+    weights = 'float[8, 12] Wqa, float[8, 12] Wka, float[8, 12] Wva, float[12, 8] Woa, float[4, 1] "a.head_gate"'
+    body = TABLES + LAYER.format(n="a", x="x", y="y")
+    tables = "int64 six = {6}, float[4, 1, 6] table"
+    shrunk = shrink_and_compare(graph(body, CONSTANTS, tables, weights), plan(site(kept, name="a")))
+    assert shrunk.refused == ()
+    assert shrunk.parameters[1] == (8 * 12 + 6) * len(kept)
 
 
 @pytest.mark.parametrize(
