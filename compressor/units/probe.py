@@ -138,13 +138,26 @@ def _saved_probabilities(softmax: Any) -> Tensor:
 
 
 def _saved_by_model(node: Any) -> Tensor | None:
-    """Probabilities that a `torch.autograd.Function` saved: rows that sum to one, or to zero where all is hidden."""
-    for tensor in getattr(node, "saved_tensors", ()):
-        if isinstance(tensor, Tensor) and tensor.dim() > 2 and tensor.is_floating_point() and bool((tensor >= 0).all()):
-            sums = tensor.double().sum(-1)
-            if bool((((sums - 1).abs() <= _TOLERANCE) | (sums == 0)).all()) and bool(sums.any()):
-                return tensor
+    """The output of a `torch.autograd.Function` that saved it, if it consists of probabilities.
+
+    Their rows sum to one, or to zero where all is hidden.
+    """
+    for tensor in _saved_tensors(node):
+        if not (isinstance(tensor, Tensor) and tensor.grad_fn is node and tensor.output_nr == 0 and tensor.dim() > 2):
+            continue
+        values = tensor.detach().double().nan_to_num()
+        sums = values.sum(-1)
+        if bool((values >= 0).all() and (((sums - 1).abs() <= _TOLERANCE) | (sums == 0)).all() and sums.any()):
+            return tensor
     return None
+
+
+def _saved_tensors(node: Any) -> Sequence[Tensor | None]:
+    try:
+        saved: Sequence[Tensor | None] = getattr(node, "saved_tensors", ())
+    except RuntimeError:  # they were released, or changed in place
+        return ()
+    return saved
 
 
 def _is_weight(node: Node) -> bool:

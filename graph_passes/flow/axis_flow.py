@@ -29,6 +29,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
+from graph_passes.flow.cut_inputs import can_cut
 from graph_passes.flow.indices import Index, Need, is_partial, same_index, simplify, union, whole
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
@@ -188,6 +189,9 @@ class Flow(Cuts):
             for use in uses[1:]:
                 index = union(index, use.need[axis])
             need.append(simplify(np.unique(index) if index is not None else None, size))
+            if not all(can_cut(value, axis, need[-1], use.need[axis], self) for use in uses):
+                why = "holds heads and rows on one axis, of which its readers need different heads"
+                self._refuse_value(sites, RefusalCode.FREE_SIZE, "tensor", value, why)
             if all(use.need[axis] is None or self._selects(use, axis) for use in uses):
                 continue
             for use in uses:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.edit import cut_value, cut_value_of_rows, positions_among
-from graph_passes.flow.indices import Need, part_of_each_row, positions_of, same_index
+from graph_passes.flow.indices import Index, Need, part_of_each_row, positions_of, same_index
 from graph_passes.flow.rule import RuleContext
 from graph_passes.flow.sizes import BATCH
 
@@ -28,16 +28,27 @@ def cut_input(value: ir.Value, held: Need, need: Need, node: ir.Node, context: R
         if index is None or same_index(held_index, index):
             continue
         positions = positions_among(index, held_index)
-        size = context.shape(value)[axis]
-        rows = _rows_of(value, axis, context)
-        part = part_of_each_row(np.asarray(positions), len(positions_of(held_index, size)), rows) if rows else None
+        count, rows = len(positions_of(held_index, context.shape(value)[axis])), _rows_of(value, axis, context)
+        part = part_of_each_row(np.asarray(positions), count, rows) if rows else None
         if part is None:
             result = cut_value(result, axis, positions, node)
         else:
-            result = cut_value_of_rows(result, axis, part, len(positions_of(held_index, size)) // rows, node)
+            result = cut_value_of_rows(result, axis, part, count // rows, node)
     if result is not value:
         context.probe.copy_shape(result, value)
     return result
+
+
+def can_cut(value: ir.Value, axis: int, held_index: Index, index: Index, context: RuleContext) -> bool:
+    """Whether an axis can be cut from what a tensor holds to what a node needs, at any size of the inputs.
+
+    Where an axis merges rows with heads, every row has to need the same heads.
+    """
+    rows = _rows_of(value, axis, context)
+    if index is None or not rows or same_index(held_index, index):
+        return True
+    count = len(positions_of(held_index, context.shape(value)[axis]))
+    return part_of_each_row(np.asarray(positions_among(index, held_index)), count, rows) is not None
 
 
 def _rows_of(value: ir.Value, axis: int, context: RuleContext) -> int:

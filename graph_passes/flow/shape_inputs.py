@@ -116,8 +116,12 @@ def _proportional_sizes(node: ir.Node, need: Need, numbers: list[int | None], pr
     for axis, (number, index) in enumerate(zip(numbers, need, strict=True)):
         if node.op_type == "Reshape" or number != -1 or index is None:
             continue
-        if all(sizes is not None and after is not None and sizes[axis] == after[axis] for sizes, after in walks):
-            shares[axis] = Fraction(len(index), (walks[0][1] or ())[axis])
+        # The shape input of an `Expand` may leave out the first axes.
+        pairs = [(sizes, after) for sizes, after in walks if sizes is not None and after is not None]
+        stated = [after[axis] for sizes, after in pairs if len(sizes) == len(after) and sizes[axis] == after[axis]]
+        share = Fraction(len(index), stated[0]) if len(stated) == len(walks) else None
+        if share is not None and all((share * size).denominator == 1 for size in stated):
+            shares[axis] = share
     return shares
 
 

@@ -99,9 +99,15 @@ def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
 
 def _tile(node: ir.Node, context: RuleContext) -> Labels:
     """Tile: an axis of one element is repeated like a broadcast; a longer one that is repeated has two labels."""
-    shape, output_shape = context.shape(node.inputs[0]), context.shape(node.outputs[0])
-    axes = tuple(axis if shape[axis] == output_shape[axis] else None for axis in range(len(shape)))
-    return Labels((axes, None), (tuple(range(len(shape))),), frozenset((0,)))
+    rank = len(context.shape(node.inputs[0]))
+    axes = tuple(axis if _keeps_size(node, axis, context) else None for axis in range(rank))
+    return Labels((axes, None), (tuple(range(rank)),), frozenset((0,)))
+
+
+def _keeps_size(node: ir.Node, axis: int, context: RuleContext) -> bool:
+    """Whether the output of a node has the size of its input along an axis, for inputs of both sizes."""
+    pairs = zip(context.probe.shapes(node.inputs[0]), context.probe.shapes(node.outputs[0]), strict=True)
+    return all(before is not None and after is not None and before[axis] == after[axis] for before, after in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +123,15 @@ class TileRule(LabelRule):
         if self._fewer_repeats(node, demand, context) and context.probe.constant(node.inputs[1]) is None:
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "repeats by numbers that are computed at run time")
         need = list(demand.inputs[0] or ())
-        for axis, rows in self._rows(node, context).items():
-            index = demand.outputs[0][axis]
-            if index is not None:
-                need[axis] = part_of_each_row(index, context.shape(node.outputs[0])[axis], rows)
-                if need[axis] is None:
-                    raise NoRuleError(RefusalCode.MIXES_HEADS, "repeats elements of which not all copies are dropped")
+        before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+        for axis, index in enumerate(demand.outputs[0]):
+            if index is None or before[axis] == 1 or need[axis] is not None:
+                continue
+            if before[axis] == after[axis] or not context.probe.fixed(node.inputs[0], axis):
+                raise NoRuleError(RefusalCode.FREE_SIZE, "repeats an axis whose size depends on the inputs")
+            need[axis] = part_of_each_row(index, after[axis], after[axis] // before[axis])
+            if need[axis] is None:
+                raise NoRuleError(RefusalCode.MIXES_HEADS, "repeats elements of which not all copies are dropped")
         return Demand((tuple(need), None), demand.outputs)
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
@@ -130,19 +139,19 @@ class TileRule(LabelRule):
         if gain is None:
             raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its numbers of repeats from a gate")
         sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
-        pairs = zip(gain.axes, (after // before for before, after in sizes), strict=True)
+        pairs = zip(gain.axes, (after // max(before, 1) for before, after in sizes), strict=True)
         return [Gain(tuple(None if array is None else np.tile(array, count) for array, count in pairs), gain.sites)]
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and axis in self._rows(node, context):
+        if position == 0 and axis in self._repeated(node, context):
             yield 0, axis
         else:
             yield from LabelRule.carries(self, node, position, axis, context)
 
-    def _rows(self, node: ir.Node, context: RuleContext) -> dict[int, int]:
-        """Axis -> number of its copies, for each axis of several elements that is repeated."""
+    def _repeated(self, node: ir.Node, context: RuleContext) -> set[int]:
+        """The axes of several elements that are repeated."""
         sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
-        return {axis: after // before for axis, (before, after) in enumerate(sizes) if 1 < before < after}
+        return {axis for axis, (before, after) in enumerate(sizes) if 1 < before < after}
 
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""

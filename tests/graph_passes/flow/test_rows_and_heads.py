@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from graph_passes.flow.indices import part_of_each_row
+from graph_passes.flow.refusal import RefusalCode
 from tests.graph_passes.graphs import graph, plan, shrink_and_compare, site
 
 # Distances to keys, times the slope of each head, `[batch * head, 1, key]`, as in BLOOM.
@@ -72,12 +73,15 @@ CONSTANTS = (
 )
 
 
+def layer_of(name: str) -> str:
+    """The weights and the gate of a layer."""
+    shapes = {"Wq": "8, 12", "Wk": "8, 12", "Wv": "8, 12", "Wo": "12, 8"}
+    weights = (f"float[{shape}] {weight}{name}" for weight, shape in shapes.items())
+    return ", ".join([*weights, f'float[4, 1] "{name}.head_gate"'])
+
+
 @pytest.mark.parametrize(("first", "second"), [([0], [1, 2]), ([0, 3], [0, 1, 2, 3]), ([1, 2, 3], [])])
 def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[int], second: list[int]) -> None:
-    weights = [
-        f'float[8, 12] Wq{n}, float[8, 12] Wk{n}, float[8, 12] Wv{n}, float[12, 8] Wo{n}, float[4, 1] "{n}.head_gate"'
-        for n in "ab"
-    ]
     body = (
         DISTANCES
         + LAYER.format(n="a", x="x", y="middle")
@@ -85,7 +89,9 @@ def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[in
         + "y = Add (middle, last)"
     )
     sites = [site(first, name="a"), site(second, name="b")]
-    shrunk = shrink_and_compare(graph(body, CONSTANTS, "float[4, 1] slopes", *weights), plan(*sites))
+    shrunk = shrink_and_compare(
+        graph(body, CONSTANTS, "float[4, 1] slopes", layer_of("a"), layer_of("b")), plan(*sites)
+    )
     assert shrunk.refused == ()
     slopes = len({*first, *second}) if second else len(first)
     assert shrunk.parameters[1] == 8 * 12 * (len(first) + len(second)) + slopes
@@ -93,12 +99,49 @@ def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[in
 
 @pytest.mark.parametrize("kept", [[0], [1, 2], [0, 1, 3]])
 def test_a_table_that_is_repeated_for_rows_is_cut(kept: list[int]) -> None:
-    weights = 'float[8, 12] Wqa, float[8, 12] Wka, float[8, 12] Wva, float[12, 8] Woa, float[4, 1] "a.head_gate"'
     body = TABLES + LAYER.format(n="a", x="x", y="y")
     tables = "int64 six = {6}, float[4, 1, 6] table"
-    shrunk = shrink_and_compare(graph(body, CONSTANTS, tables, weights), plan(site(kept, name="a")))
+    shrunk = shrink_and_compare(graph(body, CONSTANTS, tables, layer_of("a")), plan(site(kept, name="a")))
     assert shrunk.refused == ()
     assert shrunk.parameters[1] == (8 * 12 + 6) * len(kept)
+
+
+def test_heads_before_rows_on_an_axis_are_not_cut_for_readers_that_need_different_ones() -> None:
+    head_first = """
+    rows = Shape <start = 0, end = 1> (x)
+    length = Shape <start = 1, end = 2> (x)
+    merged = Mul (rows, four)
+    spread = Concat <axis = 0> (four, rows, one)
+    apart = Expand (slopes, spread)
+    flat = Concat <axis = 0> (minus, one, one)
+    distances = Reshape (apart, flat)
+    merge = Concat <axis = 0> (merged, minus, width)
+    part = Concat <axis = 0> (four, rows, length, width)
+"""
+    layer = LAYER.replace("[0, 2, 1, 3]> (heads", "[1, 2, 0, 3]> (heads").replace("[0, 2, 1, 3]", "[2, 0, 1, 3]")
+    body = head_first + layer.format(n="a", x="x", y="middle") + layer.format(n="b", x="middle", y="y")
+    model = graph(body, CONSTANTS, "float[4, 1, 1] slopes", layer_of("a"), layer_of("b"))
+    shrunk = shrink_and_compare(model, plan(site([0], name="a"), site([1, 2], name="b")))
+    assert RefusalCode.FREE_SIZE in {refusal.code for refusal in shrunk.refused}
+
+
+@pytest.mark.parametrize("kept", [[0, 2], [1, 3]])
+def test_repeated_axes_of_free_size_are_not_cut(kept: list[int]) -> None:
+    """As many copies of the rows as there are heads: what a head needs are positions of some batch sizes only."""
+    copies = """
+    rows = Shape <start = 0, end = 1> (x)
+    length = Shape <start = 1, end = 2> (x)
+    merged = Mul (rows, four)
+    sums = ReduceSum <keepdims = 1> (x, two)
+    across = Transpose <perm = [0, 2, 1]> (sums)
+    distances = Tile (across, repeats)
+    merge = Concat <axis = 0> (merged, minus, width)
+    part = Concat <axis = 0> (rows, four, length, width)
+"""
+    body = copies + LAYER.format(n="a", x="x", y="y")
+    sizes = "int64[1] two = {2}, int64[3] repeats = {4, 1, 1}"
+    shrunk = shrink_and_compare(graph(body, CONSTANTS, sizes, layer_of("a")), plan(site(kept, name="a")))
+    assert {refusal.code for refusal in shrunk.refused} == {RefusalCode.FREE_SIZE}
 
 
 @pytest.mark.parametrize(
