@@ -102,7 +102,7 @@ def test_a_shrunk_graph_equals_the_gated_model(name: str, tmp_path: Path) -> Non
     build, inputs = MODELS[name]
     model = build().eval()
     sites = find_sites(model, inputs(2))
-    assert [site.heads for site in sites] == [HEADS]
+    assert {site.heads for site in sites} == {HEADS}  # the pooling of SigLIP is another attention
     export_reference(model, keep_all(sites), inputs(2), tmp_path / "graph.onnx")
     plan = half_of_the_heads(sites, seed=1)
     prove(load(tmp_path / "graph.onnx"), model, plan, inputs)
