@@ -94,22 +94,16 @@ DEFAULTS: dict[str, Any] = {
 }
 """Values of fields that are None by default."""
 
+RELATIVE_POSITIONS = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+"""DeBERTa as published; its default configuration has no relative positions."""
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "num_time_features": 2},
     "bamba": {"attn_layer_indices": [1]},
     "blip-2": {"image_token_index": VOCABULARY - 1},
     "bridgetower_vision_model": {"hidden_size": 64},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
-    # As published: the default configurations have no relative positions.
-    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
-    "deberta-v2": {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "share_att_key": True,
-        "position_buckets": 4,
-        "norm_rel_ebd": "layer_norm",
-        "position_biased_input": False,
-    },
+    "deberta": RELATIVE_POSITIONS,
+    "deberta-v2": {**RELATIVE_POSITIONS, "share_att_key": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm"},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "deformable_detr": {"d_model": 2 * WIDTH},  # its norms are over groups of more than one channel
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": INNER},

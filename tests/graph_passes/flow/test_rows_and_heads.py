@@ -112,9 +112,9 @@ def test_heads_before_rows_on_an_axis_are_not_cut_for_readers_that_need_differen
     length = Shape <start = 1, end = 2> (x)
     merged = Mul (rows, four)
     spread = Concat <axis = 0> (four, rows, one)
-    apart = Expand (slopes, spread)
+    copies = Expand (slopes, spread)
     flat = Concat <axis = 0> (minus, one, one)
-    distances = Reshape (apart, flat)
+    distances = Reshape (copies, flat)
     merge = Concat <axis = 0> (merged, minus, width)
     part = Concat <axis = 0> (four, rows, length, width)
 """
