@@ -21,6 +21,8 @@ from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefuse
 from compressor.units.functional_attention import called_projections
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.probe import HeadsRead, observed_projections
+from compressor.units.projections import is_outside_interface
+from compressor.units.reach import read_by_outputs
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     """The attention sites of a model, in the order in which a forward first calls them.
 
     A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
-    attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`.
+    attention interface are listed where the derivatives of a forward prove them (see `compressor.units.probe`) and an
+    output depends on them.
 
     Args:
         model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
@@ -79,6 +82,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     bare = unwrap(model)
     try:
         sites = _sites_of_forward(bare, inputs, attention, observe=True)
+        sites = _without_unread(bare, sites, inputs)
     except InputError as error:  # e.g. an operation in place, or a conversion to NumPy, of a tensor with gradients
         logger.debug("%s: no forward with gradients: %s", family(bare), error)
         sites = _sites_of_forward(bare, inputs, attention, observe=False)
@@ -127,6 +131,17 @@ def _sites_of_forward(
         contexts.enter_context(intercepted(model, on_call, attention))
         _run(model, inputs)
     return list(sites.values())
+
+
+def _without_unread(model: PreTrainedModel, sites: list[Site], inputs: Mapping[str, Tensor]) -> list[Site]:
+    """The sites without those outside the interface that no output depends on: an exported graph lacks their heads."""
+    modules = dict(model.named_modules())
+    outside = [site for site in sites if is_outside_interface(modules[site.name], site)]
+    if not outside:
+        return sites
+    with evaluation_mode(model):
+        read = read_by_outputs(model, outside, inputs)
+    return [site for site in sites if site not in outside or site.name in read]
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:

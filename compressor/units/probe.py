@@ -24,13 +24,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compressor.units.contractions import HeadContractions, contracting_modules
 from compressor.units.projections import channels_last, is_projection
+from compressor.units.reach import recorded_gradients
 from graph_passes import Kind
 
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
 """Operations that read a weight or multiply two activations, as autograd names them."""
 _SOFTMAXES = ("Softmax", "SafeSoftmax")
-_TOLERANCE = 1e-2
-"""Largest difference, relative to the sum of magnitudes, at which two sums count as equal."""
+_TOLERANCE, _HALF_TOLERANCE = 1e-4, 1e-2
+"""Largest difference, relative to the sum of magnitudes, at which two sums count as equal, and in half precision."""
 
 
 class HeadsRead(NamedTuple):
@@ -61,7 +62,6 @@ def observed_projections(model: nn.Module, on_heads: Callable[[str, HeadsRead], 
         model: the model.
         on_heads: called with the module path of a projection and the heads that it reads.
     """
-    parameters = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad]
     seen: set[str] = set()
 
     def examine(name: str, x: Tensor) -> Tensor:
@@ -79,12 +79,9 @@ def observed_projections(model: nn.Module, on_heads: Callable[[str, HeadsRead], 
         for name, module in model.named_modules():
             if is_projection(module):
                 undo.callback(module.register_forward_pre_hook(partial(on_input, name)).remove)
-        for weight in parameters:
-            undo.callback(weight.requires_grad_, False)
-            weight.requires_grad_(True)
+        undo.enter_context(recorded_gradients(model))
         if contracting := contracting_modules(model):
             undo.enter_context(HeadContractions(contracting, examine))
-        undo.enter_context(torch.enable_grad())
         undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
 
@@ -147,7 +144,7 @@ def _saved_by_model(node: Any) -> Tensor | None:
             continue
         values = tensor.detach().double().nan_to_num()
         sums = values.sum(-1)
-        if bool((values >= 0).all() and (((sums - 1).abs() <= _TOLERANCE) | (sums == 0)).all() and sums.any()):
+        if bool((values >= 0).all() and (((sums - 1).abs() <= _HALF_TOLERANCE) | (sums == 0)).all() and sums.any()):
             return tensor
     return None
 
@@ -259,7 +256,8 @@ def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequenc
     terms = [part.double() * slope.double() for part, slope in pairs if slope is not None]
     magnitude = sum(float(term.abs().sum()) for term in terms)
     difference = float(chunk.detach().double().sum()) - sum(float(term.sum()) for term in terms)
-    return magnitude > 0 and abs(difference) <= _TOLERANCE * magnitude
+    tolerance = _HALF_TOLERANCE if chunk.element_size() < 4 else _TOLERANCE
+    return magnitude > 0 and abs(difference) <= tolerance * magnitude
 
 
 def _holds_rows(x: Tensor, axis: int, softmaxes: Sequence[Node]) -> bool:

@@ -16,7 +16,7 @@ from compressor.units.projections import require_interface
 from graph_passes import BlockMask
 from tests.faults import fails_with
 from tests.projection_models import SIZES
-from tests.projection_zoo import FAMILIES
+from tests.projection_zoo import FAMILIES, VISION
 from tests.units.states import are_equal, forward, snapshot
 from tests.zoo import FAMILIES as OF_THE_INTERFACE
 from tests.zoo import text
@@ -130,6 +130,15 @@ def test_half_precision_is_precise_enough() -> None:
     model = FAMILIES["mpnet"].model()
     expected = find_sites(model, text())
     assert find_sites(model.bfloat16(), text()) == expected
+
+
+def test_heads_that_no_output_depends_on_are_no_sites() -> None:
+    """A classifier with SigLIP averages positions, and its pooling is computed in vain."""
+    config = hf.SiglipConfig(vision_config={**VISION, "image_size": 12, "intermediate_size": 44})
+    model = hf.SiglipForImageClassification(config).eval()
+    sites = find_sites(model, FAMILIES["siglip"].inputs(2, 8))
+    assert [site.name for site in sites] == [f"vision_model.encoder.layers.{layer}.self_attn" for layer in (0, 1)]
+    assert len(find_sites(FAMILIES["siglip"].model(), FAMILIES["siglip"].inputs(2, 8))) == 3
 
 
 def test_a_group_of_heads_ends_in_its_own_projection() -> None:
