@@ -45,8 +45,6 @@ from compressor.tasks.metrics import spearman
 SET = "stsb"
 SHARES = (0.75, 0.5, 1 / 3)
 DISTILLED = {"distill": True, "distill_steps": 1000}
-
-
 BACKENDS = {"ort": "onnx", "openvino": "openvino"}
 """Target -> backend of sentence-transformers."""
 

@@ -109,7 +109,7 @@ SETS = {
 
 
 def write_rows(name: str, folder: Path) -> Path:
-    """The folder of rows of a set, written if it is not there yet."""
+    """The folder of rows of a set, written anew: they are drawn with a fixed seed."""
     path = folder / "rows"
     path.mkdir(parents=True, exist_ok=True)
     for split, rows in SETS[name].rows().items():

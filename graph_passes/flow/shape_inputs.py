@@ -51,7 +51,7 @@ def plain_shape(
             numbers.append(1)
         elif index is not None:
             numbers.append(-1)  # heads share this axis with the batch, so its size is inferred
-        elif node.op_type == "Reshape" and _same_size(before, (first, second), axis):
+        elif node.op_type == "Reshape" and same_size(before, (first, second), axis):
             numbers.append(0)
         else:
             numbers.append(None)
@@ -60,7 +60,7 @@ def plain_shape(
     return numbers
 
 
-def _same_size(before: Shapes, after: Shapes, axis: int) -> bool:
+def same_size(before: Shapes, after: Shapes, axis: int) -> bool:
     """Whether the input has the output's size on the same axis, counted from the first one."""
     pairs = zip(before, after, strict=True)
     return all(b is not None and a is not None and axis < len(b) and b[axis] == a[axis] for b, a in pairs)

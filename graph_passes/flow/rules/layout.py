@@ -14,7 +14,7 @@ from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
-from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
+from graph_passes.flow.shape_inputs import check_shape_input, same_size, set_shape_input
 
 
 def _transpose(node: ir.Node, context: RuleContext) -> Labels:
@@ -100,14 +100,9 @@ def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
 def _tile(node: ir.Node, context: RuleContext) -> Labels:
     """Tile: an axis of one element is repeated like a broadcast; a longer one that is repeated has two labels."""
     rank = len(context.shape(node.inputs[0]))
-    axes = tuple(axis if _keeps_size(node, axis, context) else None for axis in range(rank))
+    before, after = context.probe.shapes(node.inputs[0]), context.probe.shapes(node.outputs[0])
+    axes = tuple(axis if same_size(before, after, axis) else None for axis in range(rank))
     return Labels((axes, None), (tuple(range(rank)),), frozenset((0,)))
-
-
-def _keeps_size(node: ir.Node, axis: int, context: RuleContext) -> bool:
-    """Whether the output of a node has the size of its input along an axis, for inputs of both sizes."""
-    pairs = zip(context.probe.shapes(node.inputs[0]), context.probe.shapes(node.outputs[0]), strict=True)
-    return all(before is not None and after is not None and before[axis] == after[axis] for before, after in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
