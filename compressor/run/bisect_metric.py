@@ -164,7 +164,7 @@ def _statistics(run: BudgetRun, label: str, rows: Dataset) -> np.ndarray:
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
         with torch.no_grad():
-            return task.logits(network(**batch))
+            return task.logits(network(**{name: tensor.to(network.device) for name, tensor in batch.items()}))
 
     scored = 0
     with run.log.stage(f"scoring {label} on the evaluation rows") as on_progress:

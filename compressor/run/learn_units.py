@@ -11,6 +11,7 @@ from accelerate import PartialState
 from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.run.accelerator import on_accelerator
 from compressor.run.budget import (
     Allocation,
     Constraint,
@@ -80,9 +81,10 @@ def _make_pool(run: BudgetRun, constraints: Sequence[Constraint]) -> UnitPool:
     """The units that compete, and what they cost."""
     recipe, data = run.recipe, run.data
     groups = prunable_groups(run)
-    with run.log.stage("ordering neurons by importance") as on_progress:
+    model = run.model.folder.model
+    with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
         batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))
-        bundles = make_bundles(run.model.folder.model, groups, batches, data.task.loss_outputs, on_progress)
+        bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
     return pool_within(bundles, constraints)
 
 

@@ -18,6 +18,7 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import fingerprint
+from compressor.run.accelerator import on_accelerator
 from compressor.run.bisect_metric import bisect_metric
 from compressor.run.budget import (
     Allocation,
@@ -69,19 +70,8 @@ def prune(run: BudgetRun) -> SelectedPlan:
     pruner = pruner_of(run, groups)
     tables = run.costs.counted()
     require_reachable(groups, _constraints(run, tables))
-    with run.log.stage("gathering statistics of the rows") as on_progress:
-        pruner.rank(on_progress)
-    with run.log.stage("measuring what each group contributes") as on_progress:
-        losses = pruner.losses(on_progress)
-    scales: Mapping[str, tuple[float, ...]] = {}
-    if _is_unbounded(run.recipe):
-        allocation = bisect_metric(run, groups, pruner, losses, macs_of(tables))
-    else:
-        allocation = _by_budget(run, groups, losses, tables)
-        run.costs.engines.release()
-        if _removes_any(groups, allocation):
-            with run.log.stage("refitting the remaining weights") as on_progress:
-                scales = pruner.finish(allocation.counts, on_progress)
+    with on_accelerator(folder.model):
+        allocation, scales = _prune(run, groups, pruner, tables)
     plan = _plan(run, groups, pruner, allocation, scales)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
@@ -94,6 +84,24 @@ def prune(run: BudgetRun) -> SelectedPlan:
     )
     run.store.finish(selected, folder.model)
     return selected
+
+
+def _prune(
+    run: BudgetRun, groups: Sequence[PrunableGroup], pruner: Pruner[Any], tables: Sequence[CostTable]
+) -> tuple[Allocation, Mapping[str, tuple[float, ...]]]:
+    """How many units each group keeps, and the scales of those that have some; the model has the weights afterwards."""
+    with run.log.stage("gathering statistics of the rows") as on_progress:
+        pruner.rank(on_progress)
+    with run.log.stage("measuring what each group contributes") as on_progress:
+        losses = pruner.losses(on_progress)
+    if _is_unbounded(run.recipe):
+        return bisect_metric(run, groups, pruner, losses, macs_of(tables)), {}
+    allocation = _by_budget(run, groups, losses, tables)
+    run.costs.engines.release()
+    if not _removes_any(groups, allocation):
+        return allocation, {}
+    with run.log.stage("refitting the remaining weights") as on_progress:
+        return allocation, pruner.finish(allocation.counts, on_progress)
 
 
 def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:

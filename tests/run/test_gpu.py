@@ -1,0 +1,73 @@
+"""Runs on a machine whose PyTorch has an NVIDIA GPU (`make test-gpu`): units are ranked, refitted and trained there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import compressor
+from compressor.model_folder import load
+from compressor.run.accelerator import on_accelerator
+from tests.run.runs import learn, learning_recipe
+
+pytestmark = pytest.mark.gpu
+BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+
+
+@pytest.fixture(autouse=True)
+def _gpu_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test allocates memory of the GPU; tests are skipped without one, unless it is required."""
+    if not torch.cuda.is_available():
+        if os.environ.get("COMPRESSOR_REQUIRE_GPU") and torch.version.cuda is not None:
+            pytest.fail("PyTorch is built for CUDA and has no GPU")
+        pytest.skip("PyTorch has no GPU")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.max_memory_allocated()
+    yield
+    assert torch.cuda.max_memory_allocated() > before
+
+
+@pytest.mark.parametrize("method", ["reconstruct", "fisher"])
+@pytest.mark.parametrize("budget", [{"macs": "60%"}, {"macs": None, "max_drop": 0.3}], ids=["macs", "max_drop"])
+def test_the_gpu_keeps_the_units_that_the_processor_keeps(
+    method: str, budget: dict[str, Any], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {**BUDGET, **budget, "method": method}
+    gpu = learn(learning_recipe(inputs, tmp_path / "gpu", **fields))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    processor = learn(learning_recipe(inputs, tmp_path / "cpu", **fields))
+    kept = [[group.kept for group in learned.selected.plan.groups] for learned in (gpu, processor)]
+    assert kept[0] == kept[1]
+    for name, weight in processor.weights.items():
+        torch.testing.assert_close(gpu.weights[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**BUDGET, "distill": True, "distill_steps": 8},
+        {"macs": "60%", "keep": None, "method": "dsp"},
+        {"method": "dsp"},
+        {"method": "astar", "keep": None, "steps": None, "max_drop": 0.3},
+    ],
+    ids=["distill", "dsp-units", "dsp-heads", "astar"],
+)
+def test_a_run_that_learns_on_the_gpu_is_proven(fields: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", **fields))
+    assert report.proofs
+    assert all(proof.holds for proof in report.proofs)
+
+
+def test_a_model_is_on_the_processor_again(inputs: Path) -> None:
+    model = load(inputs / "model").model
+    with pytest.raises(KeyError), on_accelerator(model):
+        assert model.device.type == "cuda"
+        raise KeyError
+    assert model.device.type == "cpu"
