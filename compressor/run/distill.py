@@ -37,7 +37,7 @@ from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
-from compressor.training.processes import process_count
+from compressor.training.processes import process_count, process_state
 from compressor.training.schedule import native_precision
 from compressor.units import compacted
 from compressor.workdir import write_json
@@ -122,8 +122,10 @@ def distill(
     network, data = model.folder.model, replace(data, task=data.task.chooser)
     if (finished := store.finished(network)) is not None:
         return finished
+    for member in (network, distillation.teacher):  # what is measured before the first step is measured there too
+        member.to(process_state().device)
     training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
-    network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
+    network.to("cpu")  # type: ignore[arg-type]
     last = max((point.step for point in selected.curves), default=0)
     points = training_curves(training.log, data.task.metric)
     distilled = replace(
@@ -294,6 +296,8 @@ def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, networ
         start = time.perf_counter()
         inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
         distillation.loss(network, inputs).backward()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a GPU computes on after the call
         times.append(time.perf_counter() - start)
     network.zero_grad()
     return float(np.mean(times[1:] or times))
