@@ -2,6 +2,7 @@
 
     python -m benchmarks.embeddings                                     # 75%, 50% and 33% of the MACs
     python -m benchmarks.embeddings --shares 0.75 0.5 --engines openvino --distill
+    python -m benchmarks.embeddings --shares 0.5 --seeds 3              # the metric with further seeds
     python -m benchmarks.embeddings --match-dense                       # for an index that the dense model filled
     python -m benchmarks.embeddings --texts-of sst2                     # pruned by texts of another domain
     python -m benchmarks.embeddings --library                           # and the int8 of sentence-transformers itself
@@ -140,6 +141,7 @@ def main() -> None:
         "--texts-of", choices=["sst2", "cola"], help="choose, refit and train by the texts of another set"
     )
     parser.add_argument("--library", action="store_true", help="compare with sentence-transformers' own backends")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds of the rows that units are chosen by")
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/embeddings"))
     args = parser.parse_args()
@@ -155,16 +157,16 @@ def main() -> None:
     reference = reference_engine(encoder(), length, folder)
     rows = []
     for engine, share in itertools.product(args.engines, args.shares):
-        cell = Cell(engine, "reconstruct", 0, {"macs": share})
-        report = report_of(cell, SET, encoder(), folder, fields)
-        runtime, run = target(ENGINES[engine][0]), folder / "budgets" / cell.name
+        cells = [Cell(engine, "reconstruct", seed, {"macs": share}) for seed in range(args.seeds)]
+        reports = [report_of(cell, SET, encoder(), folder, fields) for cell in cells]
+        runtime, run = target(ENGINES[engine][0]), folder / "budgets" / cells[0].name
         ratios = [repeated(reference, run / runtime.engine_file, length, repeat) for repeat in range(args.repeats)]
-        rows.append({**plan_columns(SET, cell, [report]), **agreement_columns(report), **speed_columns(ratios)})
+        rows.append({**plan_columns(SET, cells[0], reports), **agreement_columns(reports[0]), **speed_columns(ratios)})
         if args.library:
             loaded = runtime.load(run / runtime.engine_file)
             rows[-1]["difference from the library"] = library_difference(run, loaded, BACKENDS[engine], folder)
         print(table(rows[-1:]), flush=True)
-    dense = report.scores[0].dense
+    dense = reports[0].scores[0].dense
     print(f"\n{SET}, dense: {100 * dense:.2f}\n{table(rows)}", flush=True)
     if args.library:
         print(f"\n{table(list(library_rows(folder, reference, args.repeats)))}", flush=True)
