@@ -122,8 +122,6 @@ def distill(
     network, data = model.folder.model, replace(data, task=data.task.chooser)
     if (finished := store.finished(network)) is not None:
         return finished
-    for member in (network, distillation.teacher):  # what is measured before the first step is measured there too
-        member.to(process_state().device)
     training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]
     last = max((point.step for point in selected.curves), default=0)
@@ -171,6 +169,8 @@ def _train(
     """Train the kept units in place; the model has the weights of least divergence, which may be those before."""
     network, selection = model.folder.model, recipe.selection
     with compacted(network, plan, example_inputs(model.folder, 2, 8)):
+        for member in (network, distillation.teacher):  # what comes before the first step is computed there too
+            member.to(process_state().device)
         steps = _affordable_steps(recipe, data, distillation, network, store)
         schedule = ScheduleOptions().schedule(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
@@ -184,10 +184,7 @@ def _train(
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
-                network,
-                data,
-                schedule,
-                checkpoints,
+                *(network, data, schedule, checkpoints),
                 distillation=distillation,
                 rounding=rounding,
                 on_progress=on_progress,
@@ -295,9 +292,9 @@ def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, networ
     for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
         start = time.perf_counter()
         inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
-        distillation.loss(network, inputs).backward()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a GPU computes on after the call
+        loss = distillation.loss(network, inputs)
+        loss.backward()
+        loss.item()  # a GPU computes on after the call
         times.append(time.perf_counter() - start)
     network.zero_grad()
     return float(np.mean(times[1:] or times))

@@ -29,6 +29,7 @@ from compressor.run.products import Choice, Chosen, ExportedGraph, LoadedModel, 
 from compressor.run.prune import inputs_of, prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
+from compressor.run.variant import drops_unread
 from compressor.tasks import Data
 from compressor.workdir import WorkDir
 from graph_passes import Refusal
@@ -153,7 +154,7 @@ def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: 
     """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
     if not run.built.engine.chooses:
         return Chosen(dense, Choice(run.built.engine))
-    whole = run.shrink(reference, name="rewritten", drop_unread=not run.built.export.keep_unread_positions)
+    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
@@ -168,7 +169,7 @@ def _cost_source(run: RunContext, data: Data, choice: Choice, reference: Exporte
         choice=choice,
         options=run.sizes.build,
         row=calibration_rows(data, 1, recipe.selection.seed)[0],
-        drop_unread=not recipe.export.keep_unread_positions,
+        drop_unread=drops_unread(recipe),
         scratch=run.work.scratch / "plans",
     )
     inputs = inputs_of(timed_sizes(recipe, run.sizes.lengths), partial(example_inputs, model.folder))

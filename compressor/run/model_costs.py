@@ -23,7 +23,7 @@ from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
 from compressor.run.prune import inputs_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
-from compressor.run.variant import build_variant, export_graph, rehearse, shrink_graph
+from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
 from compressor.targets import QUANTIZED, Feeds, target
 from compressor.units import find_groups, keep_all
 
@@ -127,7 +127,7 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
         choice=choice,
         options=sizes.build,
         row=_row(folder),
-        drop_unread=not export.keep_unread_positions,
+        drop_unread=drops_unread(recipe),
         scratch=scratch / "plans",
     )
     inputs = inputs_of(timed_sizes(recipe, sizes.lengths), partial(example_inputs, folder))

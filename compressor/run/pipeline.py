@@ -33,7 +33,7 @@ from compressor.run.products import Choice, Chosen, ExportedGraph, Measurements,
 from compressor.run.quantize import quantize_for_target
 from compressor.run.run_context import RunContext, load_context
 from compressor.run.run_log import RunLog
-from compressor.run.variant import rehearse, require_complete
+from compressor.run.variant import drops_unread, rehearse, require_complete
 from compressor.run.write_report import make_report, write_output
 from compressor.targets import DEFAULT_TARGET, target
 from compressor.units import keep_all
@@ -125,7 +125,7 @@ def _compress_graph(run: RunContext, reference: ExportedGraph, selected: Selecte
     """The graph without the units that the plan drops."""
     lower = _lowered_sites(run, selected)
     gated = run.export("compressed", selected.plan, template=reference)
-    graph = run.shrink(gated, lower=lower, drop_unread=not run.recipe.export.keep_unread_positions)
+    graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe))
     run.log.add_notes(run_notes.of_thinned_products(graph))
     run.log.add_notes(run_notes.of_shared_norms(graph))
     return graph
@@ -151,7 +151,7 @@ def _build_rewritten(
     is_rewritten = graph.thinned or "norm_seconds" in target(engine.reference.target).options
     if not is_rewritten or not (selected.plan.drops_any or engine.chooses):
         return None
-    thinned = run.shrink(reference, name="rewritten", drop_unread=not run.recipe.export.keep_unread_positions)
+    thinned = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.recipe))
     return run.build(thinned, engine.reference)
 
 

@@ -62,6 +62,11 @@ def export_graph(
     return ExportedGraph(name, plan, out, verify.require(proof))
 
 
+def drops_unread(recipe: Recipe) -> bool:
+    """Whether compressed graphs lack the positions that no output depends on: the recipe and its runtime allow it."""
+    return not recipe.export.keep_unread_positions and target(recipe.engine.reference.target).drops_positions
+
+
 def shrink_graph(
     reference: ExportedGraph,
     cases: Sequence[Case],

@@ -183,6 +183,11 @@ class Target(ABC):
         """Whether engines run on a GPU only; without one a run falls back to ONNX Runtime on the CPU."""
         return "cpu" not in self.providers
 
+    @property
+    def drops_positions(self) -> bool:
+        """Whether graphs whose last layers lack the positions that nothing reads are computed right on this machine."""
+        return True
+
     def quantized_graph(self, precision: Precision) -> str | None:
         """Name of the quantized graph in the folder of a run that engines of a precision are built from; None: none."""
         from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH

@@ -18,6 +18,8 @@ from compressor.model_folder import example_inputs, load
 from compressor.report import load as load_report
 from compressor.results import FLOAT_STAGES, DropStatus, NoteCode, ProofStage
 from compressor.run import verify
+from compressor.run.variant import drops_unread
+from compressor.targets import target
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
 from tests.run.conftest import FinishedRun
@@ -230,3 +232,13 @@ def test_an_impossible_run_fails_before_the_export(
     with pytest.raises(error):
         compressor.compress(learning_recipe(inputs, tmp_path / "out", **fields), listener)
     assert listener.stages == ["loading the model"]
+
+
+def test_positions_are_kept_for_a_runtime_that_needs_them(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, recipe = type(target("ort")), learning_recipe(inputs, tmp_path / "out")
+    assert drops_unread(recipe)
+    assert not drops_unread(learning_recipe(inputs, tmp_path / "out", keep_unread_positions=True))
+    monkeypatch.setattr(runtime, "drops_positions", False)
+    assert not drops_unread(recipe)

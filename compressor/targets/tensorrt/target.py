@@ -35,6 +35,13 @@ class TensorRtTarget(Target):
             return str(error)
         return None
 
+    @property
+    def drops_positions(self) -> bool:
+        """Whether TensorRT is newer than 8.6, which computes a part of an attention mask wrongly for padded rows."""
+        from compressor.targets.tensorrt import bindings
+
+        return self.missing() is not None or bindings.features(self.runtime()[1]).int64
+
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
     ) -> None:

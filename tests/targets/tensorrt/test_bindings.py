@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.targets import Precision
+from compressor.targets import Precision, target
 from compressor.targets.cuda import Device
 from compressor.targets.tensorrt import bindings
+from compressor.targets.tensorrt.bindings import Features
 from tests.targets.tensorrt.machines import H200, NEW, OLD
 
 
@@ -63,3 +64,14 @@ def test_fp8_needs_a_gpu_from_ada_on(capability: tuple[int, int], has_fp8: bool)
     NEW.require("int8", device)
     with contextlib.nullcontext() if has_fp8 else pytest.raises(UsageError):
         NEW.require("fp8", device)
+
+
+@pytest.mark.parametrize(("version", "drops"), [(OLD, False), (NEW, True)], ids=["8.6", "10"])
+def test_8_6_computes_every_position(version: Features, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = target("trt")
+    monkeypatch.setattr(type(runtime), "missing", lambda self: "a GPU")
+    assert runtime.drops_positions, "graphs for another machine are made for newer versions"
+    monkeypatch.setattr(type(runtime), "missing", lambda self: None)
+    monkeypatch.setattr(type(runtime), "runtime", lambda self: (None, None))
+    monkeypatch.setattr(bindings, "features", lambda library: version)
+    assert runtime.drops_positions is drops
