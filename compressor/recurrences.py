@@ -1,4 +1,8 @@
-"""Forms of the recurrences of state space models whose exported graph runs at any length."""
+"""Forms of the recurrences of linear attention and state space models whose exported graph runs at any length.
+
+The functions of transformers loop over positions or chunks, or cut padding off if there is any; torch.export keeps the
+loop and the branch of the example. The forms here do the same arithmetic, with the operator `scan` in place of a loop.
+"""
 
 from __future__ import annotations
 
@@ -15,90 +19,149 @@ from torch._higher_order_ops.scan import scan
 from torch.fx.experimental import _config as shape_settings
 from transformers.exporters.utils import patch_attributes
 
-Scan = Callable[..., Any]
+Recurrence = Callable[..., Any]
 
 
 @contextlib.contextmanager
 def any_length(model: nn.Module) -> Iterator[None]:
-    """While inside, the recurrences of a model compute the same, and torch.export keeps the length of the text free.
+    """While inside, the recurrences of a model have the forms that torch.export exports for texts of any length.
 
-    A recurrence belongs to the model if the Python module of one of its classes has the function of transformers.
+    A recurrence is a function or method of a name in `_FORMS`, in a module of Python or a class of the model's parts.
     """
-    sources = {type(part).__module__ for part in model.modules()}
-    modules = [module for name in sorted(sources) if (module := sys.modules.get(name)) is not None]
-    patches: list[tuple[ModuleType, str, Callable[[Scan], Scan]]] = [
-        (module, name, form) for module in modules for name, form in _FORMS.items() if hasattr(module, name)
+    classes = {type(part) for part in model.modules()}
+    modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
+    patches: list[tuple[type | ModuleType, str, Callable[[Recurrence], Recurrence]]] = [
+        (owner, name, form) for owner in (*classes, *modules) for name, form in _FORMS.items() if name in vars(owner)
     ]
     if not patches:
         yield
         return
-    # Else torch.export takes a text of one chunk as a text of one chunk for ever.
-    with patch_attributes(patches), shape_settings.patch(backed_size_oblivious=True):
+    # Sizes of one, such as a single chunk, stay free too. What `scan` repeats may write in place, without gradients.
+    with patch_attributes(patches), shape_settings.patch(backed_size_oblivious=True), torch.no_grad():
         yield
 
 
-def _cut_to_length(chunk_scan: Scan) -> Scan:
-    """Mamba 2 in chunks, whose output is cut to the length of the text at every length.
-
-    The function of transformers cuts it `if pad_size > 0`, and torch.export keeps the branch of the example.
-    """
+def _cut_to_length(chunk_scan: Recurrence) -> Recurrence:
+    """Mamba 2, whose output is cut to the length of the text even if the example has no padding of its last chunk."""
 
     @functools.wraps(chunk_scan)
     def scan_and_cut(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
         result = chunk_scan(hidden_states, *args, **kwargs)
-        length = hidden_states.shape[1]
-        if isinstance(result, tuple):
-            output, final_state = result
-            return output[:, :length], final_state
-        cut: Tensor = result[:, :length]
-        return cut
+        output, *state = result if isinstance(result, tuple) else (result,)
+        output = output[:, : hidden_states.shape[1]]
+        return (output, *state) if state else output
 
     return scan_and_cut
 
 
-def _scanned(_: Scan) -> Scan:
-    """Mamba 1 as the operator `scan`; torch.export would repeat the loop of transformers for each position."""
-    return _selective_scan
+def _step(state: Tensor, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """One position of a recurrence: the next state, and a copy of it as the output."""
+    decay, update = inputs
+    state = decay * state + update
+    return state, state.clone()
 
 
-def _selective_scan(
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **_: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The arithmetic of `mamba_selective_scan` of transformers, in the same order."""
-    if delta_bias is not None:
-        dt = dt + delta_bias.to(dt.dtype)[..., None]
-    if delta_softplus:
-        dt = nn.functional.softplus(dt)
-    # The operator scans the first axis: [position, batch, channel, state].
-    steps, texts = dt.permute(2, 0, 1)[..., None], hidden_states.permute(2, 0, 1)[..., None]
-    decays = torch.exp(A * steps)
-    updates = steps * B.permute(2, 0, 1)[:, :, None].float() * texts.float()
-    start = torch.zeros_like(updates[0])
+def _selective_scan(_: Recurrence) -> Recurrence:
+    """Mamba 1 as a `scan` of positions."""
 
-    def step(state: Tensor, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        decay, update = inputs
-        state = decay * state + update
-        return state, state.clone()
+    def selective_scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        *,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if delta_bias is not None:
+            dt = dt + delta_bias.to(dt.dtype)[..., None]
+        if delta_softplus:
+            dt = nn.functional.softplus(dt)
+        # `scan` runs along the first axis: [position, batch, channel, state].
+        steps, channels = (tensor.permute(2, 0, 1)[..., None] for tensor in (dt, hidden_states))
+        writes, reads = b.permute(2, 0, 1), c.permute(2, 0, 1)
+        updates = steps * writes[:, :, None].float() * channels.float()
+        last, states = scan(_step, torch.zeros_like(updates[0]), (torch.exp(a * steps), updates))
+        output = torch.matmul(states.to(hidden_states.dtype), reads[..., None])[..., 0].permute(1, 2, 0)
+        if (skip := options.get("D")) is not None:
+            output = output + hidden_states * skip[None, :, None]
+        if z is not None:
+            output = output * nn.functional.silu(z)
+        return (output, last) if return_last_state else output
 
-    last, states = scan(step, start, (decays, updates))
-    read = torch.matmul(states.to(hidden_states.dtype), C.permute(2, 0, 1)[..., None])
-    output = read[..., 0].permute(1, 2, 0)
-    if D is not None:
-        output = output + hidden_states * D[None, :, None]
-    if z is not None:
-        output = output * nn.functional.silu(z)
-    return (output, last) if return_last_state else output
+    return selective_scan
 
 
-_FORMS: dict[str, Callable[[Scan], Scan]] = {"mamba2_chunk_scan": _cut_to_length, "mamba_selective_scan": _scanned}
-"""Name of a function of transformers -> its form from the function."""
+def _linear_recurrence(_: Recurrence) -> Recurrence:
+    """The linear recurrent unit of Griffin as a `scan` of positions."""
+
+    def linear_recurrence(
+        _: nn.Module,
+        hidden_states: Tensor,
+        recurrent_gate: Tensor,
+        reset: Tensor,
+        recurrent_states: Tensor | None,
+        acc_dtype: torch.dtype = torch.float32,
+    ) -> tuple[Tensor, Tensor]:
+        decays = (recurrent_gate * ~reset).to(acc_dtype).transpose(0, 1)
+        updates = hidden_states.to(acc_dtype).transpose(0, 1)
+        start = torch.zeros_like(updates[0]) if recurrent_states is None else recurrent_states.to(updates)
+        last, states = scan(_step, start, (decays, updates))
+        return states.transpose(0, 1).to(hidden_states.dtype), last
+
+    return linear_recurrence
+
+
+def _chunk_by_chunk(rule: Recurrence) -> Recurrence:
+    """A delta rule as a `scan` of its chunks, each of which starts from the state after the one before."""
+
+    @functools.wraps(rule)
+    def scan_chunks(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        chunk_size: int = 64,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, length, heads, width = value.shape
+        count = (length + chunk_size - 1) // chunk_size
+        chunks = tuple(_chunks(part, count, chunk_size) for part in (query, key, value, g, beta))
+        if initial_state is None:
+            initial_state = value.new_zeros(batch, heads, key.shape[-1], width, dtype=torch.float32)
+
+        def step(state: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+            output, state = rule(
+                *inputs, chunk_size=chunk_size, initial_state=state, output_final_state=True, **options
+            )
+            return state, output
+
+        last, outputs = scan(step, initial_state, chunks)
+        output = outputs.transpose(0, 1).reshape(batch, count * chunk_size, heads, width)[:, :length]
+        return output, last if output_final_state else None
+
+    return scan_chunks
+
+
+def _chunks(part: Tensor, count: int, size: int) -> Tensor:
+    """The chunks of `[batch, position, ...]`, the last one padded by zeros, as `[chunk, batch, position, ...]`."""
+    rest = part.shape[2:]
+    padded = nn.functional.pad(part, (0, 0) * len(rest) + (0, count * size - part.shape[1]))
+    return padded.reshape(part.shape[0], count, size, *rest).transpose(0, 1)
+
+
+_FORMS: dict[str, Callable[[Recurrence], Recurrence]] = {
+    "mamba2_chunk_scan": _cut_to_length,
+    "mamba_selective_scan": _selective_scan,
+    "_rnn_scan": _linear_recurrence,
+    "torch_chunk_gated_delta_rule": _chunk_by_chunk,
+    "chunk_kimi_delta_attention": _chunk_by_chunk,
+}
+"""Name of a function or method of transformers -> the form for the export, from the original."""
