@@ -30,14 +30,16 @@ def any_length(model: nn.Module) -> Iterator[None]:
     """
     classes = {type(part) for part in model.modules()}
     modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
-    patches: list[tuple[type | ModuleType, str, Callable[[Recurrence], Recurrence]]] = [
-        (owner, name, form) for owner in (*classes, *modules) for name, form in _FORMS.items() if name in vars(owner)
+    owners: tuple[type | ModuleType, ...] = (*classes, *modules)
+    patches: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (owner, name, form) for owner in owners for name, form in _FORMS.items() if name in vars(owner)
     ]
     if not patches:
         yield
         return
     # Sizes of one, such as a single chunk, stay free too. What `scan` repeats may write in place, without gradients.
-    with patch_attributes(patches), shape_settings.patch(backed_size_oblivious=True), torch.no_grad():
+    patches.append((shape_settings, "backed_size_oblivious", lambda _: True))
+    with patch_attributes(patches), torch.no_grad():
         yield
 
 

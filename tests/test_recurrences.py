@@ -86,7 +86,7 @@ def normal(*shape: int) -> Tensor:
 
 def part_of(owner: Any) -> nn.Module:
     """A part of a model, whose class is the owner of a recurrence or is defined in it."""
-    cls = owner if isinstance(owner, type) else type("Part", (nn.Module,), {"__module__": owner.__name__})
+    cls: Any = owner if isinstance(owner, type) else type("Part", (nn.Module,), {"__module__": owner.__name__})
     part: nn.Module = cls.__new__(cls)
     nn.Module.__init__(part)
     return part
