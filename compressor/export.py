@@ -109,9 +109,8 @@ def export_reference(
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
         limits = bare.config.limits
-        program.metadata_props.update(
-            {MEMORY_LENGTH: str(limits.memory_length), MAX_POSITIONS: str(limits.max_positions)}
-        )
+        program.metadata_props[MEMORY_LENGTH] = str(limits.memory_length)
+        program.metadata_props[MAX_POSITIONS] = str(limits.max_positions)
     save(program, path)
     logger.debug("%s: exported %s with opset %d, attention %s", path, family(bare), opset, attention)
 
