@@ -21,6 +21,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
 from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.recurrences import any_length
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.units.find import evaluation_mode, find_sites
@@ -97,6 +98,7 @@ def export_reference(
         with (
             gated(bare, plan, attention=attention),
             intercepted(bare, _run_with_full_mask, attention),
+            any_length(bare),
             quiet_tools(),
         ):
             program = _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
@@ -107,9 +109,8 @@ def export_reference(
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
         limits = bare.config.limits
-        program.metadata_props.update(
-            {MEMORY_LENGTH: str(limits.memory_length), MAX_POSITIONS: str(limits.max_positions)}
-        )
+        program.metadata_props[MEMORY_LENGTH] = str(limits.memory_length)
+        program.metadata_props[MAX_POSITIONS] = str(limits.max_positions)
     save(program, path)
     logger.debug("%s: exported %s with opset %d, attention %s", path, family(bare), opset, attention)
 

@@ -35,6 +35,7 @@ class CleanUp(GraphPass[CleanedUp]):
         2. A shape input that copies sizes of the node's data, or is the same for every input, becomes a constant.
         3. Identities, except those between two outputs, are removed, and so are nodes, initializers, functions and
            opset imports that nothing uses.
+        4. A value in the body of a loop gets another name if a new constant of the graph has its name.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[CleanedUp]:
@@ -53,6 +54,7 @@ class CleanUp(GraphPass[CleanedUp]):
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedFunctionsPass(),
             common.RemoveUnusedOpsetsPass(),
+            _SeparateNames(),
         )(model)
         report = CleanedUp(tuple(unit_gates), tuple(shapes))
         return ReportedResult(model, bool(unit_gates or shapes) or unused.modified, report)
@@ -64,6 +66,14 @@ class _EliminateIdentities(common.IdentityEliminationPass):
     def _try_eliminate_identity_node(self, node: ir.Node) -> bool:
         copies_output = all(value is not None and value.is_graph_output() for value in (*node.inputs, *node.outputs))
         return not copies_output and super()._try_eliminate_identity_node(node)
+
+
+class _SeparateNames(common.NameFixPass):
+    """Make names unique in graphs with bodies, since new values are named without regard to the bodies."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        has_bodies = next(iter(model.graph.subgraphs()), None) is not None
+        return super().call(model) if has_bodies else ir.passes.PassResult(model, modified=False)
 
 
 def _remove_unit_gates(graph: ir.Graph) -> list[str]:

@@ -106,3 +106,19 @@ def test_unused_parts_are_removed() -> None:
     assert not result.model.graph.initializers
     assert set(result.model.graph.opset_imports) == {""}
     assert (result.report.unit_gates, result.report.shapes) == ((), ())
+
+
+def test_a_new_constant_and_a_value_in_a_loop_have_different_names() -> None:
+    # onnx-ir names the new shape `val_0`, as the exporter names values in the bodies of loops.
+    body = """
+        size = Shape <start = 0, end = 2> (x)  shape = Concat <axis = 0> (size, heads)
+        split = Reshape(x, shape)  start = ReduceSum <keepdims = 0> (split, first)
+        last, y = Scan <num_scan_inputs = 1, body = step (float[S, 4, 2] state, float[S, 4, 2] row)
+            => (float[S, 4, 2] next, float[S, 4, 2] copy)
+            { val_0 = Add(state, row)  next = Relu(val_0)  copy = Neg(val_0) }> (start, split)
+    """
+    weights = ("int64[2] heads = {4, 2}", "int64[1] first = {0}")
+    model = graph(body, *weights, outputs="float[B, S, 4, 2] y", opset=18)
+    result = rewritten(CleanUp(), model, tolerance=0)
+    assert len(result.report.shapes) == 1
+    assert "val_0" in result.model.graph.initializers
