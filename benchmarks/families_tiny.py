@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 VOCABULARY, LAYERS, HEADS, HEAD_DIM, WIDTH, INNER = 99, 2, 4, 8, 32, 48
-IMAGE, PATCH, POSITIONS = 64, 8, 96
+IMAGE, PATCH, POSITIONS = 64, 8, 128
 
 Rule = tuple[str, Callable[[int], int]]
 

@@ -54,7 +54,8 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
         lambda *size: example_inputs(folder, *size),
         maximum_length=token_limit(folder.model),
         mask_reach=mask_reach,
-        shapes=recipe.engine.parsed_shapes,
+        # A graph may be right up to some length only, e.g. that of a chunk of linear attention.
+        shapes=(*recipe.engine.parsed_shapes, *((1, length) for length in lengths if length is not None)),
     )
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
     return RunSizes(lengths, cases, mask_reach, longest_row, options)
