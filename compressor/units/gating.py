@@ -69,13 +69,8 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
                 code=ErrorCode.PLAN_MISMATCH,
                 site=name,
             )
+    check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():
-        if name not in in_plan:
-            raise InputError(
-                f"{source}: site {name} of the model is missing; add an entry for every site",
-                code=ErrorCode.PLAN_MISMATCH,
-                site=name,
-            )
         for field in _SIZES:
             actual, planned = getattr(site, field), getattr(in_plan[name], field)
             if actual != planned:
@@ -88,6 +83,22 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
                     planned=planned,
                     actual=actual,
                 )
+
+
+def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
+    """Check that a plan has an entry for every site of a model; for the arguments see `check_plan`.
+
+    Raises:
+        InputError: an entry is missing.
+    """
+    planned = {site.name for site in plan.sites}
+    for site in sites:
+        if site.name not in planned:
+            raise InputError(
+                f"{source}: site {site.name} of the model is missing; add an entry for every site",
+                code=ErrorCode.PLAN_MISMATCH,
+                site=site.name,
+            )
 
 
 @contextmanager
