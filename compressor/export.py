@@ -20,13 +20,13 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
-from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.recurrences import any_length
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.units.find import evaluation_mode, find_sites
 from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.outputs import kept_outputs
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.flow.example_sizes import record_example_sizes
@@ -35,20 +35,6 @@ from graph_passes.passes.insert_gates import FINGERPRINT
 logger = logging.getLogger(__name__)
 
 OPSETS = (18, 23)
-_BY_PRODUCTS = (
-    "past_key_values",
-    "memories",
-    "mems",
-    "hidden_states",
-    "attentions",
-    "encoder_",
-    "decoder_",
-    "cross_attentions",
-)
-"""Prefixes of outputs that no task reads: caches, outputs of `output_*` flags, and encoder states of a decoder model.
-
-A model that receives memories by name returns the new ones as `new_memory_...`; these outputs remain.
-"""
 _EXPORTER_METADATA = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
 """Metadata keys for the Python source of a node, which would be most of the file of a small model."""
 
@@ -103,7 +89,7 @@ def export_reference(
         ):
             program = _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
     sizes = {name: tuple(value.shape) for name, value in sample.items()}
-    _clean_up(program, bare.graph_outputs if isinstance(bare, SentenceEncoder) else None, sizes)
+    _clean_up(program, bare, sizes)
     record_example_sizes(program, sizes)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
@@ -226,15 +212,15 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
             vars(model).pop("forward", None)
 
 
-def _clean_up(program: ir.Model, names: Sequence[str] | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter.
+def _clean_up(program: ir.Model, model: PreTrainedModel, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Drop the outputs that no task reads, name the axes, and remove the metadata of the exporter.
 
     The shapes of the example's inputs are `sizes`.
     """
     outputs = program.graph.outputs
-    kept = [value for value in outputs if _is_read(value.name or "", names)]
-    if kept and len(kept) < len(outputs):
-        outputs[:] = kept
+    kept = kept_outputs(model, [value.name or "" for value in outputs])
+    if len(kept) < len(outputs):
+        outputs[:] = [value for value in outputs if value.name in kept]
         RemoveUnusedNodesPass()(program)
     for value in program.graph.inputs:
         # The exporter prefixes an input that the model returns too; the output is gone.
@@ -249,19 +235,6 @@ def _clean_up(program: ir.Model, names: Sequence[str] | None, sizes: Mapping[str
     for node in program.graph.all_nodes():
         for key in _EXPORTER_METADATA:
             node.metadata_props.pop(key, None)
-
-
-def _is_read(output: str, names: Sequence[str] | None) -> bool:
-    """Whether an output is one of `names`; without names, whether a task reads it."""
-    return output in names if names is not None else not _is_by_product(output)
-
-
-def _is_by_product(output: str) -> bool:
-    """Whether no task reads an output: one of `_BY_PRODUCTS`, or a part of an output that is no tensor itself.
-
-    CLIP returns the outputs of its towers too, whose parts the exporter names `text_model_output.pooler_output`.
-    """
-    return output.startswith(_BY_PRODUCTS) or "." in output
 
 
 def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:

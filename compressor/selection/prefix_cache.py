@@ -110,6 +110,8 @@ class PartialForward:
 
         def gated_output(site: str, compute: Callable[[], Tensor]) -> Tensor:
             out = replay.attention(site, compute)
+            if site not in gate_of:  # no output of a graph depends on these heads
+                return out
             return out * spread_over_rows(gate_of[site], len(out)).to(out.device, out.dtype)
 
         inputs = {name: _repeat(value, len(gates), rows) for name, value in batch.items()}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.units.find import evaluation_mode
-from compressor.units.gating import gated
+from compressor.units.find import evaluation_mode, find_sites
+from compressor.units.gating import check_no_site_is_missing, gated
 from compressor.units.hook import Call, family, intercepted, unwrap
 from compressor.units.slices import sliced
 from compressor.units.small_groups import SmallGroup, small_forms
@@ -63,9 +63,10 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
         Which groups have smaller parameters.
 
     Raises:
-        InputError: see `gated`.
+        InputError: the plan lacks a site of the model; see also `gated`.
     """
     bare = unwrap(model)
+    check_no_site_is_missing(plan, find_sites(bare, inputs))
     with evaluation_mode(bare), torch.no_grad():
         forms = small_forms(bare, plan, trace_calls(bare, plan.sites, inputs, None))
         chosen = _chosen_forms(_Check(bare, plan, inputs, forms), forms)

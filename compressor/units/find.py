@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.functional_attention import called_projections
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
+from compressor.units.layers import is_linear
+from compressor.units.outputs import kept_outputs
 from compressor.units.probe import HeadsRead, observed_projections
-from compressor.units.projections import is_outside_interface
-from compressor.units.reach import read_by_outputs
+from compressor.units.projections import is_projection
+from compressor.units.reach import Reach, marked_outputs
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -62,12 +65,25 @@ class Site:
     batch_axis: int = 0
 
 
+@dataclass(frozen=True)
+class Units:
+    """What one forward shows of the units of a model.
+
+    Attributes:
+        sites: the attention sites that an output of the exported graph depends on.
+        read: module paths of the linears that such an output depends on.
+    """
+
+    sites: list[Site]
+    read: frozenset[str]
+
+
 def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> list[Site]:
     """The attention sites of a model, in the order in which a forward first calls them.
 
     A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
-    attention interface are listed where the derivatives of a forward prove them (see `compressor.units.probe`) and an
-    output depends on them.
+    attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`. Heads
+    are left out where no output depends on them that an exported graph keeps; see `compressor.units.outputs`.
 
     Args:
         model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
@@ -79,14 +95,18 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         SiteRefusedError: no heads were found.
         InputError: the model does not run on the inputs.
     """
+    return find_units(model, inputs, attention=attention).sites
+
+
+def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
+    """The attention sites of a model, as `find_sites` lists them, and the linears that its outputs depend on."""
     bare = unwrap(model)
     try:
-        sites = _sites_of_forward(bare, inputs, attention, observe=True)
-        sites = _without_unread(bare, sites, inputs)
+        units = _units_of_forward(bare, inputs, attention, observe=True)
     except InputError as error:  # e.g. an operation in place, or a conversion to NumPy, of a tensor with gradients
         logger.debug("%s: no forward with gradients: %s", family(bare), error)
-        sites = _sites_of_forward(bare, inputs, attention, observe=False)
-    if not sites:
+        units = _units_of_forward(bare, inputs, attention, observe=False)
+    if not units.sites:
         implementation = f" as {attention}" if attention else ""
         raise SiteRefusedError(
             f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
@@ -95,14 +115,16 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
             family=family(bare),
             attention=attention,
         )
-    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites))
-    return sites
+    logger.debug(
+        "%s: %d attention sites with %d heads", family(bare), len(units.sites), sum(s.heads for s in units.sites)
+    )
+    return units
 
 
-def _sites_of_forward(
+def _units_of_forward(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None, *, observe: bool
-) -> list[Site]:
-    """The sites that one forward calls.
+) -> Units:
+    """The sites that one forward calls and an output depends on, and the linears that one depends on.
 
     Args:
         model: the model.
@@ -114,40 +136,35 @@ def _sites_of_forward(
         InputError: the model does not run on the inputs.
     """
     sites: dict[str, Site] = {}
+    projections = {name: part for name, part in model.named_modules() if is_linear(part) or is_projection(part)}
     with ExitStack() as contexts:
         arguments = contexts.enter_context(_recorded_arguments(model))
+        reach = Reach()
 
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
             if call.site not in sites:
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
+            reach.mark(call.site, output)
             return output.detach(), weights  # what follows reads heads of this site, not of a projection
 
         def on_heads(name: str, heads: HeadsRead) -> None:
             sites[name] = Site(name, *heads)
 
         contexts.enter_context(evaluation_mode(model))
-        contexts.enter_context(observed_projections(model, on_heads) if observe else torch.no_grad())
+        contexts.enter_context(observed_projections(model, on_heads, reach.mark) if observe else torch.no_grad())
         contexts.enter_context(intercepted(model, on_call, attention))
-        _run(model, inputs)
-    return list(sites.values())
+        contexts.enter_context(marked_outputs(projections, reach))
+        contexts.enter_context(reach)
+        outputs = get_leaf_tensors(_run(model, inputs))
+    read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
+    return Units([site for site in sites.values() if site.name in read], frozenset(read))
 
 
-def _without_unread(model: PreTrainedModel, sites: list[Site], inputs: Mapping[str, Tensor]) -> list[Site]:
-    """The sites without those outside the interface that no output depends on: an exported graph lacks their heads."""
-    modules = dict(model.named_modules())
-    outside = [site for site in sites if is_outside_interface(modules[site.name], site)]
-    if not outside:
-        return sites
-    with evaluation_mode(model):
-        read = read_by_outputs(model, outside, inputs)
-    return [site for site in sites if site not in outside or site.name in read]
-
-
-def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
-    """Run a model; raise InputError if it fails on the inputs."""
+def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
+    """What a model returns; raise InputError if it fails on the inputs."""
     try:
-        model(**inputs)
+        return model(**inputs)
     except CompressorError:
         raise
     except Exception as error:  # model code can raise any type on inputs that it was not written for

@@ -69,9 +69,8 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
                 code=ErrorCode.PLAN_MISMATCH,
                 site=name,
             )
+    check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():
-        if name not in in_plan:
-            raise _missing_site(name, source)
         for field in _SIZES:
             actual, planned = getattr(site, field), getattr(in_plan[name], field)
             if actual != planned:
@@ -86,10 +85,27 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
                 )
 
 
+def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
+    """Check that a plan has an entry for every site of a model; for the arguments see `check_plan`.
+
+    Raises:
+        InputError: an entry is missing.
+    """
+    planned = {site.name for site in plan.sites}
+    for site in sites:
+        if site.name not in planned:
+            raise InputError(
+                f"{source}: site {site.name} of the model is missing; add an entry for every site",
+                code=ErrorCode.PLAN_MISMATCH,
+                site=site.name,
+            )
+
+
 @contextmanager
 def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
     """The model with every unit multiplied by its gate: the scale of a kept head or neuron, zero for a dropped one.
 
+    Heads of a site that the plan does not name pass unchanged; `check_plan` refuses a plan that lacks one of the model.
     Block masks of the plan are applied too; see `masked`. Inside the context, each site has a buffer
     `head_gate` `[heads, 1]`, and each linear that reads neurons a buffer `neuron_gate` `[neurons]`, which become
     initializers of an exported graph. On exit the model is restored: the same modules, state dict and configuration.
@@ -101,7 +117,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     Raises:
         InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
-            lacks a site of the model or has other sizes.
+            has other sizes.
     """
     bare = unwrap(model)
     modules = dict(bare.named_modules())
@@ -110,8 +126,8 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     planned = {site.name: site for site in plan.sites}
 
     def multiply(name: str, output: Tensor) -> Tensor:
-        if name not in planned:
-            raise _missing_site(name, "plan")
+        if name not in planned:  # no output of a graph depends on these heads
+            return output
         _check_output(planned[name], output)
         return output * getattr(modules[name], HEAD_GATE)
 
@@ -188,15 +204,6 @@ def _check_output(site: SitePlan, output: Tensor) -> None:
             planned=(site.heads, site.head_dim),
             actual=(heads, head_dim),
         )
-
-
-def _missing_site(name: str, source: str) -> InputError:
-    """The error for a site of the model that a plan lacks."""
-    return InputError(
-        f"{source}: site {name} of the model is missing; add an entry for every site",
-        code=ErrorCode.PLAN_MISMATCH,
-        site=name,
-    )
 
 
 def _first_names(names: Iterable[str], limit: int = 3) -> str:

@@ -9,7 +9,7 @@ model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
-from compressor.units.find import Site, evaluation_mode, find_sites
+from compressor.units.find import Site, evaluation_mode, find_units
 from compressor.units.hook import Attention, family, unwrap
 from compressor.units.layers import Linear, linear_sizes
 from compressor.units.trace import LinearCall, Trace, float_outputs, trace_calls
@@ -113,11 +113,11 @@ def find_groups(
         SiteRefusedError: no heads were found.
     """
     bare = unwrap(model)
-    sites = find_sites(bare, inputs, attention=attention)
+    units = find_units(bare, inputs, attention=attention)
     with evaluation_mode(bare), torch.no_grad():
-        trace = trace_calls(bare, sites, inputs, attention)
-        groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in sites]
-        groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace)]
+        trace = trace_calls(bare, units.sites, inputs, attention)
+        groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
+        groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace, units.read)]
     groups.sort(key=lambda group: trace.order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
@@ -135,10 +135,14 @@ def _neurons(call: LinearCall) -> PrunableGroup:
     return PrunableGroup(call.name, "neurons", units, 1, step, call.name)
 
 
-def _feed_forward_ends(model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: Trace) -> Iterator[LinearCall]:
-    """The linears that read neurons which an earlier linear of the same layer computes for them alone."""
+def _feed_forward_ends(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: Trace, read: Collection[str]
+) -> Iterator[LinearCall]:
+    """The linears among `read` that read neurons which an earlier linear of the same layer computes for them alone."""
     linears = trace.feed_forward_linears
     for number, reader in enumerate(linears):
+        if reader.name not in read:
+            continue
         units, _ = linear_sizes(reader.module)
         for producer in linears[:number]:
             fused, rest = divmod(linear_sizes(producer.module)[1], units)

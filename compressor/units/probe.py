@@ -23,8 +23,8 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compressor.units.contractions import HeadContractions, contracting_modules
+from compressor.units.gradients import recorded_gradients
 from compressor.units.projections import channels_last, is_projection
-from compressor.units.reach import recorded_gradients
 from graph_passes import Kind
 
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
@@ -53,7 +53,9 @@ class HeadsRead(NamedTuple):
 
 
 @contextmanager
-def observed_projections(model: nn.Module, on_heads: Callable[[str, HeadsRead], None]) -> Iterator[None]:
+def observed_projections(
+    model: nn.Module, on_heads: Callable[[str, HeadsRead], None], on_contraction: Callable[[str, Tensor], None]
+) -> Iterator[None]:
     """Report the projections that read heads while the model runs, at their first call that does.
 
     Inside the context gradients are recorded, parameters require them, and fused attention is computed step by step.
@@ -61,14 +63,21 @@ def observed_projections(model: nn.Module, on_heads: Callable[[str, HeadsRead], 
     Args:
         model: the model.
         on_heads: called with the module path of a projection and the heads that it reads.
+        on_contraction: called with the module path of a weight that `torch.einsum` contracts, and with a copy of what
+            it reads, which nothing else does.
     """
     seen: set[str] = set()
 
-    def examine(name: str, x: Tensor) -> Tensor:
+    def examine(name: str, x: Tensor) -> None:
         heads = heads_in(x) if name not in seen else None
         if heads is not None:
             seen.add(name)
             on_heads(name, heads)
+
+    def examine_contraction(name: str, x: Tensor) -> Tensor:
+        examine(name, x)
+        x = x.clone()
+        on_contraction(name, x)
         return x
 
     def on_input(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -81,7 +90,7 @@ def observed_projections(model: nn.Module, on_heads: Callable[[str, HeadsRead], 
                 undo.callback(module.register_forward_pre_hook(partial(on_input, name)).remove)
         undo.enter_context(recorded_gradients(model))
         if contracting := contracting_modules(model):
-            undo.enter_context(HeadContractions(contracting, examine))
+            undo.enter_context(HeadContractions(contracting, examine_contraction))
         undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
 

@@ -8,6 +8,7 @@ depend on the graph's inputs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -17,7 +18,16 @@ import onnx_ir as ir
 
 from graph_passes.flow.example_sizes import example_sizes
 from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
-from graph_passes.flow.sizes import SizePair, Sizes, bind, concrete, made_up_sizes, raised_sizes, sizes_of_example
+from graph_passes.flow.sizes import (
+    SizePair,
+    Sizes,
+    bind,
+    concrete,
+    made_up_sizes,
+    raised_sizes,
+    sizes_of_example,
+    with_selection,
+)
 from graph_passes.flow.windows import leaves_nothing, window_merges_sizes
 
 Shapes = tuple[Shape | None, Shape | None]
@@ -122,7 +132,7 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
         if merged is not None and pair[0].example == pair[1].example and example:
             break  # with the same sizes in both walks, nothing is merged and everything passes for fixed
         try:
-            walks = _walks(model, pair, strict=True)
+            walks = _strict_walks(model, pair)
         except _UnsuitableError as error:
             if example:
                 fallback = pair
@@ -133,6 +143,18 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
             return walks
         merged = merged or walks
     return merged or _walks(model, fallback, strict=False)
+
+
+def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[_Walk, _Walk]:
+    """Both walks; what a `NonZero` selects has a made-up size where the graph can run with it, and else none.
+
+    Raises:
+        _UnsuitableError: the graph cannot run with these sizes.
+    """
+    if any(node.op_type == "NonZero" for node in model.graph):
+        with contextlib.suppress(_UnsuitableError):
+            return _walks(model, with_selection(pair), strict=True)
+    return _walks(model, pair, strict=True)
 
 
 def _merges_sizes(node: ir.Node, first: _Walk, second: _Walk) -> bool:
@@ -200,21 +222,34 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
         if strict and leaves_nothing(node, shapes):
             raise _UnsuitableError(too_small=True)
         for value, shape, dtype in infer(node, model, shapes, types, constants):
-            if shape is None:
-                fits = _can_broadcast(node, shapes, constants, bindings, aliases)
-            else:
-                fits = _keeps_elements(node, shape, shapes)
-            if strict and not fits:
+            if node.op_type == "NonZero" and sizes.selected is not None:
+                shape = _selected(node.inputs[0], sizes.selected, shapes, constants)
+            fits = shape is not None or _can_broadcast(node, shapes, constants, bindings, aliases)
+            shape = shape if shape is not None else concrete(value.shape, bindings)
+            if strict and not (fits and _keeps_elements(node, shape, shapes)):
                 raise _UnsuitableError(too_small=False)
-            record(value, shape if shape is not None else concrete(value.shape, bindings), dtype or value.dtype)
+            record(value, shape, dtype or value.dtype)
         evaluate(node, model, shapes, constants)
     return _Walk(shapes, types, constants)
 
 
-def _keeps_elements(node: ir.Node, shape: Shape, shapes: dict[ir.Value, Shape]) -> bool:
-    """Whether a node with an output of some shape is no `Reshape` of another number of elements."""
-    source = node.inputs[0] if node.op_type == "Reshape" else None
+def _selected(
+    source: ir.Value | None, selected: int, shapes: dict[ir.Value, Shape], constants: dict[ir.Value, np.ndarray]
+) -> Shape | None:
+    """Shape of the positions `[axis, n]` of a tensor's nonzero elements, of which there are `selected` if unknown."""
     if source is None or source not in shapes:
+        return None
+    content = constants.get(source)
+    return len(shapes[source]), selected if content is None else int(np.count_nonzero(content))
+
+
+def _keeps_elements(node: ir.Node, shape: Shape | None, shapes: dict[ir.Value, Shape]) -> bool:
+    """Whether a node with an output of some shape is no `Reshape` of another number of elements.
+
+    It is one where a `Slice` before it reaches past the end of a table, of which less is left than is asked for.
+    """
+    source = node.inputs[0] if node.op_type == "Reshape" else None
+    if shape is None or source is None or source not in shapes:
         return True
     elements, expected = (int(np.prod(sizes, dtype=np.int64)) for sizes in (shape, shapes[source]))
     return elements == expected

@@ -42,11 +42,15 @@ def cut_input(value: ir.Value, held: Need, need: Need, node: ir.Node, context: R
 def can_cut(value: ir.Value, axis: int, held_index: Index, index: Index, context: RuleContext) -> bool:
     """Whether an axis can be cut from what a tensor holds to what a node needs, at any size of the inputs.
 
-    Where an axis merges rows with heads, every row has to need the same heads.
+    Where an axis merges rows with heads, every row has to need the same heads, and to have as many at any size: a row
+    that holds positions beside the heads is not cut.
     """
     rows = _rows_of(value, axis, context)
     if index is None or not rows or same_index(held_index, index):
         return True
+    first, second = context.probe.shapes(value)
+    if first is None or second is None or first[axis] * BATCH[1] != second[axis] * BATCH[0]:
+        return False
     count = len(positions_of(held_index, context.shape(value)[axis]))
     return part_of_each_row(np.asarray(positions_among(index, held_index)), count, rows) is not None
 

@@ -23,6 +23,9 @@ _MADE_UP = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 17, 19, 29, 31, 37, 41, 47))
 _SCALES = tuple(2**power for power in range(2, 14))
 """Factors by which made-up sizes are raised. Powers of two keep what strides divide."""
 
+_SELECTED = (1009, 2003)
+"""Number of elements that a `NonZero` selects under each assignment, which no axis of a usual example has."""
+
 BATCH = (_MADE_UP[0][0], _MADE_UP[1][0])
 """Size of the batch under each assignment."""
 
@@ -35,11 +38,13 @@ class Sizes:
         made_up: sizes of free dimensions in order of appearance, the batch first.
         scale: factor of these sizes, except the batch.
         example: sizes of dimensions that are not made up, by symbol.
+        selected: number of elements that a `NonZero` selects, which depends on the data; None: it is unknown.
     """
 
     made_up: Shape
     scale: int = 1
     example: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    selected: int | None = None
 
 
 SizePair = tuple[Sizes, Sizes]
@@ -66,6 +71,15 @@ def sizes_of_example(example: Mapping[str, int]) -> Iterator[SizePair]:
     parts = {symbol: max(1, size // 2 ** (1 + number)) for number, symbol, size in numbered}
     for second in (multiples, parts, example):
         yield Sizes(_MADE_UP[0], example=example), Sizes(_MADE_UP[1], example=second)
+
+
+def with_selection(pair: SizePair) -> SizePair:
+    """The sizes of both walks with a made-up number of elements that every `NonZero` selects.
+
+    One number serves all: a model that combines two selections needs them to be equal.
+    """
+    first, second = (dataclasses.replace(sizes, selected=count) for sizes, count in zip(pair, _SELECTED, strict=True))
+    return first, second
 
 
 def bind(graph: ir.Graph, sizes: Sizes, aliases: dict[str, str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.flow.sizes import BATCH
 from tests.graph_passes.fused_layers import FUSED
 from tests.graph_passes.graphs import draw, graph, run
@@ -54,6 +55,67 @@ def test_a_length_that_is_rounded_up_is_no_fixed_size() -> None:
     assert first is not None
     assert second is not None
     assert 0 < first < second
+
+
+def test_sizes_at_which_a_table_is_too_short_do_not_serve() -> None:
+    """A table of 8 positions, of which as many are read from its middle as the signal has; made-up lengths reach 17."""
+    body = """
+    length = Shape <start = 1, end = 2> (x)
+    half = Div (length, two)
+    start = Sub (middle, half)
+    end = Add (start, length)
+    part = Slice (table, start, end, axis)
+    target = Concat <axis = 0> (length, rest, four)
+    entries = Reshape (part, target)
+    """
+    constants = (
+        "float[8, 8] table, int64[1] middle = {4}, int64[1] two = {2}, int64[1] axis = {0}, int64[1] rest = {-1}, "
+        "int64[1] four = {4}, float[S, 2, 4] entries"
+    )
+    model = graph(f"{body} y = Relu (x)", constants, inputs="float[B, S] x", outputs="float[B, S] y")
+    record_example_sizes(model, {"x": (2, 6)})
+    shapes = Probe(model).shapes(value(model, "entries"))
+    assert shapes == ((6, 2, 4), (3, 2, 4))
+
+
+def test_a_selection_has_a_size_that_depends_on_the_inputs() -> None:
+    body = """
+    sums = ReduceSum <keepdims = 0> (x, axes)
+    mask = Cast <to = 9> (sums)
+    positions = NonZero (mask)
+    indices = Transpose (positions)
+    rows = GatherND (x, indices)
+    y = Relu (x)
+    """
+    model = graph(body, "int64[1] axes = {2}")
+    probe = Probe(model)
+    rows = value(model, "rows")
+    first, second = probe.shapes(rows)
+    assert first is not None
+    assert second is not None
+    assert first[1:] == second[1:] == (8,)
+    assert not probe.fixed(rows, 0)
+    assert first[0] not in (probe.shape(model.graph.inputs[0]) or ())
+
+
+def test_a_selection_of_known_content_has_a_fixed_size() -> None:
+    model = graph("positions = NonZero (mask) y = Relu (x)", "int64[4] mask = {1, 0, 2, 3}")
+    assert Probe(model).shapes(value(model, "positions")) == ((1, 3), (1, 3))
+
+
+def test_a_selection_whose_size_does_not_fit_has_none() -> None:
+    body = """
+    mask = Cast <to = 9> (x)
+    positions = NonZero (mask)
+    flat = Transpose (positions)
+    values = GatherND (x, flat)
+    count = Shape <start = 0, end = 1> (x)
+    target = Concat <axis = 0> (count, eight)
+    back = Reshape (values, target)
+    y = Relu (x)
+    """
+    model = graph(body, "int64[1] eight = {8}")
+    assert Probe(model).shapes(value(model, "values")) == (None, None)
 
 
 def test_a_new_tensor_can_take_over_the_shape_of_another() -> None:
