@@ -4,7 +4,7 @@
     python -m benchmarks.families --only bert llama     # these again
     python -m benchmarks.families --again FAILED        # those of an outcome again
 
-Each family is built tiny with random weights, exported, cut by a random plan, and compared at two sizes, in a process
+Each family is built tiny with random weights, exported, cut by a random plan, and compared at three sizes, in a process
 of its own. Its row is a file in `--work`.
 """
 

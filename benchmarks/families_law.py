@@ -20,6 +20,7 @@ from benchmarks.families_tiny import tiny_model
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder.example_inputs import token_limit
 from compressor.model_folder.signals import IMAGES, VIDEOS
 from compressor.run import verify
 from compressor.run.products import Case
@@ -31,7 +32,7 @@ from graph_passes import GraphPassError, Plan, load, save, shrink
 from graph_passes.plan import GroupPlan
 
 SIZES = ((2, 8), (3, 13), (1, 90))
-"""Batch sizes and lengths at which the outputs are compared."""
+"""Batch sizes and lengths at which the outputs are compared: a length is larger than a chunk of linear attention."""
 
 
 class Outcome(StrEnum):
@@ -156,12 +157,13 @@ def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -
 
 
 def _build(row: Row) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
-    """The tiny model and its inputs of both sizes, on which it runs."""
+    """The tiny model and its inputs of all sizes, on which it runs."""
     with _ends_as(Outcome.NOT_BUILT):
         model = tiny_model(row.family)
     row.model = type(model).__name__
     folder = ModelFolder(Path(row.family), model, None, model.config, "", "feature-extraction", row.family)
-    inputs = [example_inputs(folder, batch, length) for batch, length in SIZES]
+    limit = token_limit(model) or max(length for _, length in SIZES)
+    inputs = [example_inputs(folder, batch, min(length, limit)) for batch, length in SIZES]
     with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
         for batch in inputs:
             model(**batch)

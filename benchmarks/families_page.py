@@ -13,7 +13,7 @@ _INTRODUCTION = """# Families
 
 What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported,
 and cut by a plan that keeps a random half of its heads and neurons. The shrunk graph is compared with the gated PyTorch
-model at two batch sizes and lengths on ONNX Runtime, and on OpenVINO; a relative error of at most 1e-4 holds. Images
+model at three batch sizes and lengths on ONNX Runtime, and on OpenVINO; a relative error of at most 1e-4 holds. Images
 have one size.
 `make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
 
