@@ -35,6 +35,8 @@ SUPPORTED = (
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
 """The supported families, for error messages."""
+_UNREAD = "_unread_sites"
+"""Attribute of a model with the sites that were left out."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
 
@@ -158,7 +160,14 @@ def _units_of_forward(
         contexts.enter_context(reach)
         outputs = get_leaf_tensors(_run(model, inputs))
     read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
+    setattr(model, _UNREAD, frozenset(sites.keys() - read))
     return Units([site for site in sites.values() if site.name in read], frozenset(read))
+
+
+def unread_sites(model: nn.Module) -> frozenset[str]:
+    """The sites on which no output of a graph depends, by the last `find_sites` of a model; none before the first."""
+    sites: frozenset[str] = getattr(model, _UNREAD, frozenset())
+    return sites
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.units.find import Site
+from compressor.units.find import Site, unread_sites
 from compressor.units.groups import PrunableGroup
 from compressor.units.head_outputs import hooked
 from compressor.units.hook import Attention, family, unwrap
@@ -94,21 +94,26 @@ def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str =
     planned = {site.name for site in plan.sites}
     for site in sites:
         if site.name not in planned:
-            raise InputError(
-                f"{source}: site {site.name} of the model is missing; add an entry for every site",
-                code=ErrorCode.PLAN_MISMATCH,
-                site=site.name,
-            )
+            raise _missing_site(site.name, source)
+
+
+def _missing_site(name: str, source: str) -> InputError:
+    """The error for a site of the model that a plan lacks."""
+    return InputError(
+        f"{source}: site {name} of the model is missing; add an entry for every site",
+        code=ErrorCode.PLAN_MISMATCH,
+        site=name,
+    )
 
 
 @contextmanager
 def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
     """The model with every unit multiplied by its gate: the scale of a kept head or neuron, zero for a dropped one.
 
-    Heads of a site that the plan does not name pass unchanged; `check_plan` refuses a plan that lacks one of the model.
-    Block masks of the plan are applied too; see `masked`. Inside the context, each site has a buffer
-    `head_gate` `[heads, 1]`, and each linear that reads neurons a buffer `neuron_gate` `[neurons]`, which become
-    initializers of an exported graph. On exit the model is restored: the same modules, state dict and configuration.
+    Heads on which no output of a graph depends, by the last `find_sites` of the model, pass unchanged. Block masks of
+    the plan are applied too; see `masked`. Inside the context, each site has a buffer `head_gate` `[heads, 1]`, and
+    each linear that reads neurons a buffer `neuron_gate` `[neurons]`, which become initializers of an exported graph.
+    On exit the model is restored: the same modules, state dict and configuration.
 
     Args:
         model: a transformers model.
@@ -117,7 +122,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     Raises:
         InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
-            has other sizes.
+            lacks a site of the model or has other sizes.
     """
     bare = unwrap(model)
     modules = dict(bare.named_modules())
@@ -126,7 +131,9 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     planned = {site.name: site for site in plan.sites}
 
     def multiply(name: str, output: Tensor) -> Tensor:
-        if name not in planned:  # no output of a graph depends on these heads
+        if name not in planned:
+            if name not in unread_sites(bare):
+                raise _missing_site(name, "plan")
             return output
         _check_output(planned[name], output)
         return output * getattr(modules[name], HEAD_GATE)

@@ -102,7 +102,7 @@ class _QueryPositions:
 
     def advance(self, call: Call) -> tuple[int, bool]:
         """Number of positions before the queries of the next call, and whether its keys come from a cache."""
-        kind = self._kinds.get(call.site)
+        kind = self._kinds.get(call.site, "cross")  # heads that no output depends on have no kind, and no mask
         if kind == "causal" and self._cached is not None:  # case 1
             self._past = self._cached
             return self._past, True

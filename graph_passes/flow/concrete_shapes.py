@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.example_sizes import example_sizes
 from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
+from graph_passes.flow.selections import clips_selection, selected_shape
 from graph_passes.flow.sizes import (
     SizePair,
     Sizes,
@@ -153,7 +154,10 @@ def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[_Walk, _Walk]:
     """
     if any(node.op_type == "NonZero" for node in model.graph):
         with contextlib.suppress(_UnsuitableError):
-            return _walks(model, with_selection(pair), strict=True)
+            walks = _walks(model, with_selection(pair), strict=True)
+            shapes, constants = [walk.shapes for walk in walks], [walk.constants for walk in walks]
+            if not any(clips_selection(node, shapes, constants) for node in model.graph):
+                return walks
     return _walks(model, pair, strict=True)
 
 
@@ -223,7 +227,7 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
             raise _UnsuitableError(too_small=True)
         for value, shape, dtype in infer(node, model, shapes, types, constants):
             if node.op_type == "NonZero" and sizes.selected is not None:
-                shape = _selected(node.inputs[0], sizes.selected, shapes, constants)
+                shape = selected_shape(node.inputs[0], sizes.selected, shapes, constants)
             fits = shape is not None or _can_broadcast(node, shapes, constants, bindings, aliases)
             shape = shape if shape is not None else concrete(value.shape, bindings)
             if strict and not (fits and _keeps_elements(node, shape, shapes)):
@@ -231,16 +235,6 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
             record(value, shape, dtype or value.dtype)
         evaluate(node, model, shapes, constants)
     return _Walk(shapes, types, constants)
-
-
-def _selected(
-    source: ir.Value | None, selected: int, shapes: dict[ir.Value, Shape], constants: dict[ir.Value, np.ndarray]
-) -> Shape | None:
-    """Shape of the positions `[axis, n]` of a tensor's nonzero elements, of which there are `selected` if unknown."""
-    if source is None or source not in shapes:
-        return None
-    content = constants.get(source)
-    return len(shapes[source]), selected if content is None else int(np.count_nonzero(content))
 
 
 def _keeps_elements(node: ir.Node, shape: Shape | None, shapes: dict[ir.Value, Shape]) -> bool:

@@ -56,15 +56,6 @@ def part_of_each_row(index: np.ndarray, size: int, rows: int) -> np.ndarray | No
     return part if not rest and np.array_equal(index, selected) else None
 
 
-def whole_copies(index: np.ndarray, size: int) -> np.ndarray | None:
-    """The copies that an index selects from an axis of copies of `size` elements, `[n]`; None: not of them whole."""
-    if not size:
-        return None
-    copies = index[::size] // size
-    selected = (copies[:, None] * size + np.arange(size)).reshape(-1)
-    return copies if np.array_equal(index, selected) else None
-
-
 def positions_of(index: Index, size: int) -> np.ndarray:
     """The positions that an index selects from an axis of `size` positions, `[n]`."""
     return np.arange(size) if index is None else index

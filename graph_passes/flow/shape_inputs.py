@@ -17,6 +17,7 @@ from graph_passes.flow.edit import ints
 from graph_passes.flow.indices import Need, whole
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import NoRuleError
+from graph_passes.flow.sizes import is_selection
 
 
 def plain_shape(
@@ -57,6 +58,8 @@ def plain_shape(
             numbers.append(None)
     if node.op_type == "Reshape" and numbers.count(None) == 1 and -1 not in numbers:
         numbers[numbers.index(None)] = -1
+    if -1 in numbers and any(n == 0 and is_selection(*pair) for n, *pair in zip(numbers, first, second, strict=True)):
+        return None  # beside an axis without elements, which a selection may be, no size can be inferred
     return numbers
 
 

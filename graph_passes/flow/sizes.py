@@ -82,6 +82,11 @@ def with_selection(pair: SizePair) -> SizePair:
     return first, second
 
 
+def is_selection(first: int, second: int) -> bool:
+    """Whether the sizes of an axis under both assignments are a multiple of those of a selection: it may be empty."""
+    return 0 < first < second and first * _SELECTED[1] == second * _SELECTED[0]
+
+
 def bind(graph: ir.Graph, sizes: Sizes, aliases: dict[str, str]) -> dict[str, int]:
     """Give every symbol of the graph's inputs its own size; a nameless dimension is bound by its axis.
 

@@ -180,6 +180,8 @@ def test_a_context_refuses_what_it_cannot_gate(case: Case) -> None:
         gated(case.model, case.plan),
     ):
         pass
+    with fails_with(ErrorCode.PLAN_MISMATCH, InputError, site=case.first), gated(case.model, case.shortened):
+        forward(case.model, case.inputs)
     sizes = {"site": case.first, "planned": (1, 8), "actual": (4, 8)}
     with (
         fails_with(ErrorCode.PLAN_MISMATCH, InputError, **sizes),

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.edit import ints, set_ints
-from graph_passes.flow.indices import Need, part_of_each_row, whole_copies
+from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
@@ -109,8 +109,8 @@ def _tile(node: ir.Node, context: RuleContext) -> Labels:
 class TileRule(LabelRule):
     """A label rule whose operator also reads how often to repeat each axis.
 
-    An axis of several elements that is repeated holds copies of them, one after the other. Either some copies are
-    needed whole, and only as many are made; or every copy has to need the same elements.
+    An axis of several elements that is repeated holds rows of them, one after the other: every row has to need the same
+    elements.
     """
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
@@ -120,7 +120,7 @@ class TileRule(LabelRule):
         need = list(demand.inputs[0] or ())
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
         for axis, index in enumerate(demand.outputs[0]):
-            if index is None or need[axis] is not None or whole_copies(index, before[axis]) is not None:
+            if index is None or before[axis] == 1 or need[axis] is not None:
                 continue
             if before[axis] == after[axis] or not context.probe.fixed(node.inputs[0], axis):
                 raise NoRuleError(RefusalCode.FREE_SIZE, "repeats an axis whose size depends on the inputs")
@@ -150,13 +150,8 @@ class TileRule(LabelRule):
 
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""
-        before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
-        fewer: dict[int, int] = {}
-        for axis, index in enumerate(demand.outputs[0]):
-            copies = whole_copies(index, before[axis]) if index is not None and before[axis] < after[axis] else None
-            if copies is not None:
-                fewer[axis] = len(copies)
-        return fewer
+        shape, need = context.shape(node.inputs[0]), demand.outputs[0]
+        return {axis: len(index) for axis, index in enumerate(need) if index is not None and shape[axis] == 1}
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         fewer, repeats = self._fewer_repeats(node, demand, context), context.probe.constant(node.inputs[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graph_passes.flow.indices import part_of_each_row, whole_copies
+from graph_passes.flow.indices import part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from tests.graph_passes.graphs import graph, plan, shrink_and_compare, site
 
@@ -125,32 +125,6 @@ def test_heads_before_rows_on_an_axis_are_not_cut_for_readers_that_need_differen
     assert RefusalCode.FREE_SIZE in {refusal.code for refusal in shrunk.refused}
 
 
-@pytest.mark.parametrize("kept", [[0], [1, 2], [0, 1, 3]])
-def test_copies_for_each_head_are_made_for_those_that_remain(kept: list[int]) -> None:
-    """Positions of keys `[batch, head * key]` are repeated for each head, as in ProphetNet."""
-    copies = """
-    rows = Shape <start = 0, end = 1> (x)
-    length = Shape <start = 1, end = 2> (x)
-    merged = Mul (rows, four)
-    sums = ReduceSum <keepdims = 0> (x, two)
-    spread = Tile (sums, repeats)
-    flat = Concat <axis = 0> (minus, one, length)
-    distances = Reshape (spread, flat)
-    merge = Concat <axis = 0> (merged, minus, width)
-    part = Concat <axis = 0> (rows, four, length, width)
-"""
-    body = copies + LAYER.format(n="a", x="x", y="y")
-    sizes = "int64[1] two = {2}, int64[2] repeats = {1, 4}"
-    shrunk = shrink_and_compare(graph(body, CONSTANTS, sizes, layer_of("a")), plan(site(kept, name="a")))
-    assert shrunk.refused == ()
-    assert shrunk.parameters[1] == 8 * 12 * len(kept)
-    tile = next(node for node in shrunk.model.graph if node.op_type == "Tile")
-    repeats = tile.inputs[1]
-    assert repeats is not None
-    assert repeats.const_value is not None
-    assert repeats.const_value.numpy().tolist() == [1, len(kept)]
-
-
 @pytest.mark.parametrize("kept", [[0, 2], [1, 3]])
 def test_repeated_axes_of_free_size_are_not_cut(kept: list[int]) -> None:
     """As many copies of the rows as there are heads: what a head needs are positions of some batch sizes only."""
@@ -171,17 +145,31 @@ def test_repeated_axes_of_free_size_are_not_cut(kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "size", "expected"),
-    [([0, 1, 2, 6, 7, 8], 3, [0, 2]), ([0, 1, 2, 6, 7], 3, None), ([1, 2, 3], 3, None), ([2, 5], 1, [2, 5])],
-)
-def test_whole_copies(index: list[int], size: int, expected: list[int] | None) -> None:
-    copies = whole_copies(np.array(index), size)
-    assert (None if copies is None else copies.tolist()) == expected
-
-
-@pytest.mark.parametrize(
     ("index", "expected"), [([1, 5, 9], [1]), ([0, 3, 4, 7, 8, 11], [0, 3]), ([1, 5, 8], None), ([0, 1], None)]
 )
 def test_the_part_of_a_row(index: list[int], expected: list[int] | None) -> None:
     part = part_of_each_row(np.array(index), 12, 3)
     assert (None if part is None else part.tolist()) == expected
+
+
+@pytest.mark.parametrize("kept", [[0, 2], [0, 1], [1]])
+def test_copies_of_rows_that_look_like_heads_are_not_cut(kept: list[int]) -> None:
+    """A number of each row, repeated as often as there are columns: rows of some batch sizes seem to be copies."""
+    body = """
+        sums = ReduceSum <keepdims = 0> (x, axes)
+        spread = Tile (sums, repeats)
+        extra = Reshape (spread, shape)
+        h = MatMul (x, Wv)
+        s = Reshape (h, split)
+        t = Mul (s, extra)
+        g = Mul (t, "a.head_gate")
+        j = Reshape (g, join)
+        y = MatMul (j, Wo)
+    """
+    constants = """
+        int64[2] axes = {1, 2}, int64[1] repeats = {12}, int64[4] shape = {-1, 1, 4, 3}, int64[4] split = {0, 0, 4, 3},
+        int64[3] join = {0, 0, 12}, float[8, 12] Wv, float[12, 8] Wo, float[4, 1] "a.head_gate"
+    """
+    sizes = ({"B": 2, "S": 5}, {"B": 3, "S": 5}, {"B": 1, "S": 5}, {"B": 4, "S": 2})
+    shrunk = shrink_and_compare(graph(body, constants), plan(site(kept, name="a")), sizes=sizes)
+    assert {refusal.code for refusal in shrunk.refused} == {RefusalCode.FREE_SIZE}
