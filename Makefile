@@ -28,9 +28,9 @@ test-triton: .venv/dev .venv-triton/ready
 	$(BIN)/python -m pytest -m triton
 
 # On a machine with an NVIDIA GPU, TensorRT and onnxruntime-gpu: in PYTHON's own environment, which has to have them, in
-# whatever versions; what those warn of is no fault.
+# whatever versions; what those warn of is no fault. The tests of learning on a GPU are skipped with a PyTorch without CUDA.
 test-gpu:
-	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -W default -m gpu tests/targets/test_gpu.py
+	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -W default -m gpu tests/targets/test_gpu.py tests/run/test_gpu.py
 
 # The tables of the documentation that are made from the code.
 docs: .venv/dev
