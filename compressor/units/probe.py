@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from compressor.units.contractions import HeadContractions, contracting_modules
 from compressor.units.gradients import recorded_gradients
 from compressor.units.projections import channels_last, is_projection
+from compressor.units.reach import unfollowed
 from graph_passes import Kind
 
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
@@ -69,7 +70,10 @@ def observed_projections(
     seen: set[str] = set()
 
     def examine(name: str, x: Tensor) -> None:
-        heads = heads_in(x) if name not in seen else None
+        if name in seen:
+            return
+        with unfollowed():
+            heads = heads_in(x)
         if heads is not None:
             seen.add(name)
             on_heads(name, heads)
