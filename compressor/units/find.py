@@ -86,8 +86,9 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     are left out where no output depends on them that an exported graph keeps; see `compressor.units.outputs`.
 
     Args:
-        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
-            permit gradients, it runs again without them, and only calls of the interface are found.
+        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward fails
+            with gradients, or while tensors are followed, it runs again without; then only calls of the interface are
+            found, or everything counts as what an output depends on.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
@@ -126,8 +127,8 @@ def _units_of_any_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], 
     for observe, follow in ((True, True), (True, False), (False, True)):
         try:
             return _units_of_forward(model, inputs, attention, observe=observe, follow=follow)
-        except InputError as error:  # e.g. an operation in place, or a conversion to NumPy, of a tensor with gradients
-            logger.debug("%s: no forward with gradients %s, reach %s: %s", family(model), observe, follow, error)
+        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
+            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(model), observe, follow, error)
     return _units_of_forward(model, inputs, attention, observe=False, follow=False)
 
 
@@ -155,8 +156,7 @@ def _units_of_forward(
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
             if call.site not in sites:
-                with unfollowed():
-                    sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
+                sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
             reach.pass_on((call.query, call.key, call.value, call.mask, call.options), (output, weights))
             reach.mark(call.site, output)
             return output.detach(), weights  # what follows reads heads of this site, not of a projection
@@ -232,6 +232,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@unfollowed()
 def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     """The site of a call, from its output and the arguments of its module's forward.
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 _READERS = frozenset(
     {
         Tensor.__array__,
-        Tensor.__cuda_array_interface__.__get__,  # type: ignore[attr-defined]
+        Tensor.__cuda_array_interface__.__get__,
         Tensor.__dlpack__,
         Tensor.__format__,
         Tensor.__repr__,
@@ -30,7 +30,7 @@ _READERS = frozenset(
         Tensor.numpy,
         Tensor.tensor_split,
         Tensor.tolist,
-        torch._VF._pack_padded_sequence,  # type: ignore[attr-defined]
+        torch._VF._pack_padded_sequence,
         torch.tensor_split,
     }
 )
@@ -145,7 +145,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def unfollowed() -> Iterator[None]:
-    """Inside the context, no mode sees what is computed, as it is no part of the model."""
+    """Inside the context, or the decorated function, no mode sees what is computed, as it is no part of the model."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -153,12 +153,12 @@ def unfollowed() -> Iterator[None]:
 @contextmanager
 def _visible_dlpack() -> Iterator[None]:
     """Inside the context, modes see `to_dlpack`, as they do the method of tensors."""
-    original = torch.to_dlpack
+    original: Any = torch.to_dlpack
 
     def to_dlpack(tensor: Tensor) -> Any:
         return tensor.detach().__dlpack__()
 
-    torch.to_dlpack = dlpack.to_dlpack = to_dlpack
+    torch.to_dlpack = dlpack.to_dlpack = to_dlpack  # type: ignore[assignment]
     try:
         yield
     finally:
