@@ -25,7 +25,7 @@ from compressor.units.layers import is_linear
 from compressor.units.outputs import kept_outputs
 from compressor.units.probe import HeadsRead, observed_projections
 from compressor.units.projections import is_projection
-from compressor.units.reach import Reach, marked_outputs
+from compressor.units.reach import Reach, followed_modules, unfollowed
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,9 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     are left out where no output depends on them that an exported graph keeps; see `compressor.units.outputs`.
 
     Args:
-        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
-            permit gradients, it runs again without them, and only calls of the interface are found.
+        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward fails
+            with gradients, or while tensors are followed, it runs again without; then only calls of the interface are
+            found, or everything counts as what an output depends on.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
@@ -103,11 +104,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them, and the linears that its outputs depend on."""
     bare = unwrap(model)
-    try:
-        units = _units_of_forward(bare, inputs, attention, observe=True)
-    except InputError as error:  # e.g. an operation in place, or a conversion to NumPy, of a tensor with gradients
-        logger.debug("%s: no forward with gradients: %s", family(bare), error)
-        units = _units_of_forward(bare, inputs, attention, observe=False)
+    units = _units_of_any_forward(bare, inputs, attention)
     if not units.sites:
         implementation = f" as {attention}" if attention else ""
         raise SiteRefusedError(
@@ -123,8 +120,22 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     return units
 
 
+def _units_of_any_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> Units:
+    """The units that the first forward shows that does not fail; each shows less than those before it.
+
+    Raises:
+        InputError: the model does not run on the inputs.
+    """
+    for observe, follow in ((True, True), (True, False), (False, True)):
+        try:
+            return _units_of_forward(model, inputs, attention, observe=observe, follow=follow)
+        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
+            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(model), observe, follow, error)
+    return _units_of_forward(model, inputs, attention, observe=False, follow=False)
+
+
 def _units_of_forward(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None, *, observe: bool
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None, *, observe: bool, follow: bool
 ) -> Units:
     """The sites that one forward calls and an output depends on, and the linears that one depends on.
 
@@ -133,12 +144,13 @@ def _units_of_forward(
         inputs: keyword arguments of its forward.
         attention: form of attention; None: as configured.
         observe: whether to find projections that read heads, which takes gradients.
+        follow: whether to follow what outputs depend on; otherwise every unit counts as one that they depend on.
 
     Raises:
         InputError: the model does not run on the inputs.
     """
     sites: dict[str, Site] = {}
-    projections = {name: part for name, part in model.named_modules() if is_linear(part) or is_projection(part)}
+    projections = [name for name, part in model.named_modules() if is_linear(part) or is_projection(part)]
     with ExitStack() as contexts:
         arguments = contexts.enter_context(_recorded_arguments(model))
         reach = Reach()
@@ -147,6 +159,7 @@ def _units_of_forward(
             output, weights = call.run()
             if call.site not in sites:
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
+            reach.pass_on((call.query, call.key, call.value, call.mask, call.options), (output, weights))
             reach.mark(call.site, output)
             return output.detach(), weights  # what follows reads heads of this site, not of a projection
 
@@ -156,9 +169,13 @@ def _units_of_forward(
         contexts.enter_context(evaluation_mode(model))
         contexts.enter_context(observed_projections(model, on_heads, reach.mark) if observe else torch.no_grad())
         contexts.enter_context(intercepted(model, on_call, attention))
-        contexts.enter_context(marked_outputs(projections, reach))
-        contexts.enter_context(reach)
+        if follow:
+            contexts.enter_context(followed_modules(model, projections, reach))
+            contexts.enter_context(reach)
         outputs = get_leaf_tensors(_run(model, inputs))
+    if not follow:
+        logger.debug("%s: what its outputs depend on cannot be followed; every unit counts", family(model))
+        return Units(list(sites.values()), frozenset(projections))
     read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
     setattr(model, _UNREAD, frozenset(sites.keys() - read))
     return Units([site for site in sites.values() if site.name in read], frozenset(read))
@@ -224,6 +241,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@unfollowed()
 def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     """The site of a call, from its output and the arguments of its module's forward.
 

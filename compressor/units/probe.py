@@ -12,26 +12,25 @@ No names of families or modules are used. One forward with gradients records how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compressor.units.contractions import HeadContractions, contracting_modules
+from compressor.units.derivatives import HALF_TOLERANCE, are_disjoint, count_groups, holds_rows, is_sum, slopes
 from compressor.units.gradients import recorded_gradients
 from compressor.units.projections import channels_last, is_projection
+from compressor.units.reach import unfollowed
 from graph_passes import Kind
 
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
 """Operations that read a weight or multiply two activations, as autograd names them."""
 _SOFTMAXES = ("Softmax", "SafeSoftmax")
-_TOLERANCE, _HALF_TOLERANCE = 1e-4, 1e-2
-"""Largest difference, relative to the sum of magnitudes, at which two sums count as equal, and in half precision."""
 
 
 class HeadsRead(NamedTuple):
@@ -95,6 +94,7 @@ def observed_projections(
         yield
 
 
+@unfollowed()
 def heads_in(x: Tensor) -> HeadsRead | None:
     """The heads that a tensor `[..., head * head_dim]` consists of, or None where that cannot be shown."""
     if x.grad_fn is None:
@@ -105,14 +105,14 @@ def heads_in(x: Tensor) -> HeadsRead | None:
     if not softmaxes or not width or x.shape[-1] % width:
         return None
     chunks = x.split(width, dim=-1)
-    derivatives = [_derivatives(chunk, softmaxes) for chunk in chunks]
+    derivatives = [slopes(chunk, softmaxes) for chunk in chunks]
     # A model may fill in the probabilities of padding, which are not numbers where a whole row is hidden.
     probabilities = [_saved_probabilities(softmax).detach().nan_to_num() for softmax in softmaxes]
-    rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
-    is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
-    if not rows or not is_linear or not _are_disjoint(derivatives):
+    rows = [axis for axis in range(x.dim() - 1) if holds_rows(x, axis, softmaxes)]
+    is_linear = all(is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
+    if not rows or not is_linear or not are_disjoint(derivatives):
         return None
-    kv_heads = _count_groups([_derivatives(chunk, values) for chunk in chunks])
+    kv_heads = count_groups([slopes(chunk, values) for chunk in chunks])
     # Every axis depends only on the first row where there is a single one; then its axis has one entry.
     is_single = all(len(part) == 1 for part in probabilities)
     batch_axis = min(rows, key=lambda axis: x.shape[axis]) if is_single else rows[0]
@@ -153,7 +153,7 @@ def _saved_by_model(node: Any) -> Tensor | None:
             continue
         values = tensor.detach().double().nan_to_num()
         sums = values.sum(-1)
-        if bool((values >= 0).all() and (((sums - 1).abs() <= _HALF_TOLERANCE) | (sums == 0)).all() and sums.any()):
+        if bool((values >= 0).all() and (((sums - 1).abs() <= HALF_TOLERANCE) | (sums == 0)).all() and sums.any()):
             return tensor
     return None
 
@@ -246,61 +246,3 @@ def _is_causal(probabilities: Tensor) -> bool:
     """Whether no query attends to a later key, in `[..., query, key]`."""
     queries, keys = probabilities.shape[-2:]
     return queries == keys > 1 and not bool(probabilities.triu(1).any())
-
-
-# -- Derivatives -------------------------------------------------------------------------------------------------------
-
-
-def _derivatives(chunk: Tensor, nodes: Sequence[Node]) -> list[Tensor | None]:
-    """The derivatives of the sum of a chunk by the outputs of nodes; None: the chunk does not depend on one."""
-    if not nodes:
-        return []
-    edges = [GradientEdge(node, 0) for node in nodes]
-    return list(torch.autograd.grad(chunk.sum(), edges, retain_graph=True, allow_unused=True))
-
-
-def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequence[Tensor | None]) -> bool:
-    """Whether a chunk is linear in probabilities, of which it has these derivatives."""
-    pairs = zip(probabilities, derivatives, strict=True)
-    terms = [part.double() * slope.double() for part, slope in pairs if slope is not None]
-    magnitude = sum(float(term.abs().sum()) for term in terms)
-    difference = float(chunk.detach().double().sum()) - sum(float(term.sum()) for term in terms)
-    tolerance = _HALF_TOLERANCE if chunk.element_size() < 4 else _TOLERANCE
-    return magnitude > 0 and abs(difference) <= tolerance * magnitude
-
-
-def _holds_rows(x: Tensor, axis: int, softmaxes: Sequence[Node]) -> bool:
-    """Whether the first entry of an axis depends only on the first probabilities, which belong to the first row.
-
-    The first axis of probabilities holds rows, or rows times heads or windows.
-    """
-    for slope in _derivatives(x.select(axis, 0), softmaxes):
-        if slope is not None and bool((slope[max(1, len(slope) // x.shape[axis]) :] != 0).any()):
-            return False
-    return True
-
-
-def _are_disjoint(derivatives: Sequence[Sequence[Tensor | None]]) -> bool:
-    """Whether no entry of a tensor has a derivative in two chunks."""
-    for of_tensor in zip(*derivatives, strict=True):
-        used = [(slope != 0).int() for slope in of_tensor if slope is not None]
-        if used and int(torch.stack(used).sum(0).max()) > 1:
-            return False
-    return True
-
-
-def _count_groups(derivatives: Sequence[Sequence[Tensor | None]]) -> int:
-    """Number of value heads: consecutive chunks that depend on the same outputs of a value projection share one."""
-    heads = len(derivatives)
-    first = [
-        next(earlier for earlier in range(head + 1) if earlier == head or _overlap(derivatives[earlier], of_head))
-        for head, of_head in enumerate(derivatives)
-    ]
-    groups = len(set(first))
-    shared = heads // groups
-    return groups if first == [head // shared * shared for head in range(heads)] else heads
-
-
-def _overlap(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> bool:
-    pairs = zip(left, right, strict=True)
-    return any(bool(((a != 0) & (b != 0)).any()) for a, b in pairs if a is not None and b is not None)

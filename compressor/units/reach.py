@@ -6,57 +6,86 @@ what only an output reads that no task does, such as the predictor of V-JEPA 2. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import dlpack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_READS_NUMBER = torch.ops.aten._local_scalar_dense.default
-"""The operation by which Python reads a number."""
-_LEAVES = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
-"""Methods by which values leave PyTorch."""
+_READERS = frozenset(
+    {
+        Tensor.__array__,
+        Tensor.__cuda_array_interface__.__get__,
+        Tensor.__dlpack__,
+        Tensor.__format__,
+        Tensor.__repr__,
+        Tensor.data_ptr,
+        Tensor.numpy,
+        Tensor.tensor_split,
+        Tensor.tolist,
+        torch._VF._pack_padded_sequence,
+        torch.tensor_split,
+    }
+)
+"""Functions that read values, or let others read them, without an operation that shows it."""
 
 
 class Reach(TorchDispatchMode):
     """While entered, follows marked tensors through every operation, as an exported graph would record them.
 
-    What happens to values that Python or NumPy reads is unknown, so outputs count as dependent on them.
+    What happens to values that Python, NumPy or a size depends on is unknown, so outputs count as dependent on them; so
+    do values in layouts other than strided, whose memory has no single address, and all that precedes an operator
+    with functions for arguments, such as `torch.cond`, since they may capture any tensor.
 
     Derivatives would not do: a graph also depends on what an index or a comparison is computed from.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
         self._bits: dict[str, int] = {}
         self._marks: dict[int, int] = {}  # memory -> bits of the names that it depends on; views share their memory
-        self._kept: list[torch.UntypedStorage] = []  # memory that was given back could be another tensor's next
-        self._lost = 0  # bits of the names that values outside of PyTorch depend on
-        self._exits = _Exits(self)
+        self._kept: list[StorageWeakRef] = []  # keep addresses, not memory: another tensor could be given one of them
+        self._lost = 0  # bits of the names that what cannot be followed depends on
+        self._contexts = ExitStack()
 
     def __enter__(self) -> Reach:
-        self._exits.__enter__()
+        self._contexts.enter_context(_Functions(self))
+        self._contexts.enter_context(_visible_dlpack())
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._exits.__exit__(*error)
+        self._contexts.close()
 
     def mark(self, name: str, tensor: Tensor) -> None:
         """Follow a tensor, and what is computed from it, under a name; several tensors may have the same."""
-        self._add(tensor, self._bits.setdefault(name, 1 << len(self._bits)))
+        self._add([tensor], self._bits.setdefault(name, 1 << len(self._bits)))
 
     def names(self, tensors: Iterable[Tensor]) -> set[str]:
         """The names that tensors depend on, or may depend on."""
-        bits = self._lost
-        for tensor in tensors:
-            bits |= self._marks.get(_memory(tensor), 0)
+        bits = self._lost | self._marked(tensors)
         return {name for name, bit in self._bits.items() if bits & bit}
+
+    def pass_on(self, sources: Any, results: Any) -> None:
+        """Let results depend on the tensors in sources, except for those that are sources, or views of them."""
+        sources = _tensors(sources)
+        if bits := self._marked(sources):
+            memories = {_memory(tensor) for tensor in sources} - {None}
+            self._add((tensor for tensor in _tensors(results) if _memory(tensor) not in memories), bits)
+
+    def lose(self, values: Any) -> None:
+        """Record that what the tensors in values are used for cannot be followed."""
+        self._lost |= self._marked(_tensors(values))
 
     def __torch_dispatch__(
         self,
@@ -67,29 +96,37 @@ class Reach(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        bits = 0
-        for tensor in _tensors((args, kwargs)):
-            bits |= self._marks.get(_memory(tensor), 0)
-        if bits:
-            if func is _READS_NUMBER:
+        if not isinstance(func, torch._ops.OpOverload):
+            self._lost = (1 << len(self._bits)) - 1
+        elif bits := self._marked(_tensors((args, kwargs))):
+            self._add(_tensors((result, _written(func, args, kwargs))), bits)
+            if _has_dynamic_shape(func, args) or not all(
+                isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)
+            ):
                 self._lost |= bits
-            for tensor in _tensors((result, _written(func, args, kwargs))):
-                self._add(tensor, bits)
         return result
 
-    def lose(self, tensor: Tensor) -> None:
-        """Record that a tensor leaves PyTorch."""
-        self._lost |= self._marks.get(_memory(tensor), 0)
+    def _marked(self, tensors: Iterable[Tensor]) -> int:
+        """The bits of the names that tensors depend on."""
+        bits = 0
+        for tensor in tensors:
+            memory = _memory(tensor)
+            bits |= 0 if memory is None else self._marks.get(memory, 0)
+        return bits
 
-    def _add(self, tensor: Tensor, bits: int) -> None:
-        key = _memory(tensor)
-        if key not in self._marks:
-            self._kept.append(tensor.untyped_storage())
-        self._marks[key] = self._marks.get(key, 0) | bits
+    def _add(self, tensors: Iterable[Tensor], bits: int) -> None:
+        for tensor in tensors:
+            memory = _memory(tensor)
+            if memory is None:
+                self._lost |= bits
+                continue
+            if memory not in self._marks:
+                self._kept.append(StorageWeakRef(tensor.untyped_storage()))
+            self._marks[memory] = self._marks.get(memory, 0) | bits
 
 
-class _Exits(TorchFunctionMode):
-    """While entered, records which tensors leave PyTorch."""
+class _Functions(TorchFunctionMode):
+    """While entered, passes marks on through functions of PyTorch, some of which consist of no operations."""
 
     def __init__(self, reach: Reach) -> None:
         super().__init__()
@@ -98,18 +135,55 @@ class _Exits(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _LEAVES:
-            for tensor in _tensors(args):
-                self._reach.lose(tensor)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in _READERS:
+            self._reach.lose((args, kwargs))
+        self._reach.pass_on((args, kwargs), result)
+        return result
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """Inside the context, or the decorated function, no mode sees what is computed, as it is no part of the model."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+@contextmanager
+def _visible_dlpack() -> Iterator[None]:
+    """Inside the context, modes see `to_dlpack`, as they do the method of tensors."""
+    original: Any = torch.to_dlpack
+
+    def to_dlpack(tensor: Tensor) -> Any:
+        return tensor.detach().__dlpack__()
+
+    torch.to_dlpack = dlpack.to_dlpack = to_dlpack  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.to_dlpack = dlpack.to_dlpack = original
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """The address that a tensor shares with its views; None: it has no single one."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # e.g. a tensor that a function transform wraps
+        return None
+
+
+def _has_dynamic_shape(func: torch._ops.OpOverload[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the results of an operator depends on values."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -123,19 +197,25 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 @contextmanager
-def marked_outputs(modules: Mapping[str, nn.Module], reach: Reach) -> Iterator[None]:
-    """Inside the context, the outputs of modules are marked by their names."""
+def followed_modules(model: nn.Module, marked: Collection[str], reach: Reach) -> Iterator[None]:
+    """Inside the context, outputs of modules depend on their inputs, and are marked by the names of some modules.
 
-    def mark(name: str) -> Callable[..., None]:
-        def on_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    A kernel that PyTorch does not know writes into memory without an operation.
+
+    Args:
+        model: the model.
+        marked: module paths of the modules whose outputs are marked.
+        reach: follows the tensors.
+    """
+
+    def on_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        reach.pass_on((args, kwargs), output)
+        if name in marked:
             for tensor in _tensors(output):  # a quantized linear returns its scale too
                 reach.mark(name, tensor)
 
-        return on_output
-
-    handles = [module.register_forward_hook(mark(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            handle = module.register_forward_hook(partial(on_output, name), with_kwargs=True)
+            undo.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
