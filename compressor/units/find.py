@@ -175,6 +175,7 @@ def _units_of_forward(
         outputs = get_leaf_tensors(_run(model, inputs))
     if not follow:
         logger.debug("%s: what its outputs depend on cannot be followed; every unit counts", family(model))
+        setattr(model, _UNREAD, frozenset())
         return Units(list(sites.values()), frozenset(projections))
     read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
     setattr(model, _UNREAD, frozenset(sites.keys() - read))
