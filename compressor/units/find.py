@@ -114,9 +114,7 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
             family=family(bare),
             attention=attention,
         )
-    logger.debug(
-        "%s: %d attention sites with %d heads", family(bare), len(units.sites), sum(s.heads for s in units.sites)
-    )
+    logger.debug("%s: %d sites with %d heads", family(bare), len(units.sites), sum(site.heads for site in units.sites))
     return units
 
 
@@ -184,8 +182,7 @@ def _units_of_forward(
 
 def unread_sites(model: nn.Module) -> frozenset[str]:
     """The sites on which no output of a graph depends, by the last `find_sites` of a model; none before the first."""
-    sites: frozenset[str] = getattr(model, _UNREAD, frozenset())
-    return sites
+    return frozenset(getattr(model, _UNREAD, ()))
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
