@@ -23,16 +23,18 @@ _NO_TARGET = ("text-classification", "regression", "question-answering")
 
 Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
+_PLACES = "image_embeds_position_mask"
+"""Input of Kosmos-2 with the places of an image in the text."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
     """Keyword arguments of the model's forward.
 
     Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
-    more is padded on the right, so that the mask has an effect. The places of an image come before it (BLIP-2). Images
-    have the size that the processor of a classifier makes; other images and sound have that of the configuration. A
-    model with segment memory gets memories as long as positions permit beside `seq` tokens, and no mask: streams have
-    no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
+    more is padded on the right, so that the mask has an effect. The places of an image come before it (BLIP-2,
+    Kosmos-2). Images have the size that the processor of a classifier makes; other images and sound have that of the
+    configuration. A model with segment memory gets memories as long as positions permit beside `seq` tokens, and no
+    mask: streams have no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
 
     Args:
         folder: a loaded folder.
@@ -97,9 +99,14 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
 
 
 def _image_places(config: PretrainedConfig) -> Tensor:
-    """Ids `[position]` of the tokens before a text in whose place BLIP-2 puts what its queries read of the image."""
+    """Ids `[position]` of the tokens before a text in whose place a model puts what its queries read of the image.
+
+    BLIP-2 knows the places by their token, Kosmos-2 by a mask.
+    """
     token = getattr(config, "image_token_index", None) if hasattr(config, "qformer_config") else None
-    return torch.full((0 if token is None else config.num_query_tokens,), token or 0)
+    reads_images = hasattr(getattr(config, "vision_config", None), "image_size")  # not patches, as Kosmos-2.5
+    count = getattr(config, "latent_query_num", 0) if token is None else config.num_query_tokens
+    return torch.full((count if reads_images else 0,), token or 0)
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
@@ -202,6 +209,8 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
     inputs = {"input_ids": ids}
     if "attention_mask" in parameters:
         inputs["attention_mask"] = mask
+    if _PLACES in parameters and len(places):
+        inputs[_PLACES] = (torch.arange(ids.shape[1]) < len(places)).expand(batch, -1)
     if takes_token_types(folder.model, tokenizer):
         second = torch.arange(mask.shape[1])[None] >= (mask.sum(-1) // 2)[:, None]
         inputs["token_type_ids"] = (second & (mask == 1)).long()

@@ -31,6 +31,8 @@ def folder_of(family: str) -> ModelFolder:
         ("canine", {"input_ids", "attention_mask", "token_type_ids"}),
         ("xlnet", {"input_ids", "attention_mask"}),
         ("blip-2", {"pixel_values", "input_ids", "attention_mask"}),
+        ("kosmos-2", {"pixel_values", "input_ids", "attention_mask", "image_embeds_position_mask"}),
+        ("kosmos-2.5", {"input_ids", "attention_mask"}),
         ("instructblip", {"pixel_values", "input_ids", "attention_mask", "qformer_input_ids"}),
     ],
 )
