@@ -137,7 +137,7 @@ def _chunk_by_chunk(rule: Recurrence) -> Recurrence:
         count = (length + chunk_size - 1) // chunk_size
         chunks = tuple(_chunks(part, count, chunk_size) for part in (query, key, value, g, beta))
         if initial_state is None:
-            initial_state = value.new_zeros(batch, heads, key.shape[-1], width, dtype=torch.float32)
+            initial_state = value.new_zeros(batch, heads, key.shape[-1], width)
 
         def step(state: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             output, state = rule(
@@ -145,7 +145,7 @@ def _chunk_by_chunk(rule: Recurrence) -> Recurrence:
             )
             return state, output
 
-        last, outputs = scan(step, initial_state, chunks)
+        last, outputs = scan(step, initial_state.float(), chunks)
         output = outputs.transpose(0, 1).reshape(batch, count * chunk_size, heads, width)[:, :length]
         return output, last if output_final_state else None
 

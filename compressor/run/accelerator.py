@@ -24,12 +24,12 @@ def on_accelerator(model: PreTrainedModel) -> Iterator[None]:
     Args:
         model: the model, on the CPU.
     """
-    if torch.cuda.is_available():
-        needed = 2 * sum(parameter.nbytes for parameter in model.parameters()) + _ACTIVATION_BYTES
-        device = process_state().device
-        if torch.cuda.mem_get_info(device)[0] >= needed:
-            model.to(device)
     try:
+        if torch.cuda.is_available():
+            needed = 2 * sum(parameter.nbytes for parameter in model.parameters()) + _ACTIVATION_BYTES
+            device = process_state().device
+            if torch.cuda.mem_get_info(device)[0] >= needed:
+                model.to(device)
         yield
     finally:
         model.to("cpu")  # type: ignore[arg-type]

@@ -123,11 +123,12 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
     """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit.
 
     Sizes that some operator merges, e.g. a division of lengths below the divisor, are replaced by larger ones: what it
-    returns would pass for a fixed size. They serve where all sizes are merged.
+    returns would pass for a fixed size. Where all are merged somewhere, those serve that the fewest nodes merge.
     """
     example = example_sizes(model)
     fallback = made_up_sizes()
     merged: tuple[_Walk, _Walk] | None = None
+    fewest = 0
     attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
     for pair in attempts:
         if merged is not None and pair[0].example == pair[1].example and example:
@@ -140,9 +141,11 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
             elif not error.too_small:
                 break  # larger sizes do not help
             continue
-        if not any(_merges_sizes(node, *walks) for node in model.graph):
+        merges = sum(_merges_sizes(node, *walks) for node in model.graph)
+        if not merges:
             return walks
-        merged = merged or walks
+        if merged is None or merges < fewest:
+            merged, fewest = walks, merges
     return merged or _walks(model, fallback, strict=False)
 
 
@@ -165,12 +168,18 @@ def _merges_sizes(node: ir.Node, first: _Walk, second: _Walk) -> bool:
     """Whether a node gives one size for two: a window with a stride, or arithmetic of sizes."""
     if window_merges_sizes(node, first.shapes, second.shapes):
         return True
+    if node.op_type == "Pad":
+        ends = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
+        sizes = [walk.shapes.get(value, ()) for value in ends for walk in (first, second)]
+        return any(a != b and c == d for a, b, c, d in zip(*sizes, strict=False))
     values = [*node.inputs, *node.outputs]
     if node.op_type not in _ROUNDING or any(v not in first.constants or v not in second.constants for v in values):
         return False
     numbers = [[walk.constants[value] for value in values if value is not None] for walk in (first, second)]
     if any(array.dtype.kind != "i" or array.size != 1 or array.min() < 0 for array in itertools.chain(*numbers)):
         return False
+    if node.op_type == "Div" and all(int(n.item()) % max(int(d.item()), 1) == 0 for n, d, _ in numbers):
+        return False  # nothing is rounded: a width that is computed from two lengths, say
     differ = [int(a.item()) != int(b.item()) for a, b in zip(*numbers, strict=True)]
     return any(differ[:-1]) and not differ[-1]
 

@@ -140,3 +140,30 @@ def test_shapes_equal_those_that_the_runtime_computes(name: str) -> None:
     computed = run(model, draw(model, sizes))
     assert len(computed) > 1
     assert [array.shape for array in computed] == [probe.shape(output) for output in model.graph.outputs]
+
+
+@pytest.mark.parametrize("chunk", [4, 12, 32, 64, 256])
+def test_the_number_of_padded_chunks_is_not_fixed(chunk: int) -> None:
+    """Lengths below a chunk give one chunk; a width that is computed from lengths without rounding merges none."""
+    body = """
+    length = Shape <start = 1, end = 2> (x)
+    rest = Mod (length, chunk)
+    short = Sub (chunk, rest)
+    missing = Mod (short, chunk)
+    pads = Concat <axis = 0> (before, missing, none)
+    padded = Pad (x, pads)
+    rows = Shape <start = 0, end = 1> (x)
+    numbers = Mul (length, eight)
+    width = Div (numbers, length)
+    target = Concat <axis = 0> (rows, infer, chunk, width)
+    chunks = Reshape (padded, target)
+    y = Relu (x)
+    """
+    constants = f"int64[1] none = {{0}}, int64[1] eight = {{8}}, int64[1] infer = {{-1}}, int64[1] chunk = {{{chunk}}}"
+    model = graph(body, f"{constants}, int64[4] before = {{0, 0, 0, 0}}")
+    probe = Probe(model)
+    chunks = value(model, "chunks")
+    assert probe.shape(chunks) is not None
+    assert not probe.fixed(chunks, 1)
+    assert probe.fixed(chunks, 2)
+    assert probe.fixed(chunks, 3)
