@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,7 @@ SUPPORTED = (
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
 """The supported families, for error messages."""
-_UNREAD = "_unread_sites"
-"""Attribute of a model with the sites that were left out."""
+_unread = WeakKeyDictionary[nn.Module, frozenset[str]]()  # model -> the sites that were left out
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
 
@@ -173,16 +173,16 @@ def _units_of_forward(
         outputs = get_leaf_tensors(_run(model, inputs))
     if not follow:
         logger.debug("%s: what its outputs depend on cannot be followed; every unit counts", family(model))
-        setattr(model, _UNREAD, frozenset())
+        _unread.pop(model, None)
         return Units(list(sites.values()), frozenset(projections))
     read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
-    setattr(model, _UNREAD, frozenset(sites.keys() - read))
+    _unread[model] = frozenset(sites.keys() - read)
     return Units([site for site in sites.values() if site.name in read], frozenset(read))
 
 
 def unread_sites(model: nn.Module) -> frozenset[str]:
     """The sites on which no output of a graph depends, by the last `find_sites` of a model; none before the first."""
-    return frozenset(getattr(model, _UNREAD, ()))
+    return _unread.get(model, frozenset())
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
