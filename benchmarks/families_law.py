@@ -31,7 +31,7 @@ from compressor.units import PrunableGroup, find_groups
 from graph_passes import GraphPassError, Plan, load, save, shrink
 from graph_passes.plan import GroupPlan
 
-SIZES = ((2, 8), (3, 13), (1, 90))
+SIZES = ((2, 8), (3, 13), (2, 90))
 """Batch sizes and lengths at which the outputs are compared: a length is larger than a chunk of linear attention."""
 
 
