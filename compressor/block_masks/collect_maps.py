@@ -137,8 +137,6 @@ class _MapSums:
     def add(self, call: Call, weights: Tensor) -> None:
         """Add the maps `weights` `[batch, head, query, key]` of a call."""
         name, queries = call.site, weights.shape[2]
-        if name not in self._sites:  # no output of a graph depends on these heads
-            return
         site = self._sites[name]
         keys = weights.shape[3] - self._persistent[name]
         remembered = keys - queries if self.memory else 0

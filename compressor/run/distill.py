@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -22,6 +19,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
+from compressor.run.affordable_steps import affordable_steps
 from compressor.run.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
@@ -40,13 +38,9 @@ from compressor.training.fit import fit
 from compressor.training.processes import process_count, process_state
 from compressor.training.schedule import native_precision
 from compressor.units import compacted
-from compressor.workdir import write_json
 from graph_passes import Plan
 
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
-_STEPS = "steps.json"
-"""File of the number of steps, where it follows from a time."""
-_TIMED_STEPS = 5
 _EVALUATED_ROWS = 128
 """Rows of an evaluation batch."""
 
@@ -171,7 +165,7 @@ def _train(
     with compacted(network, plan, example_inputs(model.folder, 2, 8)):
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
             member.to(process_state().device)
-        steps = _affordable_steps(recipe, data, distillation, network, store)
+        steps = affordable_steps(recipe, data, distillation, network, store)
         schedule = ScheduleOptions().schedule(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
@@ -184,7 +178,10 @@ def _train(
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
-                *(network, data, schedule, checkpoints),
+                network,
+                data,
+                schedule,
+                checkpoints,
                 distillation=distillation,
                 rounding=rounding,
                 on_progress=on_progress,
@@ -254,47 +251,3 @@ def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
     if training.refusal is not None:
         text = f"the teacher's outputs were computed in every step, not kept: {training.refusal}"
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
-
-
-def _affordable_steps(
-    recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel, store: LearningStore
-) -> int:
-    """The steps of the distillation: as configured, or as many as its minutes allow.
-
-    The time of a step is measured once, and the number is stored, so that an interrupted run makes as many.
-
-    Raises:
-        UsageError: the minutes do not suffice for one step.
-    """
-    options, file, state = recipe.distillation, store.path / _STEPS, PartialState()
-    if options.minutes is None:
-        return options.distill_steps
-    if state.is_main_process and not file.is_file():
-        seconds = _step_seconds(recipe, data, distillation, network)
-        affordable = int(60 * options.minutes / seconds)
-        if affordable < 1:
-            raise UsageError(
-                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.1f} s; allow more time,"
-                " or fewer rows a step (--batch-size)",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="minutes",
-                value=options.minutes,
-            )
-        write_json(file, {"steps": min(options.distill_steps, affordable)})
-    state.wait_for_everyone()
-    return int(json.loads(file.read_text())["steps"])
-
-
-def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Seconds of a step, without the update of the weights: the mean of a few after one that is not counted."""
-    rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
-    times = []
-    for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
-        start = time.perf_counter()
-        inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
-        loss = distillation.loss(network, inputs)
-        loss.backward()
-        loss.item()  # a GPU computes on after the call
-        times.append(time.perf_counter() - start)
-    network.zero_grad()
-    return float(np.mean(times[1:] or times))

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
+from compressor.units.find import unread_sites
 from compressor.units.head_outputs import spread_over_rows
 from compressor.units.hook import Call, intercepted
 from compressor.units.layers import outermost_layers
@@ -110,7 +111,7 @@ class PartialForward:
 
         def gated_output(site: str, compute: Callable[[], Tensor]) -> Tensor:
             out = replay.attention(site, compute)
-            if site not in gate_of:  # no output of a graph depends on these heads
+            if site in unread_sites(self._model):
                 return out
             return out * spread_over_rows(gate_of[site], len(out)).to(out.device, out.dtype)
 

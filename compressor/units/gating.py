@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.units.find import Site, unread_sites
+from compressor.units.find import Site
 from compressor.units.groups import PrunableGroup
 from compressor.units.head_outputs import hooked
 from compressor.units.hook import Attention, family, unwrap
@@ -132,9 +132,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     def multiply(name: str, output: Tensor) -> Tensor:
         if name not in planned:
-            if name not in unread_sites(bare):
-                raise _missing_site(name, "plan")
-            return output
+            raise _missing_site(name, "plan")
         _check_output(planned[name], output)
         return output * getattr(modules[name], HEAD_GATE)
 

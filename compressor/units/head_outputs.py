@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from compressor.errors import ErrorCode, SiteRefusedError
-from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, intercepted
+from compressor.units.find import unread_sites
+from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, intercepted, unwrap
 from compressor.units.projections import Heads, hooked_projections
 
 
@@ -23,7 +24,8 @@ def hooked(
 ) -> Iterator[None]:
     """Pass the heads of every attention through `on_output`, before the output projection.
 
-    Works in training and in evaluation. The model itself is not modified.
+    Works in training and in evaluation. The model itself is not modified. Heads on which no output of a graph depends,
+    by the last `find_sites` of the model, are left alone.
 
     Args:
         model: a transformers model, bare or wrapped for training (DistributedDataParallel).
@@ -37,8 +39,12 @@ def hooked(
         SiteRefusedError: the family does not support SDPA, or, on a call, returns no attention map for `on_weights`.
     """
 
+    unread = unread_sites(unwrap(model))
+
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         output, weights = call.run()
+        if call.site in unread:
+            return output, weights
         if on_weights is not None:
             if weights is None:
                 raise SiteRefusedError(
