@@ -32,16 +32,16 @@ from compressor.config.run import Recipe
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs
-from compressor.run.budget import EXCESS, UNUSED, Constraint, macs_of, meet
-from compressor.run.budget_run import BudgetRun
-from compressor.run.calibrate import calibration_rows
-from compressor.run.choose_engine import choices
-from compressor.run.cost_tables import CostSource
+from compressor.run.engine_choice.calibrate import calibration_rows
+from compressor.run.engine_choice.choose_engine import choices
 from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
-from compressor.run.measure_costs import keep_counts
-from compressor.run.plan_engines import PlanEngines
-from compressor.run.prune import inputs_of, pruner_of
+from compressor.run.pruning.budget import EXCESS, UNUSED, Constraint, macs_of, meet
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.measure_costs import keep_counts
+from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prune import inputs_of, pruner_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, export_graph, shrink_graph

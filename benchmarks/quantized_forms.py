@@ -31,7 +31,7 @@ from compressor.export import export_reference
 from compressor.measure import macs, median_times
 from compressor.model_folder import load as load_folder
 from compressor.quantization import quantize_graph, require_nncf
-from compressor.run.calibrate import calibration_rows
+from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_tools
 from compressor.targets import BuildOptions, Engine, Feeds, target
 from compressor.targets.openvino.engine import load_engine

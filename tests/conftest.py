@@ -39,7 +39,7 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of cost tables and of plans are timed in as few rounds as possible."""
-    from compressor.run import cost_tables, measure_costs
+    from compressor.run.pruning import cost_tables, measure_costs
 
     for module, name in (
         (cost_tables, "_TIMED_SECONDS"),

@@ -20,7 +20,7 @@ from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
 from compressor.errors import ErrorCode, UsageError
 
 if TYPE_CHECKING:
-    from compressor.run.model_costs import ModelCosts
+    from compressor.run.pruning.model_costs import ModelCosts
 
 _NAMES = (
     *SourceConfig.model_fields,
@@ -47,7 +47,7 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     recipe = Recipe(model=model, **{name: value for name, value in flags.items() if value is not None})
     path = None if out is None else _output_file(Path(out), force=bool(force))
     from compressor.report.cost_curves import curve_rows, curves_of, headline
-    from compressor.run.model_costs import measure_model
+    from compressor.run.pruning.model_costs import measure_model
 
     measured = measure_model(recipe, console)
     parts: list[Any] = []

@@ -13,20 +13,20 @@ from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, ignore_progress
-from compressor.run.budget import timed_sizes
-from compressor.run.budget_run import BudgetRun
-from compressor.run.calibrate import calibration_rows
-from compressor.run.choose_engine import choose_engine
-from compressor.run.cost_tables import CostSource
-from compressor.run.distill import distill, distillation_of
-from compressor.run.engine_trials import EngineTrials
-from compressor.run.learn_units import learn_units, learn_units_as_worker
+from compressor.run.distillation.distill import distill, distillation_of
+from compressor.run.engine_choice.calibrate import calibration_rows
+from compressor.run.engine_choice.choose_engine import choose_engine
+from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
-from compressor.run.plan_engines import PlanEngines
 from compressor.run.plan_source import learn_plan, load_plan
 from compressor.run.products import Choice, Chosen, ExportedGraph, LoadedModel, SelectedPlan, Variant
-from compressor.run.prune import inputs_of, prune
+from compressor.run.pruning.budget import timed_sizes
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
+from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prune import inputs_of, prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread

@@ -22,15 +22,15 @@ from compressor.model_folder import example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.results import Note, NoteCode, Report, Speed, VariantName
 from compressor.run import run_notes
-from compressor.run.budget_rows import delivered_rows
-from compressor.run.choose_engine import choose_engine
-from compressor.run.engine_trials import EngineTrials
+from compressor.run.engine_choice.choose_engine import choose_engine
+from compressor.run.engine_choice.engine_trials import EngineTrials
+from compressor.run.engine_choice.quantize import quantize_for_target
 from compressor.run.evaluate import evaluate
 from compressor.run.learn_stages import LearnedPlan, learn, run_worker
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
 from compressor.run.products import Choice, Chosen, ExportedGraph, Measurements, SelectedPlan, ShrunkGraph, Variant
-from compressor.run.quantize import quantize_for_target
+from compressor.run.pruning.budget_rows import delivered_rows
 from compressor.run.run_context import RunContext, load_context
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread, rehearse, require_complete

@@ -15,7 +15,7 @@ from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import VariantName
 from compressor.run import run_notes
-from compressor.run.distill import distillation_of
+from compressor.run.distillation.distill import distillation_of
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import load_plan
 from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant

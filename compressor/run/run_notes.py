@@ -15,9 +15,9 @@ from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
-from compressor.run.budget import EXCESS, UNUSED, Allocation, Constraint
 from compressor.run.measure import size_label
 from compressor.run.products import SelectedPlan, ShrunkGraph
+from compressor.run.pruning.budget import EXCESS, UNUSED, Allocation, Constraint
 from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan

@@ -10,7 +10,7 @@ import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.errors import ErrorCode
-from compressor.run import cost_tables
+from compressor.run.pruning import cost_tables
 from tests import folders
 from tests.command import CommandResult, compress
 

@@ -11,7 +11,7 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, Latency, NoteCode, Speed
-from compressor.run.budget import (
+from compressor.run.pruning.budget import (
     EXCESS,
     MAX_ROUNDS,
     UNUSED,
@@ -22,7 +22,7 @@ from compressor.run.budget import (
     meet,
     timed_sizes,
 )
-from compressor.run.budget_rows import delivered_rows
+from compressor.run.pruning.budget_rows import delivered_rows
 from compressor.units import PrunableGroup
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]

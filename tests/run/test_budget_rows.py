@@ -8,10 +8,10 @@ import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CostShare
-from compressor.run.budget import Allocation, Constraint
-from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import SelectedPlan
+from compressor.run.pruning.budget import Allocation, Constraint
+from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan
 from tests import folders

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.model_folder import load
-from compressor.run.calibrate import calibration_rows
+from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.targets import Feeds
 from compressor.tasks import open_data
 from tests.folders import rows_config

@@ -22,8 +22,8 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
-from compressor.run.choose_engine import choices
-from compressor.run.engine_trials import fewest
+from compressor.run.engine_choice.choose_engine import choices
+from compressor.run.engine_choice.engine_trials import fewest
 from compressor.run.run_notes import of_unused_fields
 from compressor.targets import target
 from compressor.targets.cores import usable_cores

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run import cost_tables
-from compressor.run.cost_tables import CostSource
+from compressor.run.pruning import cost_tables
+from compressor.run.pruning.cost_tables import CostSource
 from compressor.units import PrunableGroup
 
 

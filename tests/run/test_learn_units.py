@@ -15,8 +15,8 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
-from compressor.run.budget import Constraint
-from compressor.run.learn_units import counts_of, pool_within
+from compressor.run.pruning.budget import Constraint
+from compressor.run.pruning.learn_units import counts_of, pool_within
 from compressor.units import Bundles, PrunableGroup, keep_all
 from graph_passes import Plan
 from tests import folders

@@ -11,9 +11,9 @@ import graph_passes
 from compressor.config.sections import EngineConfig
 from compressor.measure import macs as measured_macs
 from compressor.results import Proof, ProofStage
-from compressor.run.measure_costs import count_costs, equal_groups, keep_counts, measured_counts
-from compressor.run.plan_engines import PlanEngines
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
+from compressor.run.pruning.measure_costs import count_costs, equal_groups, keep_counts, measured_counts
+from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all

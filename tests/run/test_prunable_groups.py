@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 from compressor.errors import ErrorCode, SiteRefusedError
-from compressor.run.budget_run import BudgetRun
-from compressor.run.prunable_groups import prunable_groups
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.units import Site
 from tests.faults import fails_with
 

@@ -16,7 +16,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
-from compressor.run import cost_tables
+from compressor.run.pruning import cost_tables
 from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name

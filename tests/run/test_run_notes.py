@@ -14,8 +14,8 @@ from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable
 from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
-from compressor.run.budget import Allocation, Constraint
 from compressor.run.products import SelectedPlan, ShrunkGraph
+from compressor.run.pruning.budget import Allocation, Constraint
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 

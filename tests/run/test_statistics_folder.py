@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from compressor.progress import NullListener
-from compressor.run import prune
-from compressor.run.budget_run import BudgetRun
 from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
+from compressor.run.pruning import prune
+from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.run_log import RunLog
 from tests.run.runs import learning_recipe
 

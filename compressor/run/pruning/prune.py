@@ -19,8 +19,11 @@ from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import fingerprint
 from compressor.run.accelerator import on_accelerator
-from compressor.run.bisect_metric import bisect_metric
-from compressor.run.budget import (
+from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.run.plan_source import load_start
+from compressor.run.products import SelectedPlan
+from compressor.run.pruning.bisect_metric import bisect_metric
+from compressor.run.pruning.budget import (
     Allocation,
     Constraint,
     constraints_of,
@@ -29,13 +32,10 @@ from compressor.run.budget import (
     meet,
     require_reachable,
 )
-from compressor.run.budget_rows import budget_rows, cost_shares
-from compressor.run.budget_run import BudgetRun
-from compressor.run.calibrate import calibration_batches, draw_rows
-from compressor.run.measure_costs import Size
-from compressor.run.plan_source import load_start
-from compressor.run.products import SelectedPlan
-from compressor.run.prunable_groups import prunable_groups
+from compressor.run.pruning.budget_rows import budget_rows, cost_shares
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.measure_costs import Size
+from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.run_notes import of_budget
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep

@@ -16,8 +16,8 @@ from torch import Tensor
 from compressor.measure import paired_interval
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, Note, NoteCode
-from compressor.run.budget import Allocation, Constraint, choose_counts
-from compressor.run.budget_run import BudgetRun
+from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
+from compressor.run.pruning.budget_run import BudgetRun
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import Certificate, certify, split_rows
 from compressor.selection.pruner import Curve, Pruner

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
-from compressor.run.calibrate import draw_rows
+from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.tasks import Data
 from compressor.training.distillation import Distillation

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compressor.config.run import Recipe
-from compressor.run.cost_tables import CostSource
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
 from graph_passes import Refusal

@@ -12,19 +12,19 @@ from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.run.accelerator import on_accelerator
-from compressor.run.budget import (
+from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.run.learning_store import LearningStore
+from compressor.run.plan_source import store_learned
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.pruning.budget import (
     Allocation,
     Constraint,
     constraints_of,
     unreachable,
 )
-from compressor.run.budget_rows import budget_rows, cost_shares
-from compressor.run.budget_run import BudgetRun
-from compressor.run.calibrate import calibration_batches, draw_rows
-from compressor.run.learning_store import LearningStore
-from compressor.run.plan_source import store_learned
-from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.prunable_groups import prunable_groups
+from compressor.run.pruning.budget_rows import budget_rows, cost_shares
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.run_notes import of_budget
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles

@@ -13,7 +13,7 @@ from compressor.measure import macs, paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.fit_costs import fit_times, with_curve
 from compressor.progress import ProgressCallback
-from compressor.run.plan_engines import PlanEngines
+from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from compressor.units import PrunableGroup

@@ -10,7 +10,7 @@ from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, Note, NoteCode
-from compressor.run.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, Chosen
 from compressor.run.variant import build_variant
 from compressor.targets import QUANTIZED, TARGETS, Precision, target

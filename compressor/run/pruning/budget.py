@@ -11,7 +11,7 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
-from compressor.run.measure_costs import Size
+from compressor.run.pruning.measure_costs import Size
 from compressor.selection.allocation import allocate
 from compressor.selection.pruner import Curve
 from compressor.units import PrunableGroup

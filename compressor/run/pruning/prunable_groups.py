@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import Note, NoteCode
-from compressor.run.budget_run import BudgetRun
+from compressor.run.pruning.budget_run import BudgetRun
 from compressor.units import PrunableGroup
 
 

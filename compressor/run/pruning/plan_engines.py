@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 import graph_passes
+from compressor.run.engine_choice.quantize import quantize_as
 from compressor.run.products import Choice, ExportedGraph
-from compressor.run.quantize import quantize_as
 from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds

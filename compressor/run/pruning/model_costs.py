@@ -16,11 +16,11 @@ from compressor.model_folder import ModelFolder, example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
 from compressor.results import Note, NoteCode
-from compressor.run.budget import timed_sizes
-from compressor.run.cost_tables import CostSource
-from compressor.run.plan_engines import PlanEngines
 from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
-from compressor.run.prune import inputs_of
+from compressor.run.pruning.budget import timed_sizes
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prune import inputs_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph

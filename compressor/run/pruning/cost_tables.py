@@ -13,8 +13,8 @@ from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
-from compressor.run.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
-from compressor.run.plan_engines import PlanEngines
+from compressor.run.pruning.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
+from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
 from compressor.targets.base import Feeds

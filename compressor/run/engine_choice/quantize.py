@@ -16,7 +16,7 @@ from compressor.quantization import (
     quantize_without_ruined,
 )
 from compressor.results import Note, NoteCode
-from compressor.run.calibrate import calibration_rows
+from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.products import ShrunkGraph
 from compressor.run.run_log import RunLog
 from compressor.targets import Feeds, target

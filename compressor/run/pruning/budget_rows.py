@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from compressor.measure.costs import CostTable
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
-from compressor.run.budget import EXCESS, Allocation, Constraint
 from compressor.run.measure import size_label
+from compressor.run.pruning.budget import EXCESS, Allocation, Constraint
 from graph_passes import Plan
 
 DRIFT = 1.25

@@ -19,11 +19,11 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.affordable_steps import affordable_steps
-from compressor.run.calibrate import draw_rows
+from compressor.run.distillation.affordable_steps import affordable_steps
+from compressor.run.distillation.teacher import require_same_interface
+from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.teacher import require_same_interface
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data

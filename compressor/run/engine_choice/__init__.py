@@ -1,0 +1,1 @@
+"""The choice of the fastest engine that keeps the metric, and the quantized graphs of its candidates."""

@@ -1,0 +1,1 @@
+"""Pruning heads and neurons under a budget: cost tables, allocation, and the search for the fastest plan."""
