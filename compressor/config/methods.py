@@ -51,7 +51,7 @@ def _search(path: str, description: str) -> Method:
 
 
 def _pruner(path: str, description: str) -> Method:
-    return Method(description, "budget", f"{_SELECTION}.{path}")
+    return Method(description, "budget", f"{_SELECTION}.pruners.{path}")
 
 
 METHODS: Mapping[str, Method] = {

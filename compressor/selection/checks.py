@@ -15,7 +15,7 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.ray_cluster import check_reachable
+from compressor.selection.ray_search.cluster import check_reachable
 from compressor.tasks.base import Data
 
 TRAINING_WITH_MASKS = "training with masks"

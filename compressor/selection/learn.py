@@ -15,7 +15,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.plan_and_curves import Learned
 from compressor.selection.pool import heads_to_keep, pool_of
-from compressor.selection.ray_evaluator import evaluator_factory
+from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.selection.run_search import run_search
 from compressor.selection.train_gate import train_gate
 from compressor.tasks.base import Data

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.gates.capacity import UnitBudget
-from compressor.selection.mask_gradients import mask_gradients
-from compressor.selection.pruner import Batch
+from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.units import Bundles, PrunableGroup
 
 

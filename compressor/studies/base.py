@@ -12,7 +12,7 @@ from compressor.config.study import StudyRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.selection.pool import heads_to_keep, pool_of
-from compressor.selection.ray_cluster import check_reachable
+from compressor.selection.ray_search.cluster import check_reachable
 from compressor.studies.cell_store import Cell, StudyFolder
 from compressor.studies.context import StudyContext
 from compressor.studies.results import Findings

@@ -18,7 +18,7 @@ from compressor.environment import machine
 from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note
-from compressor.selection.ray_evaluator import evaluator_factory
+from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.studies import page
 from compressor.studies.ablate import Ablate
 from compressor.studies.astar import AStar

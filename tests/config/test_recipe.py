@@ -21,7 +21,7 @@ from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Re
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.options import option_names
-from compressor.selection.pruner import Pruner
+from compressor.selection.pruners.base import Pruner
 from graph_passes import Kind
 from tests.faults import fails_with
 

@@ -20,7 +20,7 @@ from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import Certificate, certify, split_rows
-from compressor.selection.pruner import Curve, Pruner
+from compressor.selection.pruners.base import Curve, Pruner
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import statistics
 from compressor.units import PrunableGroup

@@ -13,7 +13,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.pruning.measure_costs import Size
 from compressor.selection.allocation import allocate
-from compressor.selection.pruner import Curve
+from compressor.selection.pruners.base import Curve
 from compressor.units import PrunableGroup
 
 EXCESS = 1.02

@@ -39,8 +39,8 @@ from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.run_notes import of_budget
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
-from compressor.selection.pruner import Curve, Pruner, PruningInputs
-from compressor.selection.reconstruct.choice import linear_of
+from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan

@@ -1,0 +1,1 @@
+"""Methods that remove heads and neurons under a budget, without training."""

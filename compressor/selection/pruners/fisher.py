@@ -1,0 +1,128 @@
+"""The method `fisher`: units by the Fisher information of a mask, and one scale for each unit that remains."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors.numpy
+
+from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.options import MethodOptions
+from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.mask_gradients import loaded_gradients, mask_gradients
+from compressor.selection.pruners.mask_tuning import tuned_scales
+from compressor.selection.pruners.reconstruct.choice import linear_of
+from compressor.selection.pruners.reconstruct.in_order import DenseSums, calls_in_order
+from compressor.selection.pruners.unit_importance import (
+    bundles_of,
+    by_importance,
+    dropped_importance,
+    scale_units,
+    units_without,
+)
+from compressor.units import PrunableGroup
+from graph_passes.files import atomic_replace
+
+_GRADIENTS = "checkpoint-mask-gradients.safetensors"
+
+
+class FisherPruner(Pruner[MethodOptions]):
+    """Removes units by the Fisher information of a mask, and scales those that remain; see `Pruner`.
+
+    Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers":
+
+    1. Mask search (section 4.1): the importance of a unit is the sum over rows of the squared gradient of the loss of
+       the row with respect to the mask. The loss of a group is the sum of the importances of its dropped units.
+    2. Mask rearrangement (section 4.2): dropped units of a group are exchanged by the full Fisher matrix of the group.
+    3. Mask tuning (section 4.3): one scale for each kept unit, from the first layer to the last. The scales are
+       multiplied into the weights.
+
+    The losses are those on the model's own answers, see `answer_loss`: no labels are used, and nothing is drawn but,
+    for embeddings, the signs of `fisher_outputs`. The query heads of one key/value head are one unit, or units that are
+    exchanged among themselves alone.
+    """
+
+    options_class = MethodOptions
+
+    def __init__(self, inputs: PruningInputs, options: MethodOptions | None = None) -> None:
+        super().__init__(inputs, options)
+        self._gradients: dict[str, np.ndarray] = {}
+        self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
+        inputs, path = self.inputs, self.inputs.store / _GRADIENTS
+        rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
+        stored = safetensors.numpy.load_file(path) if path.is_file() else {}
+        gradients = loaded_gradients(stored, inputs.groups, rows)
+        if gradients is None:
+            gradients = mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_replace(path) as temporary:
+                safetensors.numpy.save_file(gradients, temporary)
+        self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
+
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
+        squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}
+        return {group.name: dropped_importance(group, squares[group.name]) for group in self.inputs.groups}
+
+    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        if (group.name, count) not in self._kept:
+            number = bundles_of(group) - count // group.bundle
+            dropped = dropped_bundles(self._gradients[group.name], number, group.parts)
+            self._kept[group.name, count] = units_without(group, dropped)
+        return self._kept[group.name, count]
+
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
+        inputs = self.inputs
+        steps = [(str(group.linear),) for group in inputs.groups]
+        calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)
+        for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
+            linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
+            scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
+            scale_units(linear, group, kept, scales)
+        return {}
+
+    @functools.cached_property
+    def _dense_sums(self) -> DenseSums:
+        """The residual stream of the dense model; computed before the first scales are."""
+        inputs = self.inputs
+        linears = [str(group.linear) for group in inputs.groups]
+        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
+
+
+def dropped_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
+    """The bundles of a group that are dropped, by mask rearrangement.
+
+    With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
+    rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
+    each part. In ascending order of these, each of the others is then added to the set, and the bundle of the same part
+    whose removal lowers the cost most leaves it.
+
+    Args:
+        gradients: g of each row, `[rows, bundles]`, float64.
+        count: number of bundles that are dropped; a multiple of `parts`.
+        parts: number of consecutive parts of equal size, each of which drops equally many bundles.
+
+    Returns:
+        Their indices, ascending.
+    """
+    fisher = gradients.T @ gradients
+    diagonal = np.diagonal(fisher)
+    order = by_importance(diagonal, parts)
+    part_of = np.arange(len(order)) // (len(order) // parts)
+    dropped = np.zeros(len(order), bool)
+    dropped[order[:count]] = True
+    sums = fisher[:, dropped].sum(1)
+    for bundle in order[count:] if count else ():
+        dropped[bundle] = True
+        sums += fisher[bundle]
+        exchangeable = dropped & (part_of == part_of[bundle])
+        removed = np.argmax(np.where(exchangeable, 2 * sums - diagonal, -np.inf))
+        dropped[removed] = False
+        sums -= fisher[removed]
+    return np.flatnonzero(dropped)

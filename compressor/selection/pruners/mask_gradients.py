@@ -1,0 +1,123 @@
+"""The gradient of each row's loss with respect to a mask of the units, `dL/dm` at m = 1.
+
+The mask multiplies the inputs of the linear that reads the units. Every row has a copy of it, so that one backward pass
+gives the gradients of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from compressor.progress import ProgressCallback
+from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.reconstruct.forward import without_parameter_gradients
+from compressor.selection.pruners.reconstruct.replay import removed_afterwards
+from compressor.selection.pruners.unit_importance import bundles_of
+from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
+from compressor.tasks.forwards import forward_arguments, scored_mask
+from compressor.units import PrunableGroup
+from compressor.units.find import evaluation_mode
+
+
+def mask_gradients(
+    model: PreTrainedModel,
+    groups: Sequence[PrunableGroup],
+    batches: Sequence[Batch],
+    names: Sequence[str],
+    on_progress: ProgressCallback,
+) -> dict[str, np.ndarray]:
+    """The gradients of `answer_loss` of each row.
+
+    Args:
+        model: a transformers model; it runs in evaluation mode, and is restored afterwards.
+        groups: the groups, each with its linear.
+        batches: inputs `[rows, ...]`.
+        names: the outputs that the task scores.
+        on_progress: called with (batches, all batches).
+
+    Returns:
+        Name of the group -> `[rows, bundles]`, float32. A linear that a forward calls several times has one mask.
+    """
+    parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
+    generator = torch.Generator(model.device).manual_seed(0)
+    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+        for number, batch in enumerate(batches):
+            on_progress(number, len(batches))
+            rows = len(next(iter(batch.values())))
+            masks = [torch.ones(rows, bundles_of(g), device=model.device, requires_grad=True) for g in groups]
+            with removed_afterwards(_mask_hooks(model, groups, masks)):
+                outputs: Any = model(**forward_arguments(model, batch))
+            loss = answer_loss(fisher_outputs(outputs, names, generator), batch).sum()
+            gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
+            for group, gradient in zip(groups, gradients, strict=True):
+                parts[group.name].append(gradient.cpu().numpy())
+    on_progress(len(batches), len(batches))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def answer_loss(outputs: Sequence[Tensor], batch: Batch) -> Tensor:
+    """The loss of each row on the model's own answer, `[rows]`; no labels are read.
+
+    1. Several outputs, logits over positions (start and end of a span): the sum of their cross entropies, each against
+       its largest logit; padded positions are left out.
+    2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
+       model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
+       the gradient of the output times the noise, whose expected square is the squared gradient of the output.
+    3. One distribution, `[rows, classes]`: cross entropy against the most likely class.
+    4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
+
+    Args:
+        outputs: the outputs that the task scores.
+        batch: the inputs, of which the masks tell padded positions; see `scored_mask`.
+    """
+    logits = outputs[0].float()
+    if len(outputs) > 1:  # case 1
+        return torch.stack([_cross_entropy(without_padding(output.float(), batch)) for output in outputs]).sum(0)
+    if is_regression(logits):  # case 2
+        return logits.reshape(len(logits))
+    losses = _cross_entropy(logits)
+    if losses.dim() == 1:  # case 3
+        return losses
+    mask = scored_mask(batch, *losses.shape).to(losses.device)  # case 4
+    return (losses * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _cross_entropy(logits: Tensor) -> Tensor:
+    """The cross entropy of distributions `[..., classes]` against their most likely classes, `[...]`."""
+    flat = logits.flatten(0, -2)
+    return cross_entropy(flat, flat.detach().argmax(-1), reduction="none").reshape(logits.shape[:-1])
+
+
+def _mask_hooks(
+    model: nn.Module, groups: Sequence[PrunableGroup], masks: Sequence[Tensor]
+) -> Iterator[RemovableHandle]:
+    """Multiply the inputs of the groups' linears by masks `[rows, bundles]`."""
+
+    def multiply(columns: int, mask: Tensor, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = args[0]
+        # Rows may be split into windows, or tokens flattened row by row: the first axis is a multiple of the rows.
+        wide = mask.repeat_interleave(columns, 1).repeat_interleave(len(x) // len(mask), 0)
+        return (x * wide.to(x.dtype).reshape(len(x), *(1,) * (x.dim() - 2), -1), *args[1:])
+
+    for group, mask in zip(groups, masks, strict=True):
+        hook = partial(multiply, group.bundle * group.width, mask)
+        yield model.get_submodule(str(group.linear)).register_forward_pre_hook(hook)
+
+
+def loaded_gradients(
+    tensors: Mapping[str, np.ndarray], groups: Sequence[PrunableGroup], rows: int
+) -> dict[str, np.ndarray] | None:
+    """The gradients among stored tensors; None unless they are those of these groups and of so many rows."""
+    shapes = {group.name: (rows, bundles_of(group)) for group in groups}
+    if any(name not in tensors or tensors[name].shape != shape for name, shape in shapes.items()):
+        return None
+    return {name: tensors[name] for name in shapes}

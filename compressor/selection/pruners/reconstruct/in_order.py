@@ -1,0 +1,174 @@
+"""The calls of linears in a model that is pruned from the first layer to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.progress import ProgressCallback
+from compressor.selection.pruners.reconstruct.choice import Batch
+from compressor.selection.pruners.reconstruct.forward import token_mask
+from compressor.selection.pruners.reconstruct.layerwise import LayerwiseRun, LinearCall
+from compressor.selection.pruners.reconstruct.residual_sum import find_sum
+from compressor.units.layers import is_linear, linear_sizes
+
+_ROWS_OF_SEARCH = 2
+"""Rows on which the sum is searched that a linear's output is added to."""
+_KEPT_BYTES = 1 << 30
+"""Largest size of the dense model's sums that are kept at a time."""
+_PROCESS_BYTES = 13 << 28
+"""Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
+
+
+class DenseSums:
+    """The residual stream of the dense model behind linears, which pruning in order restores.
+
+    It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
+    The sums of as many consecutive linears as fit into memory are computed in one pass and kept until others are
+    requested: those of the whole model, of a few layers, or of a part of a layer. Those of linears that do not fit
+    together are computed batch by batch.
+
+    Args:
+        model: the dense model, which must not change while this object is in use.
+        linears: module paths of the linears, in the order in which the model calls them.
+        batches: calibration inputs `[rows, ...]`.
+        unsummed: those of the linears for which no sum is searched.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        linears: Sequence[str],
+        batches: Sequence[Batch],
+        unsummed: Collection[str] = (),
+    ) -> None:
+        self._model, self._linears, self._batches = model, list(dict.fromkeys(linears)), batches
+        example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
+        self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
+        self._run = LayerwiseRun(model, batches)
+        self._kept: Sequence[dict[str, list[Tensor]]] = ()
+        self._limit = min(_KEPT_BYTES, _PROCESS_BYTES - psutil.Process().memory_info().rss)
+
+    def start(self) -> None:
+        """Begin a pass from the first linear on."""
+        if self._run.start > self._run.layers_of(self._linears[0]).start:
+            self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
+
+    def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
+        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch."""
+        if not self._keeps(linears):
+            self._kept = ()
+            self._run.advance(self._run.layers_of(linears[0]).start)
+            span = self._span(linears)
+            if self._bytes(span) > self._limit:
+                yield from self._observed(span)
+                return
+            self._kept = list(self._observed(span))
+        yield from self._kept
+
+    def _keeps(self, linears: Sequence[str]) -> bool:
+        return bool(self._kept) and set(linears) <= set(self._kept[0])
+
+    def _span(self, linears: Sequence[str]) -> list[str]:
+        """Linears from the first of these on: at least these, and as many more as fit into memory."""
+        first = self._linears.index(linears[0])
+        end = first + len(linears)
+        while end < len(self._linears) and self._bytes(self._linears[first : end + 1]) <= self._limit:
+            end += 1
+        return self._linears[first:end]
+
+    def _bytes(self, linears: Sequence[str]) -> int:
+        """Size of the sums of some linears, padding included."""
+        modules = [module for module in map(self._model.get_submodule, linears) if is_linear(module)]
+        tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
+        return 4 * tokens * sum(linear_sizes(module)[1] for module in modules)
+
+    def _observed(self, linears: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+        """The sums of consecutive linears; the run goes on to the linear behind them."""
+        readers = {name: self.readers[name] for name in linears}
+        rest = self._linears[self._linears.index(linears[0]) + len(linears) :]
+        following = self._run.layers_of(rest[0]).start if rest else None
+        calls_of_batches = self._run.observe(readers, advance_to=following)
+        for batch, calls in zip(self._batches, calls_of_batches, strict=True):
+            sums: dict[str, list[Tensor]] = {name: [] for name in linears}
+            for call in sorted(calls, key=lambda call: call.number):
+                sums[call.linear].append(_sum(call)[_mask(self._model, call, batch)])
+            yield sums
+
+
+@dataclass(frozen=True)
+class TargetedCall:
+    """One call of a linear on one batch, in the model as it is pruned so far.
+
+    Attributes:
+        linear: module path.
+        batch: number of the batch.
+        number: which of the calls of the linear in the forward it is, from 0.
+        mask: the tokens of its input that are not padding, usually `[rows, positions]`.
+        inputs: its inputs without padding, `[tokens, in]`.
+        targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
+    """
+
+    linear: str
+    batch: int
+    number: int
+    mask: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+
+def calls_in_order(
+    model: PreTrainedModel,
+    steps: Sequence[Sequence[str]],
+    batches: Sequence[Batch],
+    sums: DenseSums,
+    on_progress: ProgressCallback,
+) -> Iterator[Iterator[TargetedCall]]:
+    """For each step, the calls of its linears on all batches.
+
+    With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
+    model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
+    linears before it lost. The linears of a step are changed before the next step is requested.
+
+    Args:
+        model: the model; it is dense at the start.
+        steps: module paths of linears, in the order in which the model calls them; those of one step are called in the
+            same layer and do not depend on each other.
+        batches: inputs `[rows, ...]`.
+        sums: the sums y' + R' of the dense model.
+        on_progress: called with (steps, all steps).
+    """
+    run = LayerwiseRun(model, batches)
+    sums.start()
+    for number, linears in enumerate(steps):
+        on_progress(number, len(steps))
+        run.advance(run.layers_of(linears[0]).start)
+        observed = run.observe({linear: sums.readers[linear] for linear in linears})
+        yield _targeted(model, batches, observed, sums.of(linears))
+    on_progress(len(steps), len(steps))
+
+
+def _targeted(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    calls_of_batches: Iterator[list[LinearCall]],
+    sums_of_batches: Iterator[Mapping[str, list[Tensor]]],
+) -> Iterator[TargetedCall]:
+    """The calls of some linears, with the dense model's sums."""
+    for number, (batch, calls, sums) in enumerate(zip(batches, calls_of_batches, sums_of_batches, strict=True)):
+        for call in calls:
+            mask, dense = _mask(model, call, batch), sums[call.linear][call.number]
+            target = dense if call.sum is None else dense - (call.sum - call.output)[mask]
+            yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
+
+
+def _sum(call: LinearCall) -> Tensor:
+    return call.output if call.sum is None else call.sum
+
+
+def _mask(model: PreTrainedModel, call: LinearCall, batch: Batch) -> Tensor:
+    return token_mask(model, call.linear, batch, call.input.shape[:-1])

@@ -1,0 +1,216 @@
+"""How much the model's output depends on the outputs of a linear: by token, and by direction.
+
+Both are parts of the Fisher information of the linear's output: its trace at each token, and its sum over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
+from compressor.selection.pruners.reconstruct.replay import removed_afterwards
+from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
+from compressor.tasks.forwards import forward_arguments, scored_mask
+from compressor.units.find import evaluation_mode
+
+FLOOR = 0.1
+"""Uniform weight added to each token, as a share of the mean."""
+_EXACT_CLASSES = 4
+_DRAWS = 2
+_MARGIN_FLOOR = 0.02
+"""Smallest p(1-p) of two classes, so that rows of which the model is certain count."""
+
+_ROWS = 8
+"""Rows of a backward pass, which holds the activations of all layers."""
+
+Term = tuple[Tensor, Tensor]
+"""A function of the outputs, `[rows]`, and the weight of its squared gradient in the Fisher information, `[rows]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """The Fisher information of the outputs of linears on calibration batches.
+
+    Attributes:
+        weights: for each batch and linear, one tensor for each call of the linear with the weight of each token,
+            `[rows, positions]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
+            one; padded tokens have weight zero.
+        metrics: for each linear, the sum of the Fisher information over all tokens, `[out, out]`, float64; its mean
+            eigenvalue is one.
+    """
+
+    weights: list[dict[str, list[Tensor]]]
+    metrics: dict[str, np.ndarray]
+
+
+def sensitivity_of(
+    model: PreTrainedModel,
+    batches: Sequence[Mapping[str, Tensor]],
+    linears: Sequence[str],
+    names: Sequence[str],
+    seed: int = 0,
+) -> Sensitivity:
+    """The weight of each token of each call of some linears, and the metric of their outputs.
+
+    With y the output of a linear at a token, p the model's output distribution and g = d log p_c / dy, the Fisher
+    information at the token is E[g g'] over c ~ p. The weight of the token is its trace, plus a tenth of the mean over
+    tokens. The expectation is computed as follows:
+
+    1. Two classes: exactly, p(1-p) times that of the difference of the logits, p(1-p) at least 0.02.
+    2. Up to four classes: exactly.
+    3. More classes: from two draws of c.
+    4. Classes at each position (language models): from two draws at all positions that count, over their number.
+    5. Several outputs (start and end of a span): from two draws of a position for each of them.
+    6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
+
+    Rows do not depend on each other, so that one backward pass per draw or class serves several rows and all linears.
+
+    Args:
+        model: a transformers model; it runs in evaluation mode, and is restored afterwards.
+        batches: inputs `[rows, ...]`, with or without `labels`.
+        linears: module paths.
+        names: the outputs that the task scores, see `Task.outputs`.
+        seed: seed of the draws.
+    """
+    generator = torch.Generator(model.device).manual_seed(seed)
+    weights: list[dict[str, list[Tensor]]] = []
+    masks: list[dict[str, Tensor]] = []
+    metrics: dict[str, Tensor] = {}
+    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+        for batch in batches:
+            parts = [_fisher(model, part, linears, names, generator, metrics) for part in _parts(batch)]
+            fisher = {
+                name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]
+                for name in linears
+            }
+            masks.append({name: token_mask(model, name, batch, calls[0].shape).cpu() for name, calls in fisher.items()})
+            weights.append(fisher)
+    for name in linears:
+        _normalise([(batch[name], mask[name]) for batch, mask in zip(weights, masks, strict=True)])
+    return Sensitivity(weights, {name: _scaled(metric) for name, metric in metrics.items()})
+
+
+def _parts(batch: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """A batch in parts of few rows; the whole batch where its tensors have different numbers of rows."""
+    rows = {len(value) for value in batch.values()}
+    if len(rows) > 1:
+        yield batch
+        return
+    for start in range(0, rows.pop(), _ROWS):
+        yield {name: value[start : start + _ROWS] for name, value in batch.items()}
+
+
+def _fisher(
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    linears: Sequence[str],
+    names: Sequence[str],
+    generator: torch.Generator,
+    metrics: dict[str, Tensor],
+) -> dict[str, list[Tensor]]:
+    """The trace of the Fisher information of the tokens of one batch, with arbitrary values at padded tokens.
+
+    The Fisher information of all tokens that are not padding is added to `metrics`.
+    """
+    offsets: dict[str, list[Tensor]] = {name: [] for name in linears}
+    with removed_afterwards(_offset_hooks(model, offsets)):
+        outputs: Any = model(**forward_arguments(model, batch))
+    calls = [(name, offset) for name in linears for offset in offsets[name]]
+    fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
+    for values, row_weights in _terms(fisher_outputs(outputs, names, generator), batch, generator):
+        tensors = [offset for _, offset in calls]
+        gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
+        for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):
+            metric = metrics.setdefault(name, torch.zeros(2 * (offsets[name][0].shape[-1],), dtype=torch.float64))
+            if gradient is None:
+                continue
+            squares = gradient.float().square().sum(-1)
+            scale = _per_token(row_weights, squares)
+            total += (squares * scale).cpu()
+            mask = token_mask(model, name, batch, squares.shape)
+            rows = (gradient.float() * scale.sqrt()[..., None])[mask]
+            metric += (rows.T @ rows).double().cpu()
+    flat = iter(fisher)
+    return {name: [next(flat) for _ in offsets[name]] for name in linears}
+
+
+def _offset_hooks(model: nn.Module, offsets: dict[str, list[Tensor]]) -> Iterator[RemovableHandle]:
+    """Add zeros to the outputs of linears; the gradients of the zeros are those of the outputs."""
+
+    def add(name: str, module: nn.Module, args: object, output: Tensor) -> Tensor:
+        offset = output.new_zeros(()).expand(output.shape).requires_grad_()
+        offsets[name].append(offset)
+        return output + offset
+
+    for name in offsets:
+        yield model.get_submodule(name).register_forward_hook(partial(add, name), prepend=True)
+
+
+def _terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[Term]:
+    """The functions whose squared gradients make up the Fisher information; the numbers are those of `sensitivity_of`.
+
+    Independent draws at several positions or of several outputs are summed: the products of different gradients have
+    mean zero, since the mean gradient of log p is zero.
+    """
+    logits = outputs[0].float()
+    ones = torch.ones(len(logits), device=logits.device)
+    if len(outputs) > 1:  # case 5
+        logs = [without_padding(output.float(), batch).log_softmax(-1) for output in outputs]
+        for _ in range(_DRAWS):
+            yield torch.stack([_drawn(log, generator) for log in logs]).sum(0), ones / _DRAWS
+    elif is_regression(logits):  # case 6
+        yield logits.reshape(len(logits)), ones
+    elif logits.dim() == 2 and logits.shape[1] == 2:  # case 1
+        p = logits.detach().softmax(-1).prod(-1)
+        yield logits[:, 1] - logits[:, 0], p.clamp(min=_MARGIN_FLOOR)
+    elif logits.dim() == 2 and logits.shape[1] <= _EXACT_CLASSES:  # case 2
+        log = logits.log_softmax(-1)
+        yield from zip(log.unbind(1), log.detach().exp().unbind(1), strict=True)
+    else:
+        log = logits.log_softmax(-1)
+        for _ in range(_DRAWS):
+            values = _drawn(log, generator)
+            if values.dim() == 1:  # case 3
+                yield values, ones / _DRAWS
+            else:  # case 4
+                mask = scored_mask(batch, *values.shape).to(values.device)
+                yield (values * mask).sum(1), ones / (_DRAWS * mask.sum(1).clamp(min=1))
+
+
+def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:
+    """log p_c `[...]` for one c drawn from each of the distributions `[..., classes]`."""
+    p = log.detach().exp().reshape(-1, log.shape[-1])
+    drawn = torch.multinomial(p, 1, generator=generator).reshape(*log.shape[:-1], 1)
+    return log.gather(-1, drawn).squeeze(-1)
+
+
+def _per_token(row_weights: Tensor, squares: Tensor) -> Tensor:
+    """Weights of rows for tokens `[rows, positions]`, or `[rows * positions]` if they are flattened row by row."""
+    if squares.dim() == 1:
+        return row_weights.repeat_interleave(len(squares) // len(row_weights))
+    return row_weights.reshape(-1, *(1,) * (squares.dim() - 1))
+
+
+def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:
+    """Add the floor to the weights of one linear in all batches, in place; then their mean over kept tokens is one."""
+    kept = torch.cat([call[mask] for calls, mask in batches for call in calls])
+    mean = float(kept.double().mean()) if len(kept) else 0.0
+    for calls, mask in batches:
+        for number, call in enumerate(calls):
+            weight = (call / mean + FLOOR) / (1 + FLOOR) if mean > 0 else torch.ones_like(call)
+            calls[number] = weight * mask
+
+
+def _scaled(metric: Tensor) -> np.ndarray:
+    """A metric with a mean eigenvalue of one; the identity where the output does not depend on the linear."""
+    mean = float(metric.trace()) / len(metric)
+    return metric.numpy() / mean if mean > 0 else np.eye(len(metric))

@@ -1,0 +1,131 @@
+"""The method `reconstruct`: units by second order, losses by divergence, and a refit from first layer to last."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.options import MethodOptions
+from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.reconstruct.choice import (
+    GroupChoice,
+    choices_of,
+    gather_grams,
+    loss_curve,
+    require_tokens,
+)
+from compressor.selection.pruners.reconstruct.curves import PartialKL
+from compressor.selection.pruners.reconstruct.feeders import feeders_of
+from compressor.selection.pruners.reconstruct.in_order import DenseSums
+from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
+from compressor.selection.pruners.reconstruct.refit_in_order import refit_in_order
+from compressor.selection.pruners.reconstruct.statistics import TokenWeights
+from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
+from compressor.units import PrunableGroup
+from compressor.workdir import write_json
+
+_GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
+
+
+class ReconstructOptions(MethodOptions):
+    """Options of `reconstruct`."""
+
+    damp: float = Field(
+        0.01, gt=0, description="share of the mean diagonal of a Gram matrix that is added to its diagonal"
+    )
+    ridge: float = Field(
+        0.2, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
+    )
+
+
+class ReconstructPruner(Pruner[ReconstructOptions]):
+    """Removes units by second order, and repairs the linears that read and compute them; see `Pruner`.
+
+    Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
+    errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
+    token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
+    refitted in order (`refit_in_order`). No labels are used.
+
+    Raises:
+        InputError: the rows have fewer tokens than a linear has inputs.
+    """
+
+    options_class = ReconstructOptions
+
+    def __init__(self, inputs: PruningInputs, options: ReconstructOptions | None = None) -> None:
+        super().__init__(inputs, options)
+        require_tokens(inputs.model, inputs.groups, inputs.statistics)
+        self._weights: list[TokenWeights] = []
+        self._choices: dict[str, GroupChoice] = {}
+
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
+        inputs, path = self.inputs, self.inputs.store / _GRAMS
+        linears = [str(group.linear) for group in inputs.groups]
+        sensitivity = sensitivity_of(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed)
+        self._weights = list(sensitivity.weights)
+        grams = StoredGrams(path) if path.is_file() else {}
+        if not grams.keys() >= set(linears):
+            gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
+            grams = StoredGrams.write(path, gathered)
+        self._choices = {
+            choice.group.name: choice
+            for choice in choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
+        }
+
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
+        inputs, path = self.inputs, self.inputs.store / _CURVES
+        stored = json.loads(path.read_text()) if path.is_file() else {}
+        curves = {name: {int(count): loss for count, loss in curve.items()} for name, curve in stored.items()}
+        divergence = None
+        for number, group in enumerate(inputs.groups):
+            on_progress(number, len(inputs.groups))
+            if group.name in curves:
+                continue
+            divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
+            curves[group.name] = loss_curve(self._choices[group.name], divergence)
+            write_json(path, curves)
+        on_progress(len(inputs.groups), len(inputs.groups))
+        return {group.name: curves[group.name] for group in inputs.groups}
+
+    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        return self._choices[group.name].kept(count)
+
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
+        inputs = self.inputs
+        choices = [self._choices[group.name] for group in inputs.groups]
+        refit_in_order(
+            inputs.model,
+            choices,
+            counts,
+            inputs.statistics,
+            self._weights,
+            self._dense_sums,
+            self._feeders,
+            on_progress,
+            ridge=self.options.ridge,
+        )
+        return {}
+
+    @functools.cached_property
+    def _dense_sums(self) -> DenseSums:
+        """The activations of the dense model that refits restore; computed before the first one."""
+        inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
+        linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
+        feeders = set(linears) - set(ends)
+        changed = {id(value) for name in linears for value in inputs.model.get_submodule(name).parameters()}
+        tensors = (*inputs.model.parameters(), *inputs.model.buffers())
+        shared = {id(value): value for value in tensors if id(value) not in changed}
+        return DenseSums(copy.deepcopy(inputs.model, shared), linears, inputs.statistics, unsummed=feeders)
+
+    @functools.cached_property
+    def _feeders(self) -> dict[str, tuple[str, ...]]:
+        """The linears that feed the linear of each group."""
+        inputs = self.inputs
+        return feeders_of(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics[0])

@@ -1,0 +1,170 @@
+"""Refitting of a linear to the outputs of the original model, from sums over tokens.
+
+With inputs A of the model as pruned so far, the weights of a linear are the ridge regression to its targets T that
+stays close to the weights W_0 of the second-order step: argmin ||A W' + b - T||^2 + lambda ||W - W_0||^2. Where T is
+the original model's output and residual less the residual of the pruned model, a refit repairs the error of all earlier
+ones, as the layer-wise reconstruction of K-prune does (Park et al. 2024, "Accurate retraining-free pruning").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import cho_solve
+from torch import Tensor
+
+from compressor.errors import ErrorCode, InputError
+from compressor.selection.pruners.reconstruct.gram import Gram, extend, factorize, split
+
+
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """Weights of a linear that was refitted on a part of its inputs.
+
+    Attributes:
+        weight: `[out, in]`, float64; zero in the columns that are not kept.
+        bias: `[out]`, float64; None for a linear without bias.
+        ridge: the ridge used; more than requested if the matrix has no Cholesky factor with that.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    ridge: float
+
+
+class RefitStatistics:
+    """Sums over tokens for the selection of inputs of a linear and for its refit.
+
+    Products are computed on the device of the activations, in float64 for float64 activations and else in float32; the
+    sums are float64 on the device of the first ones.
+
+    Args:
+        inputs: number of inputs of the linear.
+        outputs: number of its outputs; None: there are no targets and only `gram` is needed.
+        has_ones: whether the linear has a bias, which is the weight of an input that is always one.
+    """
+
+    def __init__(self, inputs: int, outputs: int | None = None, *, has_ones: bool) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.has_ones = has_ones
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._weight = 0.0
+
+    @property
+    def gram(self) -> Gram:
+        """The Gram matrix of the inputs so far."""
+        size = self.inputs + self.has_ones
+        matrix = np.zeros((size, size)) if self._sums is None else self._sums[0].cpu().numpy().copy()
+        return Gram(matrix, self.has_ones, self._weight)
+
+    @property
+    def cross(self) -> np.ndarray:
+        """Sum of the products of inputs, and of the ones if there are any, with targets: `[inputs, outputs]`."""
+        if self._sums is None:
+            return np.zeros((self.inputs + self.has_ones, self.outputs or 0))
+        return self._sums[1].cpu().numpy().copy()
+
+    @torch.no_grad()
+    def add(self, inputs: Tensor, targets: Tensor | None = None, weights: Tensor | None = None) -> None:
+        """Add tokens.
+
+        Args:
+            inputs: inputs of the linear, `[..., inputs]`.
+            targets: the outputs to reproduce, bias included, `[..., outputs]`; None exactly if there are no outputs.
+            weights: weight of each token, `[...]`, not negative; tokens of weight zero, such as padding, may hold
+                anything. None: one each.
+
+        Raises:
+            InputError: an input, target or weight is NaN or infinite.
+        """
+        tokens = inputs.shape[:-1]
+        expected = None if self.outputs is None else (*tokens, self.outputs)
+        if (
+            inputs.shape[-1] != self.inputs
+            or (None if targets is None else tuple(targets.shape)) != expected
+            or (weights is not None and weights.shape != tokens)
+        ):
+            raise ValueError(
+                f"inputs, targets and weights are {_shape(inputs)}, {_shape(targets)} and {_shape(weights)}; the"
+                f" linear has {self.inputs} inputs and {self.outputs} outputs"
+            )
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        columns = [inputs.to(dtype)]
+        if self.has_ones:
+            columns.append(columns[0].new_ones(*tokens, 1))
+        if targets is not None:
+            columns.append(targets.to(inputs.device, dtype))
+        rows = torch.cat(columns, dim=-1).flatten(0, -2)
+        scales = torch.ones(len(rows), device=rows.device, dtype=dtype)
+        if weights is not None:
+            flat = weights.to(rows).flatten()
+            _check_finite(flat, "weights")
+            if (flat < 0).any():
+                raise ValueError("a token has a negative weight")
+            rows, scales = rows[flat > 0], flat[flat > 0]
+        _check_finite(rows, "activations")
+
+        size = self.inputs + self.has_ones
+        rows = rows * scales.sqrt()[:, None]
+        products = rows[:, :size].T @ rows
+        gram, cross = products[:, :size].double(), products[:, size:].double()
+        gram = (gram + gram.T) / 2
+        if self._sums is None:
+            self._sums = gram, cross
+        else:
+            self._sums[0].add_(gram.to(self._sums[0].device))
+            self._sums[1].add_(cross.to(self._sums[1].device))
+        self._weight += float(scales.double().sum())
+
+    def solve(self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float) -> Refit:
+        """The weights of some columns that fit the targets, near those of `start`.
+
+        Args:
+            start: the weight W_0 before the refit, `[out, in]`.
+            start_bias: its bias `[out]`, which only says that there is one: the refitted bias is not held near it. None
+                exactly if there is no column of ones.
+            columns: indices of the columns that are kept.
+            ridge: lambda as a share of the mean diagonal of A'A over the kept columns; it is raised tenfold until the
+                matrix has a Cholesky factor.
+
+        Raises:
+            InputError: the sums are not finite.
+        """
+        if self._sums is None or self.outputs is None:
+            raise ValueError("a refit needs tokens with targets")
+        if start.shape != (self.outputs, self.inputs):
+            raise ValueError(f"the weight is {list(start.shape)}; the targets need {[self.outputs, self.inputs]}")
+        extended = extend(start, start_bias, self.has_ones)
+        sums = self.gram
+        gram, kept = sums.select(columns), sums.with_ones(columns)
+        factor, ridge = factorize(gram.matrix, gram.damping, ridge)
+        # lambda for each column; the bias has none.
+        penalty = ridge * gram.damping
+        fitted = np.zeros_like(extended)
+        right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
+        fitted[:, kept] = cho_solve((factor, True), right).T
+        return Refit(*split(fitted, self.has_ones), ridge)
+
+
+def _shape(tensor: Tensor | None) -> list[int] | None:
+    return None if tensor is None else list(tensor.shape)
+
+
+def _check_finite(values: Tensor, subject: str) -> None:
+    """Check that values are finite.
+
+    Raises:
+        InputError: one is NaN or infinite.
+    """
+    if not torch.isfinite(values).all():
+        count = int((~torch.isfinite(values)).sum())
+        raise InputError(
+            f"{count} of {values.numel()} {subject} on the calibration rows are NaN or infinite; check the weights of"
+            " the model and the rows, or compute in float32",
+            code=ErrorCode.NOT_FINITE,
+            subject=subject,
+            count=count,
+        )

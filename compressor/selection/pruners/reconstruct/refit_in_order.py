@@ -1,0 +1,137 @@
+"""Refit the linears of pruned groups, from the first layer to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.progress import ProgressCallback
+from compressor.selection.pruners.reconstruct.choice import Batch, GroupChoice, linear_at, linear_of
+from compressor.selection.pruners.reconstruct.in_order import DenseSums, TargetedCall, calls_in_order
+from compressor.selection.pruners.reconstruct.refit import RefitStatistics
+from compressor.selection.pruners.reconstruct.statistics import TokenWeights
+from compressor.units.layers import Linear, linear_sizes, linear_weight
+
+
+def refit_in_order(
+    model: PreTrainedModel,
+    choices: Sequence[GroupChoice],
+    counts: Mapping[str, int],
+    batches: Sequence[Batch],
+    weights: Sequence[TokenWeights],
+    sums: DenseSums,
+    feeders: Mapping[str, Sequence[str]],
+    on_progress: ProgressCallback,
+    *,
+    ridge: float,
+) -> None:
+    """Give the linears of each group, in order, the weights that restore the dense model's activations best.
+
+    With x the inputs of the linear that a group ends in, in the model as it is pruned so far, and R the residual stream
+    that its output is added to, and with y' and R' those of the dense model, the weights minimise
+
+        sum over tokens of w ||W x + b + R - (y' + R')||^2 + lambda ||W - W_0||^2
+
+    where W_0 are the weights reconstructed for the kept units. Each linear therefore repairs what all linears before it
+    lost. Before it, the feeders of the group, whose inputs are no longer those of the dense model, are refitted to
+    their outputs y' in the same way; their W_0 are their own weights. Columns of dropped units become zero, so that the
+    model computes the same with and without its gates.
+
+    Args:
+        model: the model, whose linears are changed.
+        choices: the units of each group, in the order in which the model calls them.
+        counts: name of the group -> number of units that are kept.
+        batches: calibration inputs `[rows, ...]`.
+        weights: weights of the tokens, see `Sensitivity`.
+        sums: the sums y' + R' of the dense model, of all linears.
+        feeders: path of the linear that a group ends in -> paths of its feeders, see `feeders_of`.
+        on_progress: called with (linears, all linears).
+        ridge: lambda, as a share of the mean diagonal of the sums over x x'.
+
+    Raises:
+        InputError: an activation is not finite.
+    """
+    steps: list[tuple[Sequence[str], GroupChoice]] = []
+    # In a layer that is called several times, inputs differ from the dense model's even before the first group.
+    is_whole = all(len(calls) == 1 for calls in weights[0].values())
+    for choice in choices:
+        linear, count = str(choice.group.linear), counts[choice.group.name]
+        if count and feeders[linear] and not is_whole:
+            steps.append((feeders[linear], choice))
+        steps.append(((linear,), choice))
+        is_whole = is_whole and count == choice.group.counts[-1]
+    calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
+    for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
+        if choice.group.linear in linears:
+            _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights, ridge)
+        else:
+            _refit_feeders(model, linears, choice, calls, weights, ridge)
+
+
+def _refit(
+    linear: Linear,
+    choice: GroupChoice,
+    count: int,
+    calls: Iterable[TargetedCall],
+    weights: Sequence[TokenWeights],
+    ridge: float,
+) -> None:
+    """Refit the linear of one group; only the kept inputs are summed up."""
+    columns, has_ones = choice.columns(count), choice.bias is not None
+    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
+    index = torch.from_numpy(columns)
+    for call in calls:
+        scales = _weights_of(call, choice, weights)
+        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
+    start = choice.reconstruction(count)
+    weight, bias = np.zeros_like(start.weight), start.bias
+    if len(columns) or has_ones:
+        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+        weight[:, columns], bias = refit.weight, refit.bias
+    set_weights(linear, weight, bias)
+
+
+def _refit_feeders(
+    model: PreTrainedModel,
+    feeders: Sequence[str],
+    choice: GroupChoice,
+    calls: Iterable[TargetedCall],
+    weights: Sequence[TokenWeights],
+    ridge: float,
+) -> None:
+    """Refit the feeders of one group.
+
+    The answer depends on a token's neurons as it does on the output of the feed-forward at this token. Keys and values
+    of a token serve the queries of all others, so that the tokens of heads count alike.
+    """
+    linears = {name: linear_at(model, name) for name in feeders}
+    statistics = {
+        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None)
+        for name, linear in linears.items()
+    }
+    for call in calls:
+        scales = None if choice.group.type == "heads" else _weights_of(call, choice, weights)
+        statistics[call.linear].add(call.inputs, call.targets, scales)
+    for name, linear in linears.items():
+        weight = linear_weight(linear).detach().double().cpu().numpy()
+        bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
+        refit = statistics[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
+        set_weights(linear, refit.weight, refit.bias)
+
+
+def _weights_of(call: TargetedCall, choice: GroupChoice, weights: Sequence[TokenWeights]) -> Tensor:
+    """The weights of the tokens of a call: those of the linear that the group ends in."""
+    scales = weights[call.batch][str(choice.group.linear)][call.number].to(call.mask.device)
+    return scales[call.mask]
+
+
+def set_weights(linear: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    """Give a linear other weights `[outputs, inputs]`, and another bias where it has one."""
+    with torch.no_grad():
+        linear_weight(linear).copy_(torch.from_numpy(weight))
+        if bias is not None:
+            linear.bias.copy_(torch.from_numpy(bias))

@@ -1,0 +1,95 @@
+"""The inputs of many linears on calibration batches, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compressor.selection.pruners.reconstruct.forward import padding_mask, token_mask
+from compressor.selection.pruners.reconstruct.replay import removed_afterwards, run_layers
+
+TokenWeights = Mapping[str, Sequence[Tensor]]
+"""The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""
+InputObserver = Callable[[str, Tensor, Tensor], None]
+"""Called with the path of a linear, its inputs `[tokens, in]` without padding, and their weights `[tokens]`."""
+
+
+def collect_inputs(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    linears: Sequence[str],
+    observer: InputObserver,
+    weights: Iterable[TokenWeights] | None = None,
+) -> None:
+    """Run the whole model on each batch and pass on the inputs of all linears; nothing is stored.
+
+    A linear that a forward calls several times is observed as often.
+
+    Args:
+        model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
+        batches: inputs `[rows, ...]`, with or without `labels`.
+        linears: module paths.
+        observer: receives the inputs.
+        weights: the weights of each batch, see `Sensitivity`; None: one for each token.
+    """
+    if weights is None:
+        for batch in batches:
+            _collect(model, batch, linears, observer, None)
+    else:
+        for batch, batch_weights in zip(batches, weights, strict=True):
+            _collect(model, batch, linears, observer, batch_weights)
+
+
+def _collect(
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    linears: Sequence[str],
+    observer: InputObserver,
+    weights: TokenWeights | None,
+) -> None:
+    counts = dict.fromkeys(linears, 0)
+
+    def on_input(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        x = args[0]
+        mask = token_mask(model, name, batch, x.shape[:-1])
+        values = torch.ones(mask.shape, device=x.device) if weights is None else weights[name][counts[name]]
+        counts[name] += 1
+        observer(name, x[mask], values.to(x.device)[mask])
+
+    hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
+    with removed_afterwards(hooks):
+        run_layers(model, batch, lambda number, layer, run: run())
+
+
+def count_tokens(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], linears: Sequence[str]
+) -> dict[str, int]:
+    """The number of tokens that `collect_inputs` passes on for each linear, without a forward on every batch.
+
+    The first batch runs; the others have tokens in proportion to what is not padding, or to the sizes of their inputs.
+
+    Args:
+        model: a transformers model.
+        batches: inputs `[rows, ...]`, with or without `labels`.
+        linears: module paths.
+    """
+    tokens = dict.fromkeys(linears, 0)
+
+    def count(name: str, inputs: Tensor, weights: Tensor) -> None:
+        tokens[name] += len(inputs)
+
+    collect_inputs(model, batches[:1], linears, count)
+    for name in linears:
+        sizes = [_size(model, name, batch) for batch in batches]
+        tokens[name] = tokens[name] * sum(sizes) // max(sizes[0], 1)
+    return tokens
+
+
+def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int:
+    mask = padding_mask(model, linear, batch)
+    return next(iter(batch.values())).numel() if mask is None else int(mask.count_nonzero())

@@ -1,0 +1,64 @@
+"""Units ranked by one importance each: which a group keeps, what it drops, and its linear without the dropped units.
+
+Units that a group keeps or drops together (`PrunableGroup.bundle`) have one importance, and every part of a group
+(`PrunableGroup.parts`) drops equally many.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from compressor.selection.pruners.base import Curve
+from compressor.units import PrunableGroup
+from compressor.units.layers import Linear, linear_weight
+
+
+def bundles_of(group: PrunableGroup) -> int:
+    """Number of bundles of a group."""
+    return group.units // group.bundle
+
+
+def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
+    """Bundles in rounds of one of each part, from the least important of its part to the most important.
+
+    Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
+
+    Args:
+        importance: importance of each bundle, `[bundles]`.
+        parts: number of consecutive parts of equal size.
+    """
+    order = np.argsort(importance.reshape(parts, -1), axis=1, kind="stable")
+    starts = np.arange(parts)[:, None] * order.shape[1]
+    return (starts + order).T.reshape(-1)
+
+
+def units_without(group: PrunableGroup, dropped: np.ndarray) -> tuple[int, ...]:
+    """Ids of the units of all bundles but the dropped ones, ascending."""
+    kept = np.ones(bundles_of(group), bool)
+    kept[dropped] = False
+    return tuple(np.flatnonzero(kept.repeat(group.bundle)).tolist())
+
+
+def dropped_importance(group: PrunableGroup, importance: np.ndarray) -> Curve:
+    """Number of units -> the sum of the importances of the bundles that are dropped, the least important first."""
+    sums = np.concatenate([[0.0], np.cumsum(importance[by_importance(importance, group.parts)])])
+    return {count: float(sums[len(importance) - count // group.bundle]) for count in group.counts}
+
+
+def scale_units(linear: Linear, group: PrunableGroup, kept: tuple[int, ...], scales: np.ndarray) -> None:
+    """Multiply the columns of kept units by a scale each, and set those of dropped units to zero.
+
+    Args:
+        linear: the linear that reads the units.
+        group: their group.
+        kept: ids of the kept units.
+        scales: scale of each kept unit.
+    """
+    gates = np.zeros(group.units)
+    gates[list(kept)] = scales
+    columns = torch.from_numpy(gates.repeat(group.width))
+    with torch.no_grad():
+        weight = linear_weight(linear)
+        products = weight.double() * columns.to(weight.device)
+        weight.copy_(products.masked_fill(columns.to(weight.device) == 0, 0.0))  # zero times an infinite weight is none

@@ -1,0 +1,1 @@
+"""The evaluation of subsets on workers of Ray."""

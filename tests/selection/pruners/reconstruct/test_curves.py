@@ -1,0 +1,115 @@
+"""The divergence that the change of one linear causes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from compressor.selection.pruners.reconstruct.curves import TEMPERATURE, PartialKL, with_weight
+from compressor.tasks.divergence import divergence
+from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers
+from tests.unchanged import unchanged
+from tests.zoo import Case, text
+
+
+def halved(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weight `[out, in]` of a linear without half of its inputs, and its bias plus one."""
+    assert isinstance(module.weight, Tensor)
+    weight = module.weight.detach().clone()
+    weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
+    weight[:, ::2] = 0
+    return weight, None if module.bias is None else module.bias.detach() + 1  # type: ignore[operator]
+
+
+def whole(model: PreTrainedModel, batch: dict[str, Tensor], linear: str, names: tuple[str, ...]) -> Tensor:
+    module = model.get_submodule(linear)
+    weight, bias = halved(module)
+    with torch.no_grad():
+        dense = model(**batch)
+        with with_weight(module, weight, bias):
+            return divergence(dense, model(**batch), names, batch, temperature=TEMPERATURE)
+
+
+def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
+    model, batch = case
+    with unchanged(model):
+        partial = PartialKL(model, [batch, batch], names)
+        for linear in linears_in_layers(model)[-4::-5]:
+            expected = whole(model, batch, linear, names)
+            rows = partial.rows(linear, *halved(model.get_submodule(linear)))
+            torch.testing.assert_close(rows, torch.cat([expected, expected]), rtol=1e-3, atol=1e-6)
+            assert float(expected.mean()) > 1e-6
+            assert partial.mean(linear, *halved(model.get_submodule(linear))) == pytest.approx(float(rows.mean()))
+
+
+@pytest.mark.parametrize("family", sorted(CASES.keys() - {"clip_text"}))
+def test_equal_to_whole_forwards(family: str) -> None:
+    check(CASES[family]())
+
+
+def test_regression_and_spans() -> None:
+    check((bert(1), text()))
+    check((bert_spans(), text()), ("start_logits", "end_logits"))
+
+
+def test_the_variance_of_a_regression_is_over_all_rows() -> None:
+    model, batch = bert(1), text()
+    rows = [{name: value[index : index + 1] for name, value in batch.items()} for index in range(3)]
+    linear = "bert.encoder.layer.1.output.dense"
+    change = halved(model.get_submodule(linear))
+    together = PartialKL(model, [batch], ("logits",)).rows(linear, *change)
+    torch.testing.assert_close(PartialKL(model, rows, ("logits",)).rows(linear, *change), together, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_batches_beyond_the_memory_are_computed_from_the_first_layer(family: str) -> None:
+    model, batch = CASES[family]()
+    batches = [batch, {name: value[:1] for name, value in batch.items()}]
+    linear = linears_in_layers(model)[-1]
+    change = halved(model.get_submodule(linear))
+    limited, recorded = (PartialKL(model, batches, ("logits",), memory) for memory in (1, 2**30))
+    ran: list[int] = []
+    first = model.get_submodule(linears_in_layers(model)[0])
+    first.register_forward_hook(lambda module, args, output: ran.append(len(output)))
+    expected = recorded.rows(linear, *change)
+    assert not ran
+    torch.testing.assert_close(limited.rows(linear, *change), expected)
+    assert set(ran) == {1}, "the first batch is recorded, the second is not"
+
+
+def test_layers_before_the_linear_are_not_run() -> None:
+    model, batch = bert(2), text()
+    partial = PartialKL(model, [batch], ("logits",))
+    ran: list[int] = []
+    for number in range(3):
+        module = model.get_submodule(f"bert.encoder.layer.{number}.output.dense")
+        module.register_forward_hook(lambda *args, number=number: ran.append(number))
+    linear = "bert.encoder.layer.2.output.dense"
+    partial.rows(linear, *halved(model.get_submodule(linear)))
+    assert ran == [2]
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 3), Conv1D(3, 4)], ids=["Linear", "Conv1D"])
+def test_a_replaced_weight_is_restored_after_an_error(module: nn.Module) -> None:
+    assert isinstance(module.weight, Tensor)
+    before, pointer = module.weight.detach().clone(), module.weight.data_ptr()
+    x, weight = torch.randn(5, 4), torch.randn(3, 4)
+    with with_weight(module, weight, torch.ones(3)):
+        torch.testing.assert_close(module(x), x @ weight.T + 1)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), with_weight(module, weight):
+        module(x.T)
+    assert module.weight.data_ptr() == pointer
+    assert torch.equal(module.weight, before)
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match="weight"), with_weight(nn.Linear(4, 3), torch.ones(4, 3)):
+        pass
+    with (
+        pytest.raises(ValueError, match="bias"),
+        with_weight(nn.Linear(4, 3, bias=False), torch.ones(3, 4), torch.ones(3)),
+    ):
+        pass

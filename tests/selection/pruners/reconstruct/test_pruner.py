@@ -1,0 +1,117 @@
+"""The method `reconstruct` from beginning to end: kept units, interruption, and the weights that it leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressor.errors import ErrorCode, InputError
+from compressor.progress import ignore_progress
+from compressor.selection.pruners.reconstruct import in_order
+from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+from tests.faults import fails_with
+from tests.selection.pruners.pruning import (
+    Interrupter,
+    InterruptionError,
+    are_equal,
+    check_dropped_units_have_no_effect,
+    check_kept_counts,
+    check_labels_are_not_read,
+    family_inputs,
+    ranked,
+    result_of,
+)
+from tests.unchanged import unchanged
+from tests.zoo import text
+
+FAMILIES = ("bert", "gpt2", "llama", "t5")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_many_units_are_kept_as_requested(family: str, tmp_path: Path) -> None:
+    inputs = family_inputs(family, tmp_path)
+    with unchanged(inputs.model):
+        check_kept_counts(ranked(ReconstructPruner, inputs))
+
+
+def test_as_many_tokens_as_a_linear_has_inputs_are_needed(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    few, enough = ([text(rows, seed=1)] for rows in (6, 7))  # 40 and 47 tokens
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, group="bert.encoder.layer.0.output.dense", rows=6, needed=7):
+        ReconstructPruner(replace(inputs, statistics=few))
+    with unchanged(inputs.model):
+        ranked(ReconstructPruner, replace(inputs, statistics=enough))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropped_units_have_no_effect(family: str, tmp_path: Path) -> None:
+    check_dropped_units_have_no_effect(ranked(ReconstructPruner, family_inputs(family, tmp_path)))
+
+
+def test_query_heads_stay_with_their_key_value_head(tmp_path: Path) -> None:
+    pruner = ranked(ReconstructPruner, family_inputs("llama", tmp_path))
+    heads = [group for group in pruner.inputs.groups if group.type == "heads"]
+    assert [(group.units, group.bundle, group.counts) for group in heads] == [(4, 2, (0, 2, 4))] * 3
+    for group in heads:
+        assert pruner.kept(group, 2) in ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_labels_are_not_read(family: str, tmp_path: Path) -> None:
+    check_labels_are_not_read(ReconstructPruner, family, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["rank", "losses"])
+def test_an_interrupted_run_gives_the_same_result(part: str, tmp_path: Path) -> None:
+    inputs = family_inputs("llama", tmp_path / "interrupted")
+    expected = result_of(ReconstructPruner, replace(inputs, store=tmp_path / "whole"))
+    pruner = ReconstructPruner(inputs)
+    if part == "losses":
+        pruner.rank(ignore_progress)
+    with unchanged(inputs.model), pytest.raises(InterruptionError):
+        getattr(pruner, part)(Interrupter(2))
+    assert are_equal(result_of(ReconstructPruner, inputs), expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 30_000, 200_000])
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_activations_that_do_not_fit_into_memory_are_computed_alongside(
+    family: str, kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = family_inputs(family, tmp_path)
+    expected = result_of(ReconstructPruner, inputs)
+    monkeypatch.setattr(in_order, "_KEPT_BYTES", kept_bytes)
+    result = result_of(ReconstructPruner, inputs)
+    assert result[:2] == expected[:2]
+    for name, weight in result[2].state_dict().items():
+        torch.testing.assert_close(weight, expected[2].state_dict()[name])
+
+
+def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    pruner = ranked(ReconstructPruner, inputs)
+    with pytest.raises(InterruptionError):
+        pruner.losses(Interrupter(3))
+    (path,) = tmp_path.glob("*.json")
+    stored = json.loads(path.read_text())
+    assert list(stored) == [group.name for group in inputs.groups[:2]]
+    stored[inputs.groups[0].name]["0"] = 1234.5
+    path.write_text(json.dumps(stored))
+    resumed = ReconstructPruner(inputs)
+    resumed.rank(Interrupter(1))  # the Gram matrices are read
+    losses = resumed.losses(ignore_progress)
+    assert list(losses) == [group.name for group in inputs.groups]
+    assert losses[inputs.groups[0].name][0] == 1234.5
+
+
+def test_a_curve_covers_every_number_of_units(tmp_path: Path) -> None:
+    pruner = ranked(ReconstructPruner, family_inputs("t5", tmp_path))
+    losses = pruner.losses(ignore_progress)
+    for group in pruner.inputs.groups:
+        assert tuple(losses[group.name]) == group.counts
+        assert losses[group.name][group.units] == 0
+        assert losses[group.name][0] > 0

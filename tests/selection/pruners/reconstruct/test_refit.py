@@ -1,0 +1,182 @@
+"""Refitting: sums do not depend on how tokens are streamed, and the weights are those of a direct ridge regression."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.errors import ErrorCode
+from compressor.selection.pruners.reconstruct.refit import RefitStatistics
+from compressor.selection.pruners.reconstruct.second_order import reconstruct
+from tests.faults import fails_with
+
+TOKENS, INPUTS, OUTPUTS = 80, 6, 4
+COLUMNS = np.array([0, 2, 5])
+
+
+def draw(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs, targets and token weights, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(TOKENS, INPUTS, generator=generator, dtype=torch.float64) + 1
+    targets = torch.randn(TOKENS, OUTPUTS, generator=generator, dtype=torch.float64) + inputs[:, :OUTPUTS]
+    return inputs, targets, torch.rand(TOKENS, generator=generator, dtype=torch.float64)
+
+
+def statistics(
+    inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, *, has_ones: bool = True
+) -> RefitStatistics:
+    sums = RefitStatistics(INPUTS, OUTPUTS, has_ones=has_ones)
+    sums.add(inputs, targets, weights)
+    return sums
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("has_ones", [False, True])
+@pytest.mark.parametrize("columns", [np.arange(INPUTS), COLUMNS, np.array([], int)])
+def test_a_refit_is_ridge_regression(seed: int, has_ones: bool, columns: np.ndarray) -> None:
+    inputs, targets, weights = draw(seed)
+    start = np.random.default_rng(seed).standard_normal((OUTPUTS, INPUTS))
+    bias = np.ones(OUTPUTS) if has_ones else None
+    refit = statistics(inputs, targets, weights, has_ones=has_ones).solve(start, bias, columns, ridge=0.02)
+
+    scale = np.sqrt(weights.numpy())[:, None]
+    kept = inputs.numpy()[:, columns]
+    penalty = np.sqrt(0.02 * ((scale * kept) ** 2).sum(0).mean()) if len(columns) else 0.0
+    rows = np.vstack([scale * kept, penalty * np.eye(len(columns))])
+    if has_ones:
+        rows = np.column_stack([rows, np.append(scale, np.zeros(len(columns)))])
+    right = np.vstack([scale * targets.numpy(), penalty * start[:, columns].T])
+    expected = np.linalg.lstsq(rows, right, rcond=None)[0].T
+
+    assert refit.weight[:, columns] == pytest.approx(expected[:, : len(columns)], abs=1e-9)
+    assert not np.delete(refit.weight, columns, axis=1).any()
+    assert (refit.bias is None) == (not has_ones)
+    if refit.bias is not None:
+        assert refit.bias == pytest.approx(expected[:, -1], abs=1e-9)
+    assert refit.ridge == 0.02
+
+
+def test_without_inputs_the_bias_is_the_mean_target() -> None:
+    inputs, targets, weights = draw(0)
+    sums = RefitStatistics(0, OUTPUTS, has_ones=True)
+    sums.add(inputs[:, :0], targets, weights)
+    refit = sums.solve(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS), np.arange(0), ridge=0.02)
+    assert refit.bias == pytest.approx((weights @ targets / weights.sum()).numpy())
+
+
+def test_targets_that_the_weights_reach_give_these_weights() -> None:
+    inputs, _, weights = draw(0)
+    weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)
+    targets = inputs @ torch.from_numpy(weight).T + torch.from_numpy(bias)
+    refit = statistics(inputs, targets, weights).solve(weight, np.zeros(4), np.arange(INPUTS), ridge=0.02)
+    assert refit.weight == pytest.approx(weight)
+    assert refit.bias == pytest.approx(bias)
+
+
+def test_targets_of_the_dense_linear_give_its_reconstruction() -> None:
+    inputs, _, weights = draw(0)
+    weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)
+    sums = statistics(inputs, inputs @ torch.from_numpy(weight).T + torch.from_numpy(bias), weights)
+    refit = sums.solve(weight, bias, COLUMNS, ridge=1e-9)
+    expected = reconstruct(weight, bias, sums.gram, COLUMNS, damp=1e-9)
+    assert refit.weight == pytest.approx(expected.weight, abs=1e-6)
+    assert refit.bias == pytest.approx(expected.bias, abs=1e-6)
+
+
+@pytest.mark.parametrize("has_ones", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_pieces_give_the_sums_of_the_whole(has_ones: bool, dtype: torch.dtype, tolerance: float) -> None:
+    inputs, targets, weights = (tensor.to(dtype) for tensor in draw(0))
+    whole = statistics(inputs, targets, weights, has_ones=has_ones)
+    pieces = RefitStatistics(INPUTS, OUTPUTS, has_ones=has_ones)
+    for part in torch.arange(TOKENS).split(7):
+        pieces.add(inputs[part], targets[part], weights[part])
+    assert pieces.gram.matrix == pytest.approx(whole.gram.matrix, rel=tolerance)
+    assert pieces.gram.weight == pytest.approx(whole.gram.weight, rel=tolerance)
+    start, bias = np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS) if has_ones else None
+    expected = whole.solve(start, bias, COLUMNS, ridge=0.02).weight
+    assert pieces.solve(start, bias, COLUMNS, ridge=0.02).weight == pytest.approx(expected, rel=100 * tolerance)
+
+
+def test_the_gram_matrix_ends_with_the_ones() -> None:
+    inputs, _, weights = draw(0)
+    sums = RefitStatistics(INPUTS, has_ones=True)
+    sums.add(inputs, weights=weights)
+    rows = np.column_stack([inputs.numpy(), np.ones(TOKENS)])
+    assert sums.gram.matrix == pytest.approx(rows.T @ (weights.numpy()[:, None] * rows))
+    assert (sums.gram.has_ones, sums.gram.inputs) == (True, INPUTS)
+    assert sums.gram.weight == pytest.approx(float(weights.sum()))
+
+
+def test_batches_of_rows_are_tokens() -> None:
+    inputs, targets, weights = draw(0)
+    batch = statistics(inputs.view(8, 10, INPUTS), targets.view(8, 10, OUTPUTS), weights.view(8, 10))
+    assert batch.gram.matrix == pytest.approx(statistics(inputs, targets, weights).gram.matrix)
+
+
+def test_an_integer_weight_repeats_a_token() -> None:
+    inputs, targets, _ = draw(0)
+    counts = torch.arange(TOKENS) % 3
+    weighted = statistics(inputs, targets, counts)
+    repeated = statistics(inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts, 0), None)
+    assert weighted.gram.matrix == pytest.approx(repeated.gram.matrix)
+    assert weighted.gram.weight == repeated.gram.weight == counts.sum()
+
+
+def test_tokens_of_weight_zero_may_hold_anything() -> None:
+    inputs, targets, weights = draw(0)
+    weights[:5] = 0
+    expected = statistics(inputs[5:], targets[5:], weights[5:]).gram.matrix
+    inputs[:5], targets[:5] = torch.nan, torch.inf
+    assert statistics(inputs, targets, weights).gram.matrix == pytest.approx(expected)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    inputs = torch.full((50, INPUTS), 100.0, dtype=torch.float16)
+    sums = RefitStatistics(INPUTS, has_ones=False)
+    sums.add(inputs)
+    assert (sums.gram.matrix == 500_000).all()
+
+
+@pytest.mark.parametrize("tensor", [0, 1, 2])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_not_finite_are_refused(tensor: int, value: float) -> None:
+    tensors = draw(0)
+    tensors[tensor].view(-1)[3] = value
+    with fails_with(ErrorCode.NOT_FINITE, count=1):
+        statistics(*tensors)
+
+
+def test_the_ridge_is_raised_until_the_matrix_has_a_factor() -> None:
+    inputs, targets, weights = draw(0)
+    inputs[:, 2] = 0
+    refit = statistics(inputs, targets, weights).solve(np.ones((OUTPUTS, INPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0)
+    assert 0 < refit.ridge < 0.02
+    assert refit.weight[:, 2] == pytest.approx(1)
+
+
+def test_a_large_ridge_keeps_the_weights_and_frees_the_bias() -> None:
+    inputs, targets, _ = draw(0)
+    start = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS))
+    refit = statistics(inputs, targets, None).solve(start, np.full(OUTPUTS, 9.0), np.arange(INPUTS), ridge=1e9)
+    assert refit.weight == pytest.approx(start, abs=1e-6)
+    assert refit.bias == pytest.approx((targets.numpy() - inputs.numpy() @ start.T).mean(0), abs=1e-6)
+
+
+def test_shapes_and_uses_that_do_not_fit_are_refused() -> None:
+    inputs, targets, weights = draw(0)
+    sums = RefitStatistics(INPUTS, OUTPUTS, has_ones=True)
+    with pytest.raises(ValueError, match="targets"):
+        sums.add(inputs, None)
+    with pytest.raises(ValueError, match="inputs"):
+        sums.add(inputs[:, 1:], targets)
+    with pytest.raises(ValueError, match="negative"):
+        sums.add(inputs, targets, -weights)
+    with pytest.raises(ValueError, match="tokens with targets"):
+        sums.solve(np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0.02)
+    sums.add(inputs, targets, weights)
+    with pytest.raises(ValueError, match="bias"):
+        sums.solve(np.zeros((OUTPUTS, INPUTS)), None, COLUMNS, ridge=0.02)
+    with pytest.raises(ValueError, match="weight"):
+        sums.solve(np.zeros((INPUTS, OUTPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0.02)

@@ -1,0 +1,27 @@
+"""Gram matrices come back from their file as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.selection.pruners.reconstruct.gram import Gram
+from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
+
+
+def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    grams = {
+        "encoder.layer.0.output": Gram(rng.normal(size=(4, 4)), has_ones=False, weight=17.5),
+        "encoder.layer.1.output": Gram(rng.normal(size=(3, 3)), has_ones=True, weight=3.0),
+    }
+    StoredGrams.write(tmp_path / "folder" / "grams.safetensors", grams)
+    stored = StoredGrams(tmp_path / "folder" / "grams.safetensors")
+    assert stored.keys() == grams.keys()
+    for name, gram in grams.items():
+        np.testing.assert_array_equal(stored[name].matrix, gram.matrix)
+        assert (stored[name].has_ones, stored[name].weight) == (gram.has_ones, gram.weight)
+    with pytest.raises(KeyError):
+        stored["encoder.layer.2.output"]
