@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
+from compressor.units.dependencies import DependencyTracker, hidden_from_modes, tracked_modules
 from compressor.units.functional_attention import called_projections
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear
 from compressor.units.outputs import kept_outputs
 from compressor.units.probe import HeadsRead, observed_projections
 from compressor.units.projections import is_projection
-from compressor.units.reach import Reach, followed_modules, unfollowed
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -151,31 +151,31 @@ def _units_of_forward(
     projections = [name for name, part in model.named_modules() if is_linear(part) or is_projection(part)]
     with ExitStack() as contexts:
         arguments = contexts.enter_context(_recorded_arguments(model))
-        reach = Reach()
+        tracker = DependencyTracker()
 
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
             if call.site not in sites:
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
-            reach.pass_on((call.query, call.key, call.value, call.mask, call.options), (output, weights))
-            reach.mark(call.site, output)
+            tracker.propagate((call.query, call.key, call.value, call.mask, call.options), (output, weights))
+            tracker.mark(call.site, output)
             return output.detach(), weights  # what follows reads heads of this site, not of a projection
 
         def on_heads(name: str, heads: HeadsRead) -> None:
             sites[name] = Site(name, *heads)
 
         contexts.enter_context(evaluation_mode(model))
-        contexts.enter_context(observed_projections(model, on_heads, reach.mark) if observe else torch.no_grad())
+        contexts.enter_context(observed_projections(model, on_heads, tracker.mark) if observe else torch.no_grad())
         contexts.enter_context(intercepted(model, on_call, attention))
         if follow:
-            contexts.enter_context(followed_modules(model, projections, reach))
-            contexts.enter_context(reach)
+            contexts.enter_context(tracked_modules(model, projections, tracker))
+            contexts.enter_context(tracker)
         outputs = get_leaf_tensors(_run(model, inputs))
     if not follow:
         logger.debug("%s: what its outputs depend on cannot be followed; every unit counts", family(model))
         _unread.pop(model, None)
         return Units(list(sites.values()), frozenset(projections))
-    read = reach.names(outputs[name] for name in kept_outputs(model, outputs))
+    read = tracker.names_of(outputs[name] for name in kept_outputs(model, outputs))
     _unread[model] = frozenset(sites.keys() - read)
     return Units([site for site in sites.values() if site.name in read], frozenset(read))
 
@@ -239,7 +239,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@unfollowed()
+@hidden_from_modes()
 def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     """The site of a call, from its output and the arguments of its module's forward.
 

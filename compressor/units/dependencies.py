@@ -37,14 +37,14 @@ _READERS = frozenset(
 """Functions that read values, or let others read them, without an operation that shows it."""
 
 
-class Reach(TorchDispatchMode):
+class DependencyTracker(TorchDispatchMode):
     """While entered, follows marked tensors through every operation, as an exported graph would record them.
 
     What happens to values that Python, NumPy or a size depends on is unknown, so outputs count as dependent on them; so
     do values in layouts other than strided, whose memory has no single address, and all that precedes an operator
     with functions for arguments, such as `torch.cond`, since they may capture any tensor.
 
-    Derivatives would not do: a graph also depends on what an index or a comparison is computed from.
+    Derivatives do not suffice: a graph also depends on what an index or a comparison is computed from.
     """
 
     supports_higher_order_operators = True
@@ -53,11 +53,13 @@ class Reach(TorchDispatchMode):
         super().__init__()
         self._bits: dict[str, int] = {}
         self._marks: dict[int, int] = {}  # memory -> bits of the names that it depends on; views share their memory
-        self._kept: list[StorageWeakRef] = []  # keep addresses, not memory: another tensor could be given one of them
-        self._lost = 0  # bits of the names that what cannot be followed depends on
+        self._weak_storages: list[
+            StorageWeakRef
+        ] = []  # keep addresses, not memory: another tensor could be given one of them
+        self._untracked = 0  # bits of the names that what cannot be followed depends on
         self._contexts = ExitStack()
 
-    def __enter__(self) -> Reach:
+    def __enter__(self) -> DependencyTracker:
         self._contexts.enter_context(_Functions(self))
         self._contexts.enter_context(_visible_dlpack())
         super().__enter__()
@@ -71,21 +73,21 @@ class Reach(TorchDispatchMode):
         """Follow a tensor, and what is computed from it, under a name; several tensors may have the same."""
         self._add([tensor], self._bits.setdefault(name, 1 << len(self._bits)))
 
-    def names(self, tensors: Iterable[Tensor]) -> set[str]:
+    def names_of(self, tensors: Iterable[Tensor]) -> set[str]:
         """The names that tensors depend on, or may depend on."""
-        bits = self._lost | self._marked(tensors)
+        bits = self._untracked | self._marked(tensors)
         return {name for name, bit in self._bits.items() if bits & bit}
 
-    def pass_on(self, sources: Any, results: Any) -> None:
+    def propagate(self, sources: Any, results: Any) -> None:
         """Let results depend on the tensors in sources, except for those that are sources, or views of them."""
         sources = _tensors(sources)
         if bits := self._marked(sources):
             memories = {_memory(tensor) for tensor in sources} - {None}
             self._add((tensor for tensor in _tensors(results) if _memory(tensor) not in memories), bits)
 
-    def lose(self, values: Any) -> None:
+    def mark_untracked(self, values: Any) -> None:
         """Record that what the tensors in values are used for cannot be followed."""
-        self._lost |= self._marked(_tensors(values))
+        self._untracked |= self._marked(_tensors(values))
 
     def __torch_dispatch__(
         self,
@@ -97,13 +99,13 @@ class Reach(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
-            self._lost = (1 << len(self._bits)) - 1
+            self._untracked = (1 << len(self._bits)) - 1
         elif bits := self._marked(_tensors((args, kwargs))):
             self._add(_tensors((result, _written(func, args, kwargs))), bits)
             if _has_dynamic_shape(func, args) or not all(
                 isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)
             ):
-                self._lost |= bits
+                self._untracked |= bits
         return result
 
     def _marked(self, tensors: Iterable[Tensor]) -> int:
@@ -118,19 +120,19 @@ class Reach(TorchDispatchMode):
         for tensor in tensors:
             memory = _memory(tensor)
             if memory is None:
-                self._lost |= bits
+                self._untracked |= bits
                 continue
             if memory not in self._marks:
-                self._kept.append(StorageWeakRef(tensor.untyped_storage()))
+                self._weak_storages.append(StorageWeakRef(tensor.untyped_storage()))
             self._marks[memory] = self._marks.get(memory, 0) | bits
 
 
 class _Functions(TorchFunctionMode):
     """While entered, passes marks on through functions of PyTorch, some of which consist of no operations."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, tracker: DependencyTracker) -> None:
         super().__init__()
-        self._reach = reach
+        self._tracker = tracker
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -138,13 +140,13 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _READERS:
-            self._reach.lose((args, kwargs))
-        self._reach.pass_on((args, kwargs), result)
+            self._tracker.mark_untracked((args, kwargs))
+        self._tracker.propagate((args, kwargs), result)
         return result
 
 
 @contextmanager
-def unfollowed() -> Iterator[None]:
+def hidden_from_modes() -> Iterator[None]:
     """Inside the context, or the decorated function, no mode sees what is computed, as it is no part of the model."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
@@ -197,7 +199,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 @contextmanager
-def followed_modules(model: nn.Module, marked: Collection[str], reach: Reach) -> Iterator[None]:
+def tracked_modules(model: nn.Module, marked: Collection[str], tracker: DependencyTracker) -> Iterator[None]:
     """Inside the context, outputs of modules depend on their inputs, and are marked by the names of some modules.
 
     A kernel that PyTorch does not know writes into memory without an operation.
@@ -205,14 +207,14 @@ def followed_modules(model: nn.Module, marked: Collection[str], reach: Reach) ->
     Args:
         model: the model.
         marked: module paths of the modules whose outputs are marked.
-        reach: follows the tensors.
+        tracker: follows the tensors.
     """
 
     def on_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        reach.pass_on((args, kwargs), output)
+        tracker.propagate((args, kwargs), output)
         if name in marked:
             for tensor in _tensors(output):  # a quantized linear returns its scale too
-                reach.mark(name, tensor)
+                tracker.mark(name, tensor)
 
     with ExitStack() as undo:
         for name, module in model.named_modules():

@@ -20,8 +20,8 @@ from transformers.utils import ModelOutput
 
 from compressor.export import export_reference
 from compressor.units import find_groups, find_sites, gated, keep_all
+from compressor.units.dependencies import DependencyTracker, hidden_from_modes, tracked_modules
 from compressor.units.find import find_units
-from compressor.units.reach import Reach, followed_modules, unfollowed
 from graph_passes import load
 from graph_passes.attention.gate_initializers import find_gates
 from tests.zoo import text
@@ -81,65 +81,65 @@ def _copied(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # some layouts are prototypes
 def test_what_is_computed_from_a_marked_tensor_depends_on_it(path: str) -> None:
     x, y = torch.randn(12), torch.randn(12)
-    with Reach() as reach:
-        reach.mark("x", x)
-        reach.mark("unread", torch.ones(1))
+    with DependencyTracker() as tracker:
+        tracker.mark("x", x)
+        tracker.mark("unread", torch.ones(1))
         result = PATHS[path](x, y)
-    assert reach.names([result]) == {"x"}
+    assert tracker.names_of([result]) == {"x"}
 
 
 def test_what_functions_in_arguments_capture_counts_as_read() -> None:
     x, y = torch.randn(12), torch.randn(12)
-    with Reach() as reach:
-        reach.mark("x", x)
+    with DependencyTracker() as tracker:
+        tracker.mark("x", x)
         torch.cond(y.sum() > 0, lambda a: a * x, lambda a: a - x, (y,))
-    assert reach.names([]) == {"x"}
+    assert tracker.names_of([]) == {"x"}
 
 
 def test_shapes_and_parts_of_a_tensor_do_not_count_as_read() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
-    with Reach() as reach:
-        reach.mark("x", x)
+    with DependencyTracker() as tracker:
+        tracker.mark("x", x)
         first, *_ = x
         x.new_zeros(x.shape[0], len(x))[torch.arange(3), torch.tensor([0, 1, 2])] += first[:3]
         x[torch.arange(3), torch.tensor([0, 1, 2])].sum()
         y.expand_as(x), y.type_as(x), x.is_contiguous(), x.stride(), x.dtype
-    assert reach.names([y]) == set()
+    assert tracker.names_of([y]) == set()
 
 
 def test_memory_that_is_given_back_is_not_kept() -> None:
     x = torch.randn(1000)
-    with Reach() as reach:
-        reach.mark("x", x)
+    with DependencyTracker() as tracker:
+        tracker.mark("x", x)
         memories = [StorageWeakRef((x + 1).untyped_storage()) for _ in range(100)]
         fresh = [torch.zeros(1000) for _ in range(100)]  # may be given the same memory
     assert all(memory.expired() for memory in memories)
-    assert reach.names(fresh) == set()
+    assert tracker.names_of(fresh) == set()
 
 
 class Copying(nn.Module):
     """A kernel that neither modes nor autograd see."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with unfollowed():
+        with hidden_from_modes():
             return _copied(x.detach().contiguous())
 
 
 def test_outputs_of_modules_depend_on_their_inputs() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), Copying()).requires_grad_(False), torch.randn(2, 3)
-    with Reach() as reach, followed_modules(model, ["0"], reach):
+    with DependencyTracker() as tracker, tracked_modules(model, ["0"], tracker):
         y = model(x)
-    assert reach.names([y]) == {"0"}
-    assert reach.names([x]) == set()
+    assert tracker.names_of([y]) == {"0"}
+    assert tracker.names_of([x]) == set()
 
 
 def test_what_is_written_to_depends_on_the_values() -> None:
     x, y = torch.randn(2, 3), torch.zeros(4, 3)
-    with Reach() as reach:
-        reach.mark("x", x)
+    with DependencyTracker() as tracker:
+        tracker.mark("x", x)
         y[1:3] = x
-    assert reach.names([y]) == {"x"}
-    assert reach.names([torch.zeros(1)]) == set()
+    assert tracker.names_of([y]) == {"x"}
+    assert tracker.names_of([torch.zeros(1)]) == set()
 
 
 @dataclass
