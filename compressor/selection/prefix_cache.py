@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from compressor.units import Site
 from compressor.units.find import unread_sites
 from compressor.units.head_outputs import spread_over_rows
 from compressor.units.hook import Call, intercepted
-from compressor.units.layers import outermost_layers
+from compressor.units.layers import outermost_layers, routed_forwards
 from compressor.units.projections import hooked_projections
 
 
@@ -99,7 +97,7 @@ class PartialForward:
         if len(gates) > 1 and any(site.batch_axis for site in self._sites):
             raise NotRowsError("positions before rows")
         rows = len(next(iter(batch.values())))
-        replay = _Replay(len(gates), rows, base, call, record)
+        calls = _CachedCalls(len(gates), rows, base, call, record)
         parts = torch.split(gates, [site.heads for site in self._sites], dim=1)
         gate_of = {site.name: part for site, part in zip(self._sites, parts, strict=True)}
 
@@ -110,7 +108,7 @@ class PartialForward:
             return gated_output(site, lambda: heads)
 
         def gated_output(site: str, compute: Callable[[], Tensor]) -> Tensor:
-            out = replay.attention(site, compute)
+            out = calls.attention(site, compute)
             if site in unread_sites(self._model):
                 return out
             return out * spread_over_rows(gate_of[site], len(out)).to(out.device, out.dtype)
@@ -123,7 +121,7 @@ class PartialForward:
             with (
                 torch.no_grad(),
                 autocast,
-                replay.patched(self._layers),
+                routed_forwards(self._layers, calls.layer),
                 intercepted(self._model, on_call, None),
                 hooked_projections(self._model, self._sites, on_projection),
             ):
@@ -132,8 +130,8 @@ class PartialForward:
             self._model.train(was_training)
 
 
-class _Replay:
-    """Replays recorded activations in one forward, and records new ones.
+class _CachedCalls:
+    """The calls of layers and attentions in one forward: some return recorded activations, and some are recorded.
 
     Args:
         subsets: number of subsets in the forward.
@@ -148,7 +146,7 @@ class _Replay:
     ) -> None:
         self.subsets, self.rows, self.base, self.call, self.record = subsets, rows, base, call, record
         self.start = base.start(call) if base else 0
-        self.layer_calls = self.attention_calls = 0
+        self.attention_calls = 0
 
     def attention(self, site: str, compute: Callable[[], Tensor]) -> Tensor:
         """The heads of an attention call before their gates, replayed if they equal those of `base`.
@@ -169,10 +167,8 @@ class _Replay:
             self.record.sites.append(site)
         return repeated
 
-    def layer(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The output of a layer call, replayed if it equals that of `base`."""
-        number = self.layer_calls
-        self.layer_calls += 1
+    def layer(self, number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+        """The output of a layer call, replayed if it equals that of `base`; see `routed_forwards`."""
         if self.base is not None and number < self.start:
             first_call, self.attention_calls = self.attention_calls, self.base.ends[number]
             output = self.base.layers[number]
@@ -181,25 +177,11 @@ class _Replay:
                 self.record.sites += self.base.sites[first_call : self.attention_calls]
             repeated = _repeat(output, self.subsets, self.rows)
         else:
-            repeated = output = forward(*args, **kwargs)
+            repeated = output = run()
         if self.record is not None:
             self.record.layers.append(output)
             self.record.ends.append(self.attention_calls)
         return repeated
-
-    @contextmanager
-    def patched(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Route the forwards of `modules` through `layer`; restore them on exit."""
-        former_forwards = [(module, vars(module).get("forward")) for module in modules]
-        try:
-            for module in modules:
-                module.forward = partial(self.layer, module.forward)
-            yield
-        finally:
-            for module, forward in former_forwards:
-                del module.forward
-                if forward is not None:
-                    module.forward = forward
 
 
 class NotRowsError(Exception):

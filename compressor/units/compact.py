@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.units.closeness import is_close
 from compressor.units.find import evaluation_mode, find_sites
 from compressor.units.gating import check_no_site_is_missing, gated
 from compressor.units.hook import Call, family, intercepted, unwrap
@@ -140,7 +141,7 @@ class _Check:
             return False
         expected = [*self._outputs, *(value for reader in read for value in self._read[reader])]
         actual = [*outputs, *(value for values in read.values() for value in values)]
-        return len(expected) == len(actual) and all(map(_is_close, expected, actual))
+        return len(expected) == len(actual) and all(map(_is_equal, actual, expected))
 
     def _run(self, readers: Mapping[nn.Module, Tensor | None]) -> tuple[list[Tensor], dict[nn.Module, list[Tensor]]]:
         """The outputs of a forward, and these columns of the inputs of linears, or all, call by call."""
@@ -156,13 +157,9 @@ class _Check:
             return float_outputs(self._model, self._inputs), read
 
 
-def _is_close(expected: Tensor, actual: Tensor) -> bool:
-    if expected.shape != actual.shape:
-        return False
-    if expected.numel() == 0:
-        return True
-    tolerance = max(_TOLERANCE, _ROUNDING * torch.finfo(expected.dtype).eps)
-    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+def _is_equal(actual: Tensor, expected: Tensor) -> bool:
+    """Whether tensors are equal up to rounding in their type."""
+    return is_close(actual, expected, max(_TOLERANCE, _ROUNDING * torch.finfo(expected.dtype).eps))
 
 
 def _chosen_forms(check: _Check, forms: Mapping[str, Sequence[SmallGroup]]) -> list[SmallGroup]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
+from compressor.units.closeness import is_close
 from compressor.units.hook import unwrap
 
 _TOLERANCE = 1e-3
 """Largest difference, relative to the largest magnitude, between a linear and what a subclass of it computes."""
 Linear = nn.Linear | Conv1D
 """A linear map of the last axis; `Conv1D`, which GPT-2 uses, holds its weight transposed."""
+AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]
+"""Called with the number of a layer call, the layer, and a function that runs it; returns the output to go on with."""
 
 
 def outermost_layers(model: nn.Module) -> list[nn.Module]:
@@ -32,6 +38,28 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
 
     visit(unwrap(model))
     return list(dict.fromkeys(layers))
+
+
+@contextmanager
+def routed_forwards(layers: Sequence[nn.Module], around: AroundLayer) -> Iterator[None]:
+    """Route the forwards of layers, whose calls are numbered from zero, through a function; restore them on exit."""
+    count = 0
+
+    def forward(layer: nn.Module, former: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return around(count - 1, layer, partial(former, *args, **kwargs))
+
+    former_forwards = [(layer, vars(layer).get("forward")) for layer in layers]
+    try:
+        for layer in layers:
+            layer.forward = partial(forward, layer, layer.forward)
+        yield
+    finally:
+        for layer, former in former_forwards:
+            del layer.forward
+            if former is not None:
+                layer.forward = former
 
 
 def linear_sizes(linear: Linear) -> tuple[int, int]:
@@ -62,8 +90,4 @@ def _computes_linear(module: nn.Linear) -> bool:
         actual = type(module).forward(module, x)
     except (RuntimeError, TypeError, NotImplementedError):  # a packed weight has another shape or type
         return False
-    return isinstance(actual, Tensor) and actual.shape == expected.shape and _is_close(actual, expected)
-
-
-def _is_close(actual: Tensor, expected: Tensor) -> bool:
-    return bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+    return isinstance(actual, Tensor) and is_close(actual, expected, _TOLERANCE)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward, outermost_layers
+from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
 from compressor.units import Site, find_sites, hooked
+from compressor.units.layers import outermost_layers
 from tests.selection import tiny
 from tests.zoo import FAMILIES
 

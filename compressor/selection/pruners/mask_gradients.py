@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.reconstruct.forward import without_parameter_gradients
-from compressor.selection.pruners.reconstruct.replay import removed_afterwards
+from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.selection.pruners.unit_importance import bundles_of
 from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
 from compressor.tasks.forwards import forward_arguments, scored_mask

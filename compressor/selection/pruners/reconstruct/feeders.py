@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.replay import CallOrder, removed_afterwards, run_layers
+from compressor.selection.pruners.reconstruct.layer_calls import CallOrder, removed_afterwards, run_layers
 from compressor.units.layers import is_linear
 
 _ROWS = 2

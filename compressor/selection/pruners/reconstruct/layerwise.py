@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.replay import (
+from compressor.selection.pruners.reconstruct.layer_calls import (
     CallOrder,
     EndForwardError,
     layer_groups,

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
-from compressor.selection.pruners.reconstruct.replay import removed_afterwards
+from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
 from compressor.tasks.forwards import forward_arguments, scored_mask
 from compressor.units.find import evaluation_mode

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.replay import EndForwardError, removed_afterwards, run_layers
+from compressor.selection.pruners.reconstruct.layer_calls import EndForwardError, removed_afterwards, run_layers
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import padding_mask, token_mask
-from compressor.selection.pruners.reconstruct.replay import removed_afterwards, run_layers
+from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards, run_layers
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
 """The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.selection.prefix_cache import outermost_layers
+from compressor.units.layers import outermost_layers
 from tests.zoo import FAMILIES, VOCABULARY, Case, text
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 44}

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.prefix_cache import outermost_layers
 from compressor.tasks.forwards import forward_arguments
 from compressor.units.find import evaluation_mode
-
-AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]
-"""Called with the number of a layer call, the layer, and a function that runs it; returns the output to go on with."""
+from compressor.units.layers import AroundLayer, outermost_layers, routed_forwards
 
 
 class EndForwardError(Exception):
@@ -39,7 +36,7 @@ def run_layers(model: PreTrainedModel, batch: Mapping[str, Tensor], around: Arou
     Returns:
         The model's output; None if `EndForwardError` was raised.
     """
-    with torch.no_grad(), evaluation_mode(model), _routed(outermost_layers(model), around):
+    with torch.no_grad(), evaluation_mode(model), routed_forwards(outermost_layers(model), around):
         try:
             return model(**forward_arguments(model, batch))
         except EndForwardError:
@@ -102,25 +99,3 @@ def removed_afterwards(handles: Iterator[RemovableHandle]) -> Iterator[None]:
         for handle in handles:
             undo.callback(handle.remove)
         yield
-
-
-@contextmanager
-def _routed(layers: Sequence[nn.Module], around: AroundLayer) -> Iterator[None]:
-    """Route the forwards of layers through a function; restore them on exit."""
-    count = 0
-
-    def forward(layer: nn.Module, former: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        return around(count - 1, layer, partial(former, *args, **kwargs))
-
-    former_forwards = [(layer, vars(layer).get("forward")) for layer in layers]
-    try:
-        for layer in layers:
-            layer.forward = partial(forward, layer, layer.forward)
-        yield
-    finally:
-        for layer, former in former_forwards:
-            del layer.forward
-            if former is not None:
-                layer.forward = former
