@@ -38,7 +38,7 @@ from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.targets.peak_memory import peak_growth
 from graph_passes import BlockMask, Plan, SitePlan, save
-from graph_passes.block_sparse.row_buckets import buckets, whole
+from graph_passes.block_sparse.row_buckets import buckets, dense_heads
 
 TAIL = 1.2
 """Exponent of the Pareto distribution of the numbers of blocks in ragged rows."""
@@ -159,7 +159,7 @@ def measure(
         if not options.kernel:
             needed = int(mask.kept.sum())
             computed = sum(bucket.columns.size for bucket in buckets(mask, dim, causal=causal))
-            computed += int(mask.kept[whole(mask, causal=causal)].sum())
+            computed += int(mask.kept[dense_heads(mask, causal=causal)].sum())
             row["nodes"] = sum(node.op_type != "Constant" for node in function)
             row["padding"] = f"{computed / max(1, needed) - 1:.0%}"
         if options.memory:

@@ -45,7 +45,7 @@ from compressor.run.pruning.prune import inputs_of, pruner_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, export_graph, shrink_graph
-from compressor.selection.pruners.base import Curve
+from compressor.selection.allocation import Curve
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
 

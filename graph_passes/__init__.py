@@ -7,7 +7,7 @@ from graph_passes.files import data_files, load, save
 from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
-from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
+from graph_passes.shrink import GroupRemoval, Shrunk, count_parameters, shrink
 from graph_passes.weights.weight_file import WEIGHTS, WeightFile
 
 __all__ = [
@@ -18,13 +18,13 @@ __all__ = [
     "GraphPassError",
     "GraphSite",
     "GroupPlan",
+    "GroupRemoval",
     "Kind",
     "NeuronPlan",
     "Plan",
     "PlanError",
     "Refusal",
     "RefusalCode",
-    "Removed",
     "Shrunk",
     "SitePlan",
     "WeightFile",

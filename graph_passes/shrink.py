@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.attention.match_feed_forwards import weight_name
 from graph_passes.block_sparse.masks import mask_name
-from graph_passes.block_sparse.row_buckets import computed
+from graph_passes.block_sparse.row_buckets import visible_blocks
 from graph_passes.flow.refusal import Refusal
 from graph_passes.passes import (
     CleanUp,
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Removed:
+class GroupRemoval:
     """Units removed from one group.
 
     Attributes:
@@ -70,7 +70,7 @@ class Shrunk:
 
     model: ir.Model
     plan: Plan
-    removed: tuple[Removed, ...]
+    removed: tuple[GroupRemoval, ...]
     folded: tuple[str, ...]
     refused: tuple[Refusal, ...]
     parameters: tuple[int, int]
@@ -181,11 +181,11 @@ def count_parameters(model: ir.Model) -> int:
     )
 
 
-def _removed(plan: Plan, refused: Collection[Refusal]) -> tuple[Removed, ...]:
+def _removed(plan: Plan, refused: Collection[Refusal]) -> tuple[GroupRemoval, ...]:
     """The units that are gone: those that the plan drops, except in refused groups."""
     refused_groups = frozenset(name for refusal in refused for name in refusal.sites)
     return tuple(
-        Removed(group.name, group.dropped)
+        GroupRemoval(group.name, group.dropped)
         for group in plan.groups
         if group.dropped and group.name not in refused_groups
     )
@@ -196,7 +196,7 @@ def _without_masked_heads(site: SitePlan, plan: Plan, graph: ir.Graph) -> SitePl
     mask = plan.masks.get(site.name)
     if mask is None or _is_padded(graph.initializers[mask_name(site.name)]):
         return site
-    visible = computed(mask, causal=site.kind == "causal" and not mask.memory)
+    visible = visible_blocks(mask, causal=site.kind == "causal" and not mask.memory)
     kept = [(head, scale) for head, scale in zip(site.kept, site.scale, strict=True) if visible[head].any()]
     return dataclasses.replace(site, kept=tuple(head for head, _ in kept), scale=tuple(scale for _, scale in kept))
 

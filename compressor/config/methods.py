@@ -89,10 +89,11 @@ METHODS: Mapping[str, Method] = {
         " et al. 2021)",
     ),
     "local": _search(
-        "greedy:LocalSearch", "drops the cheapest of the remaining heads, one at a time (Parnami et al. 2021)"
+        "greedy:GreedySearch", "drops the cheapest of the remaining heads, one at a time (Parnami et al. 2021)"
     ),
     "global": _search(
-        "greedy_by_index:GlobalSearch", "drops the cheapest head index in every site at once (Parnami et al. 2021)"
+        "greedy_by_index:GreedyByIndexSearch",
+        "drops the cheapest head index in every site at once (Parnami et al. 2021)",
     ),
     "random": _search("random_subsets:RandomSearch", "the best of random subsets or orders, as a baseline"),
     "reconstruct": _pruner(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from compressor.targets.random_inputs import axis_kind, free_sizes
 from graph_passes.block_sparse.function import NAME as BLOCK_SPARSE
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.block_sparse.row_buckets import computed, whole
+from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks
 from graph_passes.flow.concrete_shapes import Probe, Shape
 
 _PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeMatMul"))
@@ -137,7 +137,7 @@ def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
     )
     blocks = BlockMask(mask.numpy().astype(np.bool_), block, memory)
     # A head that keeps every block is computed as dense attention, future positions included.
-    kept = computed(blocks, causal=bool(causal)) | whole(blocks, causal=bool(causal))[:, None, None]
+    kept = visible_blocks(blocks, causal=bool(causal)) | dense_heads(blocks, causal=bool(causal))[:, None, None]
     keys = key[1] - persistent
     # The mask covers the longest memory; a shorter one lacks the first positions.
     absent = memory - (keys - query[1]) if memory else 0

@@ -95,7 +95,7 @@ def quantize_graph(
     overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
-        with quiet_tools(), _producers_listed_once():
+        with quiet_tools(), producers_listed_once():
             proto = nncf.quantize(
                 _in_memory(model),
                 calibration,
@@ -121,7 +121,7 @@ def quantize_graph(
 
 
 @contextmanager
-def _producers_listed_once() -> Iterator[None]:
+def producers_listed_once() -> Iterator[None]:
     """While it is open, NNCF lists the producer of every value once for each version of a graph.
 
     To decide whether a product or a `Gather` reads an embedding table, NNCF lists the nodes of the whole graph anew. On

@@ -20,7 +20,7 @@ from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
-from compressor.selection.plan_and_curves import Learned
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.tasks import Data
 from compressor.units import check_plan, keep_all
 from graph_passes import Plan
@@ -143,7 +143,7 @@ def learn_plan(
     return store_learned(_learn(recipe, model, data, store, selector, on_progress), folder, store)
 
 
-def store_learned(learned: Learned, folder: ModelFolder, store: LearningStore) -> SelectedPlan:
+def store_learned(learned: LearningResult, folder: ModelFolder, store: LearningStore) -> SelectedPlan:
     """The plan that was learned, signed for the weights of the model, which the main process stores with it."""
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     signature = fingerprint(folder.model) if learned.trained else folder.fingerprint
@@ -166,12 +166,12 @@ def _learn(
     store: LearningStore,
     selector: MaskSelector,
     on_progress: ProgressCallback,
-) -> Learned:
+) -> LearningResult:
     """Select heads first, if they are to be selected, then blocks of the remaining attention."""
     network, sites = model.folder.model, model.sites
     from_original = recipe.blocks.from_original_weights
     original = {name: tensor.clone() for name, tensor in network.state_dict().items()} if from_original else None
-    heads = Learned(_signed(keep_all(sites), model.folder), (), trained=False)
+    heads = LearningResult(_signed(keep_all(sites), model.folder), (), trained=False)
     if recipe.selects_heads:
         selection = recipe.selection
         if recipe.blocks.drops_any:  # options of learning with masks are not the method's
@@ -184,7 +184,7 @@ def _learn(
     masked = learn_blocks(network, sites, data, recipe, heads.plan, store.blocks, selector, on_progress, start=original)
     last = max((point.step for point in heads.curves), default=0)
     later = (point.model_copy(update={"step": last + point.step}) for point in masked.curves)
-    return Learned(
+    return LearningResult(
         plan=masked.plan,
         curves=(*heads.curves, *later),
         trained=heads.trained or bool(masked.plan.masks),

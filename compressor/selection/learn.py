@@ -13,7 +13,7 @@ from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.plan_and_curves import Learned
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.selection.run_search import run_search
@@ -32,7 +32,7 @@ def learn(
     selection: SelectionConfig,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
-) -> Learned:
+) -> LearningResult:
     """Select the heads of `model` to keep.
 
     A joint method (a gate) trains the model with its gates and leaves the trained weights in `model`; a pipelined

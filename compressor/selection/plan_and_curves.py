@@ -15,7 +15,7 @@ from graph_passes import Plan
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearningResult:
     """A plan and how it was learned.
 
     Attributes:

@@ -27,7 +27,7 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.plan_and_curves import Learned, all_heads, search_curves, to_plan
+from compressor.selection.plan_and_curves import LearningResult, all_heads, search_curves, to_plan
 from compressor.selection.pool import pool_of
 from compressor.selection.search import Search, Step
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
@@ -45,7 +45,7 @@ def run_search(
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
     make_evaluator: EvaluatorFactory = ModelSubsetEvaluator,
-) -> Learned:
+) -> LearningResult:
     """Run the search of `selection.method` and keep the heads of its last step, or of its last certified step.
 
     Args:
@@ -99,7 +99,7 @@ def run_search(
         raise _nothing_removed(last, selection)
     options = {**search.options.model_dump(), **sample.model_dump()}
     plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
-    return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
+    return LearningResult(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
 
 
 def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:

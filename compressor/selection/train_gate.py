@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from compressor.config.methods import METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.gates import Gate, PooledGate
+from compressor.selection.gates import Gate, PerKindGate
 from compressor.selection.gates.base import Keep
 from compressor.selection.options import (
     MethodOptions,
@@ -23,7 +23,7 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.plan_and_curves import Learned, all_heads, record_of, to_plan, training_curves
+from compressor.selection.plan_and_curves import LearningResult, all_heads, record_of, to_plan, training_curves
 from compressor.selection.unit_pool import UnitPool
 from compressor.tasks.base import Data
 from compressor.tasks.segment_streams import Streams
@@ -42,7 +42,7 @@ def train_gate(
     keep: int | None,
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
-) -> Learned:
+) -> LearningResult:
     """Train the gate of `selection.method` and keep the heads that it selects, at their scales.
 
     Args:
@@ -64,7 +64,7 @@ def train_gate(
         gate = settings.make_gate(layers, keep, selection.seed)
     else:
         only = None if pool == "kind" else pool
-        gate = PooledGate(settings.make_gate, layers, kinds, keep, selection.seed, only=only)
+        gate = PerKindGate(settings.make_gate, layers, kinds, keep, selection.seed, only=only)
     log = fit(
         model,
         data,
@@ -76,7 +76,7 @@ def train_gate(
     heads, mask = all_heads(sites), gate.harden().tolist()
     scales = {head: scale for head, scale, kept in zip(heads, gate.scale().tolist(), mask, strict=True) if kept}
     plan = to_plan(sites, scales, selection, settings.options, data)
-    return Learned(plan, training_curves(log, data.task.metric), method.trains_model)
+    return LearningResult(plan, training_curves(log, data.task.metric), method.trains_model)
 
 
 def train_pool(
@@ -87,7 +87,7 @@ def train_pool(
     selection: SelectionConfig,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
-) -> Learned:
+) -> LearningResult:
     """Train the gate of `selection.method` on the units of a pool and keep those that it selects within the budgets.
 
     The same seed on the same machine gives the same plan, and so does a run that was interrupted and started again
@@ -123,7 +123,7 @@ def train_pool(
     plans = [member.plan(part) for member, part in zip(pool.bundles, parts, strict=True)]
     record = record_of(selection, settings.options, data)
     plan = keep_all(groups).replace_groups(plans).model_copy(update=record)
-    return Learned(plan, training_curves(log, data.task.metric), method.trains_model)
+    return LearningResult(plan, training_curves(log, data.task.metric), method.trains_model)
 
 
 @dataclass(frozen=True)

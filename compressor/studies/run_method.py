@@ -11,7 +11,7 @@ from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
-from compressor.selection.plan_and_curves import Learned
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.studies.context import StudyContext
 from graph_passes import Plan
 
@@ -75,7 +75,7 @@ def choose(
     max_drop: float | None = None,
     steps: int | None = None,
     **options: Any,
-) -> Learned:
+) -> LearningResult:
     """Select heads of the context's model as it is now; an interrupted run resumes from the checkpoints in `work`."""
     selection = context.recipe.selection.model_copy(
         update={

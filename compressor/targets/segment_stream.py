@@ -43,12 +43,6 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:
-    """Input name -> empty memory `[batch, 0, hidden]` for the first segment of texts; empty without memories."""
-    sizes = limits(graph)
-    return {} if sizes is None else dict(zip(memory_names(sizes.layers), _empty(sizes, batch), strict=True))
-
-
 def _empty(sizes: MemoryLimits, batch: int) -> list[np.ndarray]:
     return [np.zeros((batch, 0, sizes.hidden_size), np.float32)] * sizes.layers
 

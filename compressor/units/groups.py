@@ -23,7 +23,7 @@ from compressor.units.closeness import is_close
 from compressor.units.find import Site, evaluation_mode, find_units
 from compressor.units.hook import Attention, family, unwrap
 from compressor.units.layers import Linear, linear_sizes
-from compressor.units.trace import LinearCall, Trace, float_outputs, trace_calls
+from compressor.units.trace import Trace, TracedLinear, float_outputs, trace_calls
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
     return PrunableGroup(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
 
 
-def _neurons(call: LinearCall) -> PrunableGroup:
+def _neurons(call: TracedLinear) -> PrunableGroup:
     units, _ = linear_sizes(call.module)
     step = next((step for minimum, step in _STEPS if units >= minimum), 1)
     return PrunableGroup(call.name, "neurons", units, 1, step, call.name)
@@ -138,7 +138,7 @@ def _neurons(call: LinearCall) -> PrunableGroup:
 
 def _feed_forward_ends(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: Trace, read: Collection[str]
-) -> Iterator[LinearCall]:
+) -> Iterator[TracedLinear]:
     """The linears among `read` that read neurons which an earlier linear of the same layer computes for them alone."""
     linears = trace.feed_forward_linears
     for number, reader in enumerate(linears):

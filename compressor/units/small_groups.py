@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from compressor.units.groups import MAX_FUSED
 from compressor.units.layers import Linear, is_linear, linear_sizes
 from compressor.units.slices import Resize, Slice, input_slices, output_slices, owners
-from compressor.units.trace import LinearCall, Trace
+from compressor.units.trace import Trace, TracedLinear
 from graph_passes.plan import GroupPlan, NeuronPlan, Plan, SitePlan
 
 _PROJECTIONS = (("query",), ("key",), ("query", "key", "key"), ("key", "key"))
@@ -85,7 +85,7 @@ def _neuron_forms(group: NeuronPlan, trace: Trace) -> Iterator[SmallGroup]:
         yield from _form(small, reader.module, kept, kept, [call.module for call in producers], rows)
 
 
-def _producers(reader: LinearCall, earlier: Sequence[LinearCall]) -> list[LinearCall]:
+def _producers(reader: TracedLinear, earlier: Sequence[TracedLinear]) -> list[TracedLinear]:
     """The linears that may compute the inputs of `reader`: those of a fitting width in the nearest module around it."""
     units, _ = linear_sizes(reader.module)
     widths = [units * parts for parts in range(1, MAX_FUSED + 1)]

@@ -18,7 +18,7 @@ from compressor.units.projections import Heads, hooked_projections
 
 
 @dataclass(frozen=True)
-class LinearCall:
+class TracedLinear:
     """The first call of a linear in a forward."""
 
     name: str
@@ -36,12 +36,12 @@ class Trace:
         order: names of sites and linears in the order of their first calls.
     """
 
-    linears: list[LinearCall]
+    linears: list[TracedLinear]
     output_projections: dict[str, str]
     order: dict[str, int]
 
     @property
-    def feed_forward_linears(self) -> list[LinearCall]:
+    def feed_forward_linears(self) -> list[TracedLinear]:
         """The linears inside layers that belong to no attention, in the order of their first calls."""
         projections = frozenset(self.output_projections.values())
         sites = tuple(f"{site}." for site in self.output_projections)
@@ -84,7 +84,7 @@ def trace_calls(
         if name not in trace.order:
             trace.order[name] = len(trace.order)
             if module in layer_of:
-                trace.linears.append(LinearCall(name, module, layer_of[module]))
+                trace.linears.append(TracedLinear(name, module, layer_of[module]))
 
     with ExitStack() as undo:
         for name, module in modules.items():

@@ -9,14 +9,11 @@ import onnx_ir as ir
 
 from graph_passes.attention.match_plan import listed, same_path
 from graph_passes.attention.site_names import module_path
-from graph_passes.attention.tracing import PRODUCTS, is_computed
+from graph_passes.attention.tracing import KEEPS_ELEMENTS, PRODUCTS, is_computed
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.plan import NeuronPlan
 from graph_passes.weights.match_weights import MatchedWeight
-
-_KEEPS_ELEMENTS = ("Cast", "Identity", "Transpose")
-"""Operators that may stand between a weight and the product that reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +99,7 @@ def _weight(value: ir.Value | None) -> ir.Value | None:
     """The initializer of two axes that an operand holds, as it is, converted or transposed."""
     while value is not None and not value.is_initializer():
         node = value.producer()
-        if node is None or node.op_type not in _KEEPS_ELEMENTS:
+        if node is None or node.op_type not in KEEPS_ELEMENTS:
             return None
         value = node.inputs[0]
     if value is None or value.const_value is None or len(value.const_value.shape) != 2:

@@ -10,6 +10,8 @@ LAYOUT = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice",
 """Operators that move or convert elements."""
 PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
 """Operators that multiply matrices."""
+KEEPS_ELEMENTS = frozenset(("Cast", "Identity", "Transpose"))
+"""Operators that may stand between a weight and the product that reads it."""
 _POINTWISE = frozenset(("Add", "CastLike", "Clip", "Div", "Dropout", "Max", "Min", "Mul", "Sub", "Tanh", "Where"))
 
 _STEPS = 8
@@ -24,7 +26,7 @@ def is_computed(value: ir.Value | None) -> bool:
         node = value.producer()
         if node is None:
             return True
-        if node.op_type not in ("Cast", "Identity", "Transpose") or not node.inputs:
+        if node.op_type not in KEEPS_ELEMENTS or not node.inputs:
             return bool(node.inputs)
         value = node.inputs[0]
     return True

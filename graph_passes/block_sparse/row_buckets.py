@@ -50,9 +50,9 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
         causal: whether keys after the query are hidden.
         every: whether rows that keep no block are computed as well.
     """
-    kept = computed(mask, causal=causal)
+    kept = visible_blocks(mask, causal=causal)
     widths = np.maximum(kept.sum(2), int(every))
-    widths[whole(mask, causal=causal)] = 0
+    widths[dense_heads(mask, causal=causal)] = 0
     keeps_diagonal = np.zeros_like(widths, bool)
     if causal:
         size = min(kept.shape[1:])
@@ -69,15 +69,15 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
     return result
 
 
-def computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
+def visible_blocks(mask: BlockMask, *, causal: bool) -> np.ndarray:
     """The kept blocks that causality does not hide entirely, bool `[head, query block, key block]`."""
     return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
 
 
-def whole(mask: BlockMask, *, causal: bool) -> np.ndarray:
+def dense_heads(mask: BlockMask, *, causal: bool) -> np.ndarray:
     """Bool `[head]`: the heads that keep every block that causality does not hide."""
-    every_block = computed(BlockMask(np.ones_like(mask.kept), mask.block, mask.memory), causal=causal)
-    heads: np.ndarray = (computed(mask, causal=causal) == every_block).all(axis=(1, 2))
+    every_block = visible_blocks(BlockMask(np.ones_like(mask.kept), mask.block, mask.memory), causal=causal)
+    heads: np.ndarray = (visible_blocks(mask, causal=causal) == every_block).all(axis=(1, 2))
     return heads
 
 

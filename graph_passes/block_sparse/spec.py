@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.block_sparse.row_buckets import Bucket, buckets, computed, whole
+from graph_passes.block_sparse.row_buckets import Bucket, buckets, dense_heads, visible_blocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class AttentionSpec:
     @functools.cached_property
     def kept(self) -> np.ndarray:
         """Blocks to compute, without those that causality hides entirely: bool `[head, query block, key block]`."""
-        return computed(self.mask, causal=self.causal)
+        return visible_blocks(self.mask, causal=self.causal)
 
     @functools.cached_property
     def buckets(self) -> list[Bucket]:
@@ -50,7 +50,7 @@ class AttentionSpec:
     @functools.cached_property
     def whole_heads(self) -> np.ndarray:
         """Heads that keep every block, which are computed densely, `[head]`."""
-        return np.flatnonzero(whole(self.mask, causal=self.causal))
+        return np.flatnonzero(dense_heads(self.mask, causal=self.causal))
 
     @property
     def block(self) -> int:

@@ -19,9 +19,8 @@ what they read stays whole, what they return is cut, and `shared` names them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +29,10 @@ import onnx_ir as ir
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
 from graph_passes.flow.cut_inputs import can_cut
-from graph_passes.flow.indices import Index, Need, is_partial, same_index, simplify, union, whole
+from graph_passes.flow.indices import Index, Need, all_indices, is_partial, same_index, simplify, union
+from graph_passes.flow.mixers import find_mixer
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
-from graph_passes.flow.sizes import BATCH
 
 _logger = logging.getLogger(__name__)
 
@@ -97,8 +96,6 @@ class Flow(Cuts):
         self._forward()
         self._backward()
 
-    # -- Forward: gains ------------------------------------------------------------------------------------------
-
     def _forward(self) -> None:
         for node in self.graph:
             gains = [self.gains.get(value) if value is not None else None for value in node.inputs]
@@ -125,12 +122,10 @@ class Flow(Cuts):
                         why = "returns gated units; export the graph without this output"
                         self._refuse_value(sites, RefusalCode.GRAPH_OUTPUT, "graph output", value, why)
 
-    # -- Backward: needs -----------------------------------------------------------------------------------------
-
     def _backward(self) -> None:
         uses: dict[ir.Value, list[_Use]] = {}
         for value in self.graph.outputs:
-            uses.setdefault(value, []).append(_Use(None, 0, self.whole(value), frozenset()))
+            uses.setdefault(value, []).append(_Use(None, 0, self.full_need(value), frozenset()))
         for node in reversed(self.graph):
             outputs = [self._total_need(value, uses) for value in node.outputs]
             sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
@@ -159,7 +154,7 @@ class Flow(Cuts):
                 if sites and error.code is RefusalCode.MIXES_HEADS and node.op_type in _NORMS:
                     self.shared.append(Refusal(sites, node.op_type, node.name or "", error.why, error.code))
                     for value in node.outputs:
-                        self.hold(value, self.whole(value))
+                        self.hold(value, self.full_need(value))
                 elif sites:
                     why = f"{error.why}, and units that the plan drops reach it"
                     self._refuse_node(sites, node, error.code, why)
@@ -171,7 +166,7 @@ class Flow(Cuts):
         elif sites:
             why = "has no pruning rule, and units that the plan drops reach it"
             self._refuse_node(sites, node, RefusalCode.NO_RULE, why)
-        inputs = tuple(self.whole(value) if value is not None else None for value in node.inputs)
+        inputs = tuple(self.full_need(value) if value is not None else None for value in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()
 
     def _total_need(self, value: ir.Value, pending: dict[ir.Value, list[_Use]]) -> Need:
@@ -179,10 +174,10 @@ class Flow(Cuts):
         shape = self.probe.shape(value) or ()
         uses = pending.pop(value, [])
         if value in self._captures:
-            uses = [*uses, _Use(self._captures[value], 0, whole(len(shape)), frozenset())]
+            uses = [*uses, _Use(self._captures[value], 0, all_indices(len(shape)), frozenset())]
         sites = frozenset().union(*(use.sites for use in uses if is_partial(use.need)))
         if not sites:
-            return whole(len(shape))
+            return all_indices(len(shape))
         need: list[Index] = []
         for axis, size in enumerate(shape):
             index = uses[0].need[axis]
@@ -195,7 +190,7 @@ class Flow(Cuts):
             if all(use.need[axis] is None or self._selects(use, axis) for use in uses):
                 continue
             for use in uses:
-                mixer = self._find_mixer(value, use, axis) if use.need[axis] is None else None
+                mixer = find_mixer(value, use.node, use.position, axis, self) if use.need[axis] is None else None
                 if mixer is not None:
                     why = f"needs every unit of {value.name}, so none can be removed from it"
                     refusal = Refusal(sites, *mixer, why, RefusalCode.EVERY_HEAD_NEEDED, value.name or "")
@@ -213,52 +208,10 @@ class Flow(Cuts):
         rule = self.rule(use.node) if use.node is not None else None
         if use.node is None or rule is None or axis not in rule.selected_axes(use.node, self):
             return False
-        unpruned = rule.demand(use.node, [self.whole(value) for value in use.node.outputs], self).inputs[use.position]
+        unpruned = rule.demand(use.node, [self.full_need(value) for value in use.node.outputs], self).inputs[
+            use.position
+        ]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])
-
-    # -- Operators that need all of an axis ----------------------------------------------------------------------
-
-    def _find_mixer(self, value: ir.Value, use: _Use, axis: int) -> tuple[str, str] | None:
-        """The node that needs all of an axis, at a use or after it: (operator, name), or None."""
-        if use.node is None:
-            return "graph output", value.name or ""
-        stack, visited = [(use.node, use.position, axis)], {(value, axis)}
-        while stack:
-            node, position, input_axis = stack.pop()
-            if self._mixes(node, position, input_axis):
-                return node.op_type, node.name or ""
-            for output, output_axis in self._carriers(node, position, input_axis):
-                if output.is_graph_output():
-                    return "graph output", output.name or ""
-                if (output, output_axis) not in visited:
-                    visited.add((output, output_axis))
-                    stack += [(reader, reader_position, output_axis) for reader, reader_position in output.uses()]
-        return None
-
-    def _mixes(self, node: ir.Node, position: int, axis: int) -> bool:
-        rule = self.rule(node)
-        try:
-            return rule is None or rule.mixes(node, position, axis, self)
-        except NoRuleError:
-            return True
-
-    def _carriers(self, node: ir.Node, position: int, axis: int) -> Iterator[tuple[ir.Value, int]]:
-        """Output axes with more than one index that carry the heads of an input's axis.
-
-        An axis of rows carries none of them, although a reshape makes it from an axis of rows and heads.
-        """
-        rule = self.rule(node)
-        assert rule is not None
-        with contextlib.suppress(NoRuleError):
-            for output, output_axis in rule.carries(node, position, axis, self):
-                value = node.outputs[output]
-                first, second = self.probe.shapes(value)
-                if first is None or first[output_axis] == 1:
-                    continue
-                if second is None or (first[output_axis], second[output_axis]) != BATCH:
-                    yield value, output_axis
-
-    # -- Parts ---------------------------------------------------------------------------------------------------
 
     def _refuse_node(self, sites: frozenset[str], node: ir.Node, code: RefusalCode, why: str) -> None:
         self._refuse(Refusal(sites, node.op_type, node.name or "", why, code))

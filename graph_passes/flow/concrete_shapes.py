@@ -24,7 +24,7 @@ from graph_passes.flow.sizes import (
     Sizes,
     bind,
     concrete,
-    made_up_sizes,
+    placeholder_sizes,
     raised_sizes,
     sizes_of_example,
     with_selection,
@@ -126,7 +126,7 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
     returns would pass for a fixed size. Where all are merged somewhere, those serve that the fewest nodes merge.
     """
     example = example_sizes(model)
-    fallback = made_up_sizes()
+    fallback = placeholder_sizes()
     merged: tuple[_Walk, _Walk] | None = None
     fewest = 0
     attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
@@ -150,7 +150,7 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
 
 
 def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[_Walk, _Walk]:
-    """Both walks; what a `NonZero` selects has a made-up size where the graph can run with it, and else none.
+    """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none.
 
     Raises:
         _UnsuitableError: the graph cannot run with these sizes.

@@ -10,7 +10,8 @@ import onnx_ir.passes.common as common
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut_inputs import cut_input
 from graph_passes.flow.edit import cut_tensor
-from graph_passes.flow.indices import Need, is_partial, whole
+from graph_passes.flow.indices import Need, all_indices, is_partial
+from graph_passes.flow.initializer_copies import InitializerCopies
 from graph_passes.flow.rule import Demand, Rule, RuleContext
 
 
@@ -37,13 +38,13 @@ class Cuts(RuleContext):
         domain = "" if node.domain == "ai.onnx" else node.domain
         return self._rules.get((domain, node.op_type))
 
-    def whole(self, value: ir.Value) -> Need:
+    def full_need(self, value: ir.Value) -> Need:
         """The need of all of a tensor."""
-        return whole(len(self.probe.shape(value) or ()))
+        return all_indices(len(self.probe.shape(value) or ()))
 
     def held(self, value: ir.Value | None) -> Need:
         """The indices that a tensor holds once the nodes before are cut."""
-        return () if value is None else self.needs.get(value, self.whole(value))
+        return () if value is None else self.needs.get(value, self.full_need(value))
 
     def hold(self, value: ir.Value, need: Need) -> None:
         """Record what a node's output will hold, which may be more than is needed of it."""
@@ -55,7 +56,7 @@ class Cuts(RuleContext):
 
 def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
     """Rewrite every node whose inputs or outputs hold less than before; returns the number of nodes."""
-    initializers = _CutInitializers(model.graph)
+    copies = InitializerCopies(model.graph, "cut")
     count = 0
     for node in list(model.graph):
         demand, rule = cuts.demands.get(node), cuts.rule(node)
@@ -67,7 +68,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
             if value is None or need is None:
                 continue
             if value.is_initializer():
-                cut = initializers.cut(value, need)
+                cut = _cut_initializer(value, need, copies)
             else:
                 need = _excess(need, held[position], selected if position == 0 else ())
                 cut = cut_input(value, held[position], need, node, cuts)
@@ -79,7 +80,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
             _restate_shape(value, need, free=cuts.counts_positions)
         count += 1
     common.RemoveUnusedNodesPass()(model)
-    initializers.take_over_names()
+    copies.take_over_names()
     return count
 
 
@@ -88,35 +89,13 @@ def _excess(need: Need, held: Need, axes: Collection[int]) -> Need:
     return tuple(held[axis] if axis in axes else index for axis, index in enumerate(need))
 
 
-class _CutInitializers:
-    """Cut copies of a graph's initializers, one for each need."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
-        self._copies: dict[tuple[ir.Value, tuple[bytes | None, ...]], ir.Value] = {}
-
-    def cut(self, value: ir.Value, need: Need) -> ir.Value:
-        """The initializer that holds only the indices needed."""
-        tensor = value.const_value
-        if tensor is None or not is_partial(need):
-            return value
-        key = (value, tuple(None if index is None else index.tobytes() for index in need))
-        if key not in self._copies:
-            name = f"{value.name}.cut{sum(original is value for original, _ in self._copies)}"
-            content = cut_tensor(tensor, need, name)
-            copy = ir.Value(name=name, const_value=content, type=ir.TensorType(tensor.dtype), shape=content.shape)
-            self._graph.register_initializer(copy)
-            self._copies[key] = copy
-        return self._copies[key]
-
-    def take_over_names(self) -> None:
-        """Give copies the names of the initializers that were removed as unused."""
-        for (value, _), copy in self._copies.items():
-            name = value.name
-            if name is not None and name not in self._graph.initializers:
-                copy.name = name
-                if copy.const_value is not None:
-                    copy.const_value.name = name
+def _cut_initializer(value: ir.Value, need: Need, copies: InitializerCopies) -> ir.Value:
+    """The initializer that holds only the indices needed."""
+    tensor = value.const_value
+    if tensor is None or not is_partial(need):
+        return value
+    key = tuple(None if index is None else index.tobytes() for index in need)
+    return copies.copy(value, key, lambda name: cut_tensor(tensor, need, name))
 
 
 def _restate_shape(value: ir.Value, need: Need, *, free: bool) -> None:

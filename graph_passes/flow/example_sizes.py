@@ -1,7 +1,8 @@
 """Sizes of a graph's free dimensions with which it certainly runs, stored in the graph.
 
-Shapes are inferred with made-up sizes where any size works. An image of 3 x 5 has none of the patches of 16 x 16 that a
-model cuts it into, and many models accept one size of image only, so the exporter records the sizes of its example.
+Shapes are inferred with placeholder sizes where any size works. An image of 3 x 5 has none of the patches of 16 x 16
+that a model cuts it into, and many models accept one size of image only, so the exporter records the sizes of its
+example.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Need = tuple[Index, ...]
 """The needed positions of a tensor, one `Index` for each axis."""
 
 
-def whole(rank: int) -> Need:
+def all_indices(rank: int) -> Need:
     """The need of every index of a tensor with `rank` axes."""
     return (None,) * rank
 

@@ -17,7 +17,7 @@ from graph_passes.flow.axis_flow import captured_by_bodies
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
 from graph_passes.flow.edit import positions_among, set_ints
-from graph_passes.flow.indices import Index, Need, is_partial, simplify, union, whole
+from graph_passes.flow.indices import Index, Need, all_indices, is_partial, simplify, union
 from graph_passes.flow.rule import Demand, NoRuleError, Rule
 
 
@@ -38,8 +38,10 @@ class PositionFlow(Cuts):
     def __init__(self, model: ir.Model, rules: Mapping[tuple[str, str], Rule], probe: Probe) -> None:
         super().__init__(probe, rules)
         self.selections: dict[ir.Node, tuple[int, np.ndarray]] = {}
-        uses: dict[ir.Value, list[Need]] = {value: [self.whole(value)] for value in model.graph.outputs}
-        uses.update({value: [self.whole(value)] for value in (*captured_by_bodies(model.graph), *model.graph.inputs)})
+        uses: dict[ir.Value, list[Need]] = {value: [self.full_need(value)] for value in model.graph.outputs}
+        uses.update(
+            {value: [self.full_need(value)] for value in (*captured_by_bodies(model.graph), *model.graph.inputs)}
+        )
         for node in reversed(model.graph):
             outputs = [self._total_need(value, uses.pop(value, [])) for value in node.outputs]
             for source, need in zip(node.inputs, self._demand(node, outputs).inputs, strict=False):
@@ -58,7 +60,7 @@ class PositionFlow(Cuts):
     def _total_need(self, value: ir.Value, needs: Sequence[Need]) -> Need:
         shape = self.probe.shape(value) or ()
         if not needs:
-            return whole(len(shape))
+            return all_indices(len(shape))
         total = list(needs[0])
         for need in needs[1:]:
             total = [union(first, second) for first, second in zip(total, need, strict=True)]
@@ -102,8 +104,8 @@ class PositionFlow(Cuts):
         """The demand of a node that computes all of its outputs; readers that need less cut them."""
         for value in node.outputs:
             self.needs.pop(value, None)
-        inputs = tuple(None if value is None else self.whole(value) for value in node.inputs)
-        return Demand(inputs, tuple(map(self.whole, node.outputs)))
+        inputs = tuple(None if value is None else self.full_need(value) for value in node.inputs)
+        return Demand(inputs, tuple(map(self.full_need, node.outputs)))
 
     def _selection(self, node: ir.Node) -> Demand | None:
         """The demand of a node that selects indices; None for any other node."""

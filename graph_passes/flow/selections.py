@@ -1,4 +1,4 @@
-"""Sizes of what `NonZero` selects, which depend on the data: made up, and not the same under both assignments."""
+"""Sizes of what `NonZero` selects, which depend on the data: placeholders that differ between both assignments."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe, Shapes
 from graph_passes.flow.edit import ints
-from graph_passes.flow.indices import Need, whole
+from graph_passes.flow.indices import Need, all_indices
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import NoRuleError
 from graph_passes.flow.sizes import is_selection
@@ -172,7 +172,7 @@ def set_shape_input(
         Whether the graph changed.
     """
     if need is None:
-        need = whole(len(probe.shape(node.outputs[0]) or ()))
+        need = all_indices(len(probe.shape(node.outputs[0]) or ()))
     is_cut = any(index is not None for index in need)
     numbers = plain_shape(node, source, need, probe, count=count)
     if numbers is None:

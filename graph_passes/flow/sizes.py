@@ -1,8 +1,8 @@
 """Sizes of the free dimensions of a graph for walks that infer its shapes.
 
-Sizes are made up where a graph runs with any. Where they do not suit it (an image smaller than a patch, or with another
-number of patches than there are positions), they are those of the example that it was exported with, and in the second
-walk multiples or parts of these; without an example, the made-up sizes are raised until every window fits and
+Sizes are placeholders where a graph runs with any. Where they do not suit it (an image smaller than a patch, or with
+another number of patches than there are positions), they are those of the example that it was exported with, and in the
+second walk multiples or parts of these; without an example, the placeholders are raised until every window fits and
 none merges two sizes.
 """
 
@@ -19,14 +19,14 @@ from graph_passes.flow.foreign_shapes import Shape
 
 # Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused, and
 # lengths differ by more than a factor of two, so that a quotient of them (blocks of 4 positions) is no constant.
-_MADE_UP = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 17, 19, 29, 31, 37, 41, 47))
+_PLACEHOLDERS = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 17, 19, 29, 31, 37, 41, 47))
 _SCALES = tuple(2**power for power in range(2, 14))
-"""Factors by which made-up sizes are raised. Powers of two keep what strides divide."""
+"""Factors by which placeholder sizes are raised. Powers of two keep what strides divide."""
 
 _SELECTED = (1009, 2003)
 """Number of elements that a `NonZero` selects under each assignment, which no axis of a usual example has."""
 
-BATCH = (_MADE_UP[0][0], _MADE_UP[1][0])
+BATCH = (_PLACEHOLDERS[0][0], _PLACEHOLDERS[1][0])
 """Size of the batch under each assignment."""
 
 
@@ -35,13 +35,13 @@ class Sizes:
     """The sizes of one walk.
 
     Attributes:
-        made_up: sizes of free dimensions in order of appearance, the batch first.
+        placeholders: sizes of free dimensions in order of appearance, the batch first.
         scale: factor of these sizes, except the batch.
-        example: sizes of dimensions that are not made up, by symbol.
+        example: sizes of dimensions that have no placeholder, by symbol.
         selected: number of elements that a `NonZero` selects, which depends on the data; None: it is unknown.
     """
 
-    made_up: Shape
+    placeholders: Shape
     scale: int = 1
     example: Mapping[str, int] = dataclasses.field(default_factory=dict)
     selected: int | None = None
@@ -51,14 +51,14 @@ SizePair = tuple[Sizes, Sizes]
 """The sizes of both walks."""
 
 
-def made_up_sizes(scale: int = 1) -> SizePair:
+def placeholder_sizes(scale: int = 1) -> SizePair:
     """Small sizes that differ from each other, raised by a factor."""
-    return Sizes(_MADE_UP[0], scale), Sizes(_MADE_UP[1], scale)
+    return Sizes(_PLACEHOLDERS[0], scale), Sizes(_PLACEHOLDERS[1], scale)
 
 
 def raised_sizes() -> Iterator[SizePair]:
-    """Made-up sizes, larger and larger."""
-    return (made_up_sizes(scale) for scale in _SCALES)
+    """Placeholder sizes, larger and larger."""
+    return (placeholder_sizes(scale) for scale in _SCALES)
 
 
 def sizes_of_example(example: Mapping[str, int]) -> Iterator[SizePair]:
@@ -70,11 +70,11 @@ def sizes_of_example(example: Mapping[str, int]) -> Iterator[SizePair]:
     multiples = {symbol: size * (2 + number) for number, symbol, size in numbered}
     parts = {symbol: max(1, size // 2 ** (1 + number)) for number, symbol, size in numbered}
     for second in (multiples, parts, example):
-        yield Sizes(_MADE_UP[0], example=example), Sizes(_MADE_UP[1], example=second)
+        yield Sizes(_PLACEHOLDERS[0], example=example), Sizes(_PLACEHOLDERS[1], example=second)
 
 
 def with_selection(pair: SizePair) -> SizePair:
-    """The sizes of both walks with a made-up number of elements that every `NonZero` selects.
+    """The sizes of both walks with a placeholder for the number of elements that every `NonZero` selects.
 
     One number serves all: a model that combines two selections needs them to be equal.
     """
@@ -93,8 +93,8 @@ def bind(graph: ir.Graph, sizes: Sizes, aliases: dict[str, str]) -> dict[str, in
     All leading dimensions share one size: they are the batch, which exporters often name differently for every input.
     Symbols in `aliases` share the size of another symbol.
     """
-    made_up = sizes.made_up
-    supply = itertools.chain(made_up[1:], itertools.count(made_up[-1] + 2, 2))
+    placeholders = sizes.placeholders
+    supply = itertools.chain(placeholders[1:], itertools.count(placeholders[-1] + 2, 2))
     bindings: dict[str, int] = dict(sizes.example)
     free = [
         (axis, dim) for value in graph.inputs for axis, dim in enumerate(value.shape or ()) if not isinstance(dim, int)
@@ -103,7 +103,7 @@ def bind(graph: ir.Graph, sizes: Sizes, aliases: dict[str, str]) -> dict[str, in
     for axis, dim in sorted(free, key=lambda pair: not (pair[1].value or "").isidentifier()):
         symbol = symbol_of(axis, dim)
         if symbol not in bindings and (_size(dim, bindings) or 0) < 1:
-            bindings[symbol] = made_up[0] if axis == 0 else sizes.scale * next(supply)
+            bindings[symbol] = placeholders[0] if axis == 0 else sizes.scale * next(supply)
     for symbol, equal_symbol in aliases.items():
         while equal_symbol in aliases:
             equal_symbol = aliases[equal_symbol]

@@ -9,14 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import scale_tensor
+from graph_passes.flow.initializer_copies import InitializerCopies
 from graph_passes.flow.rules import RULES
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
-
-_KEEPS_ELEMENTS = frozenset(("Cast", "Identity", "Transpose"))
-"""Operators that may stand between a weight and the product that reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +52,13 @@ class FoldGates(GraphPass[FoldedGates]):
         if not gates:
             return ReportedResult(model, False, FoldedGates((), ()))
         weights_of = _gated_weights(Flow(model, gates, RULES, Probe(model)))
-        scaled = _ScaledWeights(model.graph)
+        copies = InitializerCopies(model.graph, "scaled")
         for gate, (site, content) in gates.items():
             if site in weights_of:
                 for weight in weights_of[site]:
-                    scaled.replace(weight)
+                    _scale(weight, copies)
                 gate.const_value = ir.Tensor((content != 0).astype(content.dtype), name=gate.name)
-        scaled.take_over_names()
+        copies.take_over_names()
         sites = [site for site, _ in gates.values()]
         report = FoldedGates(
             tuple(site for site in sites if site in weights_of), tuple(site for site in sites if site not in weights_of)
@@ -104,7 +103,7 @@ def _weight_of_sum(node: ir.Node, flow: Flow) -> _GatedWeight | None:
     reader = node
     while value is not None and not value.is_initializer():
         producer = value.producer()
-        if producer is None or producer.op_type not in _KEEPS_ELEMENTS or len(value.uses()) > 1:
+        if producer is None or producer.op_type not in KEEPS_ELEMENTS or len(value.uses()) > 1:
             return None  # Another reader of the transposed weight would see it scaled too.
         if producer.op_type == "Transpose":
             rank = len(flow.shape(value))
@@ -118,31 +117,14 @@ def _weight_of_sum(node: ir.Node, flow: Flow) -> _GatedWeight | None:
     return _GatedWeight(reader, position, axis, np.where(factors == 0, 1.0, factors))
 
 
-class _ScaledWeights:
-    """Scaled copies of a graph's weights; nodes that need the same factors share one."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
-        self._copies: dict[tuple[ir.Value, int, bytes], ir.Value] = {}
-
-    def replace(self, weight: _GatedWeight) -> None:
-        """Let a node read its weight scaled."""
-        value = weight.node.inputs[weight.position]
-        if value is None or value.const_value is None:
-            return
-        key = (value, weight.axis, weight.factors.tobytes())
-        if key not in self._copies:
-            name = f"{value.name}.scaled{len(self._copies)}"
-            tensor = scale_tensor(value.const_value, weight.axis, weight.factors, value.name or name)
-            copy = ir.Value(name=name, const_value=tensor, type=value.type, shape=tensor.shape)
-            self._graph.register_initializer(copy)
-            self._copies[key] = copy
-        weight.node.replace_input_with(weight.position, self._copies[key])
-
-    def take_over_names(self) -> None:
-        """Rename the first copy of each weight that no node reads any more to the name of that weight."""
-        for (value, _, _), copy in self._copies.items():
-            name = value.name
-            if name is not None and not value.uses() and self._graph.initializers.get(name) is value:
-                del self._graph.initializers[name]
-                copy.name = name
+def _scale(weight: _GatedWeight, copies: InitializerCopies) -> None:
+    """Let a node read its weight scaled."""
+    value = weight.node.inputs[weight.position]
+    if value is None or (tensor := value.const_value) is None:
+        return
+    copy = copies.copy(
+        value,
+        (weight.axis, weight.factors.tobytes()),
+        lambda name: scale_tensor(tensor, weight.axis, weight.factors, name),
+    )
+    weight.node.replace_input_with(weight.position, copy)

@@ -61,7 +61,7 @@ def quantizer_faults(model: ir.Model) -> list[QuantizerFault]:
     Args:
         model: the graph, which stays unchanged.
     """
-    return [*form_faults(model), *_place_faults(model)]
+    return [*form_faults(model), *_placement_faults(model)]
 
 
 def form_faults(model: ir.Model) -> list[QuantizerFault]:
@@ -123,7 +123,7 @@ def _content(node: ir.Node, position: int) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
-def _place_faults(model: ir.Model) -> Iterator[QuantizerFault]:
+def _placement_faults(model: ir.Model) -> Iterator[QuantizerFault]:
     """The inputs that read floats where they are to be quantized, and the other way round."""
     quantized = {
         (node.name, position)

@@ -77,7 +77,7 @@ def is_dequantized(value: ir.Value) -> bool:
 
 def _inputs_of(node: ir.Node) -> Iterator[QuantizedInput]:
     """The inputs that a product, a softmax or a sum causes to be quantized."""
-    if is_weighted(node) and not _is_head(node):  # rule 1
+    if is_weighted(node) and not _feeds_output_only(node):  # rule 1
         yield QuantizedInput(node, 0, QuantizedRole.ACTIVATION)
         yield QuantizedInput(node, 1, QuantizedRole.WEIGHT)
     elif node.op_type == "Softmax":  # rule 2
@@ -105,7 +105,7 @@ def channel_axis(product: ir.Node) -> int:
     return 0 if product.attributes.get_int("transB", 0) else 1
 
 
-def _is_head(product: ir.Node) -> bool:
+def _feeds_output_only(product: ir.Node) -> bool:
     """Whether every path from a product ends in an output of the graph, without a product or a sum of activations."""
     values, seen = [product.outputs[0]], set()
     while values:

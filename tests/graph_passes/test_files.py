@@ -112,9 +112,6 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (path.read_text(), list(tmp_path.iterdir())) == ("whole", [path])
 
 
-# -- Graphs that are incomplete or unsafe ----------------------------------------------------------------------------
-
-
 def assert_refused(path: Path, code: GraphErrorCode, **details: object) -> str:
     """Check that loading fails with one line that names the file, and with these details; returns the line."""
     with pytest.raises(GraphError) as error:
@@ -244,9 +241,6 @@ def test_a_damaged_graph_loads_or_is_a_graph_error(whole: Path, flips: list[tupl
     path.write_bytes(content)
     with contextlib.suppress(GraphPassError):
         find_attention(load(path))
-
-
-# -- Files that cannot be written ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -161,9 +161,6 @@ def test_a_plan_of_version_0_1_is_read_with_the_current_name_of_its_kind(former:
     assert json.loads(path.read_text())["groups"][0]["kind"] == FORMER_KINDS[former]
 
 
-# -- Masks -----------------------------------------------------------------------------------------------------------
-
-
 def masked() -> Plan:
     kept = np.arange(4 * 2 * 3).reshape(4, 2, 3) % 2 == 0
     return plan([0, 2]).masked({"a": BlockMask(kept, 8, memory=8)})

@@ -84,8 +84,6 @@ def test_outputs_keep_their_names_if_heads_are_returned() -> None:
     assert [value.name for value in shrunk.model.graph.outputs] == ["y", "heads0"]
 
 
-# -- masks -----------------------------------------------------------------------------------------------------------
-
 MASKED = {
     "bidirectional": MaskedLayer(random_mask()),
     "causal": MaskedLayer(random_mask(), causal=True),

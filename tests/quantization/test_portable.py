@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.export import export_reference
-from compressor.quantization import portable, quantize_graph, require_nncf
+from compressor.quantization import quantize_graph, require_nncf
+from compressor.quantization.portable import producers_listed_once
 from compressor.run.verify import prove_engine, require
 from compressor.targets import target
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
@@ -57,13 +58,17 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def test_listing_producers_once_changes_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("once", "again"):
-        (tmp_path / folder).mkdir()
-    once = quantize_graph(small, vectors(), tmp_path / "once" / "model.onnx").path
-    monkeypatch.setattr(portable, "_producers_listed_once", nullcontext)
-    again = quantize_graph(small, vectors(), tmp_path / "again" / "model.onnx").path
-    assert files_of(once) == files_of(again)
+def test_producers_are_listed_once_for_each_version_of_a_graph() -> None:
+    metatypes = importlib.import_module("nncf.onnx.graph.metatypes.onnx_metatypes")
+    list_producers = metatypes.get_parents_node_mapping
+    proto = ir.to_proto(two_products())
+    with producers_listed_once():
+        producers = metatypes.get_parents_node_mapping(proto)
+        assert producers == list_producers(proto)
+        assert metatypes.get_parents_node_mapping(proto) is producers
+        proto.graph.node.append(onnx.helper.make_node("Relu", ["y"], ["z"]))
+        assert metatypes.get_parents_node_mapping(proto) == list_producers(proto) != producers
+    assert metatypes.get_parents_node_mapping is list_producers
 
 
 def test_the_graph_consists_of_standard_operators(bert: Quantized) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.plan_and_curves import Learned
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.units import PrunableGroup, find_groups
@@ -53,7 +53,7 @@ def learn(
     on_progress: ProgressCallback = ignore_progress,
     model: PreTrainedModel | None = None,
     types: tuple[str, ...] = ("heads", "neurons"),
-) -> Learned:
+) -> LearningResult:
     """Learn a plan within a budget in six steps."""
     network = classifier() if model is None else model
     pool = make_pool(network, share, types)

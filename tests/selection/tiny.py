@@ -17,7 +17,7 @@ from compressor.config.sections import SelectionConfig
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
-from compressor.selection.plan_and_curves import Learned
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.tasks.base import Data, Task
 from compressor.tasks.metrics import Metric, accuracy, mean_loss
 from compressor.units import Site, find_sites, gated
@@ -126,7 +126,7 @@ def learn_plan(
     model: PreTrainedModel | None = None,
     task: Task | None = None,
     on_progress: ProgressCallback = ignore_progress,
-) -> Learned:
+) -> LearningResult:
     """Learn on a classifier, or on `model`; checkpoints go into `folder`."""
     learner = classifier() if model is None else model
     return learn(learner, sites_of(learner), data(task), config or selection(), folder, on_progress)

@@ -9,7 +9,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
-from compressor.targets.segment_stream import Stream, empty_memories, limits
+from compressor.targets.segment_stream import Stream, limits
 from compressor.units import gated, keep_all
 from graph_passes import save
 from tests.targets.graphs import parsed
@@ -136,7 +136,6 @@ def test_a_graph_without_memory_is_refused(stream: Stream, tmp_path: Path) -> No
     graph = tmp_path / "model.onnx"
     save(parsed("y = Neg(ids)", "int64[N, T] ids", "int64[N, T] y"), graph)
     assert limits(graph) is None
-    assert empty_memories(graph, 2) == {}
     with pytest.raises(InputError) as error:
         Stream(stream.engine, graph)
     assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "memory_0")
@@ -149,10 +148,3 @@ def test_memories_without_a_fixed_width_are_refused(stream: Stream, tmp_path: Pa
         Stream(stream.engine, graph)
     assert error.value.code is ErrorCode.TENSOR_MISMATCH
     assert error.value.details == {"path": graph, "tensor": "memory_0", "shape": ("N", "S", "W")}
-
-
-def test_empty_memories_have_no_positions(exported: SegmentGraph) -> None:
-    memories = empty_memories(exported.reference, 3)
-    assert {name: array.shape for name, array in memories.items()} == {
-        f"memory_{layer}": (3, 0, HIDDEN) for layer in range(2)
-    }

@@ -18,9 +18,10 @@ from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import Certificate, certify, split_rows
-from compressor.selection.pruners.base import Curve, Pruner
+from compressor.selection.pruners.base import Pruner
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import statistics
 from compressor.units import PrunableGroup

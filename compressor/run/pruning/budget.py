@@ -12,8 +12,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.pruning.measure_costs import Size
-from compressor.selection.allocation import allocate
-from compressor.selection.pruners.base import Curve
+from compressor.selection.allocation import Curve, allocate
 from compressor.units import PrunableGroup
 
 EXCESS = 1.02

@@ -37,9 +37,10 @@ from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.run_notes import of_budget
+from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
-from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight

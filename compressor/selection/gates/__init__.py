@@ -4,7 +4,7 @@ from compressor.selection.gates.base import Gate, RankedGate
 from compressor.selection.gates.bin_concrete import BinConcreteGate, BinConcreteOptions
 from compressor.selection.gates.dsp import DspGate, DspOptions
 from compressor.selection.gates.hard_concrete import HardConcreteGate, HardConcreteOptions
-from compressor.selection.gates.per_kind import PooledGate
+from compressor.selection.gates.per_kind import PerKindGate
 from compressor.selection.gates.ste import StraightThroughGate, StraightThroughOptions
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Gate",
     "HardConcreteGate",
     "HardConcreteOptions",
-    "PooledGate",
+    "PerKindGate",
     "RankedGate",
     "StraightThroughGate",
     "StraightThroughOptions",

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compressor.selection.gates.capacity import Capacity, UnitCount
+from compressor.selection.gates.capacity import Capacity, FixedCount
 from compressor.selection.options import MethodOptions
 from compressor.units.gate import Gate
 
@@ -46,7 +46,7 @@ class RankedGate(Gate):
     ) -> None:
         super().__init__()
         self.units = len(start)
-        self.capacity: Capacity = keep if isinstance(keep, Capacity) else UnitCount(self.units, keep)
+        self.capacity: Capacity = keep if isinstance(keep, Capacity) else FixedCount(self.units, keep)
         if self.capacity.units != self.units:
             raise ValueError(f"{self.capacity.units} costs for {self.units} units")
         self.steps, self.seed = steps, seed

@@ -40,7 +40,7 @@ class Capacity(ABC):
         """Gates `[units]` that tend to a hard selection as the temperature falls, differentiable in `weights`."""
 
 
-class UnitCount(Capacity):
+class FixedCount(Capacity):
     """Exactly K units, whatever they cost.
 
     Args:

@@ -13,7 +13,7 @@ _SEED_STRIDE = 7_919
 """Distance between the seeds of two pools."""
 
 
-class PooledGate(Gate):
+class PerKindGate(Gate):
     """One gate per pool, which act as one gate over the whole model.
 
     Pools are numbered in the order of their first site, so seeds do not depend on the pools' names.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from compressor.selection.gates import base
-from compressor.selection.gates.capacity import UnitCount
+from compressor.selection.gates.capacity import FixedCount
 from compressor.selection.options import MethodOptions
 
 
@@ -59,7 +59,7 @@ class StraightThroughGate(base.RankedGate):
         )
 
     def sample(self, step: int) -> Tensor:
-        if isinstance(self.capacity, UnitCount) or not self.has_choice:
+        if isinstance(self.capacity, FixedCount) or not self.has_choice:
             return base.straight_through(self.scale(), self.weight)
         prices = self.capacity.prices.to(self.weight.device)
         projected = self.weight - prices * (prices @ self.weight) / (prices @ prices)

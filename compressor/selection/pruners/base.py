@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.units import PrunableGroup
 
 OptionsT = TypeVar("OptionsT", bound=MethodOptions)
 Batch = Mapping[str, Tensor]
-Curve = Mapping[int, float]
-"""Number of units -> loss."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import numpy as np
 import safetensors.numpy
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
-from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.mask_gradients import loaded_gradients, mask_gradients
 from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.reconstruct.choice import linear_of

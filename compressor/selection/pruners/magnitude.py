@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
-from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.unit_importance import (
     bundles_of,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from compressor.selection.pruners.base import Curve
+from compressor.selection.allocation import Curve
 from compressor.units import PrunableGroup
 from compressor.units.layers import Linear, linear_weight
 

@@ -2,17 +2,17 @@
 
 from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.search.base import Head, Search, Step, SubsetEvaluator
-from compressor.selection.search.greedy import LocalSearch
-from compressor.selection.search.greedy_by_index import GlobalSearch
+from compressor.selection.search.greedy import GreedySearch
+from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
 from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
 from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 
 __all__ = [
     "AStarOptions",
     "AStarSearch",
-    "GlobalSearch",
+    "GreedyByIndexSearch",
+    "GreedySearch",
     "Head",
-    "LocalSearch",
     "RandomOptions",
     "RandomSearch",
     "Search",

@@ -17,7 +17,7 @@ from compressor.selection.search.base import (
 )
 
 
-class LocalSearch(Search[MethodOptions]):
+class GreedySearch(Search[MethodOptions]):
     """Greedy removal of the head whose removal leaves the best metric; of equal heads, the first in (site, head) order.
 
     With a budget, it continues while removing the cheapest head keeps the metric within the budget.

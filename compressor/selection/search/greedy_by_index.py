@@ -18,7 +18,7 @@ from compressor.selection.search.base import (
 )
 
 
-class GlobalSearch(Search[MethodOptions]):
+class GreedyByIndexSearch(Search[MethodOptions]):
     """Greedy removal of a head index from every site that has it; of equal indices, the first is removed.
 
     With a number of heads to keep, it stops before the first removal that would leave fewer, and adds a note if more

@@ -18,10 +18,11 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
-from compressor.targets.openvino import model_cache
+from compressor.targets.openvino import fixed_shapes, model_cache
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fitting_shape, pad, sizes_of
-from compressor.targets.openvino.session import FixedRequest, Layer, Names
+from compressor.targets.openvino.fixed_shapes import FixedRequest
+from compressor.targets.openvino.session import Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
@@ -127,7 +128,7 @@ class OpenVinoEngine:
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
-        return peak_growth(sessions.__name__, self.path, self.session, feeds)
+        return peak_growth(fixed_shapes.__name__, self.path, self.session, feeds)
 
 
 def build_engine(
@@ -222,7 +223,7 @@ def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False)
     products = info.get("products", [])
     with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
         compiled, layers = model_cache.compile_model(model, shown, settings, folder)
-        fixed = sessions.compile_fixed(model, shapes, shown, settings, folder)
+        fixed = fixed_shapes.compile_fixed(model, shapes, shown, settings, folder)
     names = sessions.tensor_names(model)
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(

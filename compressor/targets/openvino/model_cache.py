@@ -57,7 +57,7 @@ def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | No
             yield None
             return
         yield folder
-    prune(folder.parent)
+    evict_oldest(folder.parent)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
     write_json(folder / _LAYERS, [{**dataclasses.asdict(layer), "nodes": sorted(layer.nodes)} for layer in layers])
 
 
-def prune(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_BYTES) -> None:
+def evict_oldest(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_BYTES) -> None:
     """Remove the engines that were not used for longest, beyond a number and a total of bytes.
 
     Args:

@@ -1,11 +1,10 @@
-"""OpenVINO's settings, which are recorded, and its compiled models: loading, running, and what is executed."""
+"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, running, and what is executed."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds, Precision, Shape, parse_shape
+from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad
-from compressor.targets.peak_memory import resident_bytes
+from compressor.targets.openvino.batches import EngineRequest
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery
 
@@ -123,7 +121,7 @@ def read_model(path: Path) -> openvino.Model:
         return _CORE.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"{path}: OpenVINO cannot read it ({_reason(error)}); use --target ort, or build it again",
+            f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",
             code=ErrorCode.RUNTIME_FAILED,
             path=path,
             runtime="openvino",
@@ -155,7 +153,7 @@ def compile_model(
         return _CORE.compile_model(model, DEVICE, options)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"{path}: OpenVINO cannot compile it ({_reason(error)}); use --target ort",
+            f"{path}: OpenVINO cannot compile it ({failure_reason(error)}); use --target ort",
             code=ErrorCode.RUNTIME_FAILED,
             path=path,
             runtime="openvino",
@@ -183,7 +181,7 @@ def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str,
         ) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({_reason(error)}); pass arrays of its inputs' shapes",
+            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs' shapes",
             code=ErrorCode.RUNTIME_FAILED,
         ) from error
     return dict(zip(names.outputs, outputs, strict=True))
@@ -199,7 +197,7 @@ def executed_layers(compiled: openvino.CompiledModel) -> list[Layer]:
     return layers
 
 
-def _reason(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """The part of OpenVINO's message that says what is wrong, on one line."""
     lines = [line.strip("- ") for line in str(error).splitlines() if line and not line.startswith(_PREFIXES)]
     return one_line(" ".join(lines) or error)
@@ -233,86 +231,3 @@ def tensor_names(model: openvino.Model) -> Names:
         for name, tensors in (("inputs", model.inputs), ("outputs", model.outputs))
     )
     return Names(tuple(inputs), tuple(outputs))
-
-
-@dataclass(frozen=True)
-class FixedRequest:
-    """A graph compiled for one shape.
-
-    Attributes:
-        request: runs it.
-        seconds: time of compiling it, or of reading it from the cache.
-        added_bytes: memory that the process holds more since; None: unknown.
-    """
-
-    request: EngineRequest
-    seconds: float
-    added_bytes: int | None
-
-    def __str__(self) -> str:
-        memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
-        return f"{self.seconds:.1f} s{memory}"
-
-
-def compile_fixed(
-    model: openvino.Model,
-    shapes: Iterable[Shape],
-    path: Path,
-    settings: Mapping[str, Any],
-    cache: Path | None = None,
-) -> dict[Shape, FixedRequest]:
-    """Compile a graph for fixed shapes.
-
-    Args:
-        model: the graph, with free axes; it stays unchanged.
-        shapes: the shapes.
-        path: its file, for messages.
-        settings: from `session_settings`.
-        cache: folder of compiled models; None: the graph is compiled in any case.
-
-    Raises:
-        InputError: the graph cannot have one of the shapes.
-    """
-    requests = {}
-    axes = stored_info(model).get("input_axes", {})
-    for shape in shapes:
-        sizes = dict(zip(("batch", "sequence"), shape, strict=True))
-        before, start = resident_bytes(), time.perf_counter()
-        fixed = model.clone()
-        try:
-            fixed.reshape(
-                {
-                    position: openvino.PartialShape([sizes.get(name) or int(name) for name in axes[tensor]])
-                    for position, tensor in enumerate(tensor_names(model).inputs)
-                }
-            )
-        except Exception as error:  # OpenVINO raises RuntimeError and others
-            raise InputError(
-                f"{path}: the graph cannot have the shape {shape[0]}x{shape[1]} ({_reason(error)}); use shorter"
-                " --shapes",
-                code=ErrorCode.OUT_OF_RANGE,
-                path=path,
-                shape=shape,
-            ) from error
-        request = EngineRequest(compile_model(fixed, path, settings, cache).create_infer_request())
-        after = resident_bytes()
-        added = None if before is None or after is None else max(0, after - before)
-        requests[shape] = FixedRequest(request, time.perf_counter() - start, added)
-    return requests
-
-
-def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
-    """A function that runs a graph, which is loaded here and now, with all of its fixed shapes."""
-    model = read_model(path)
-    request, names = EngineRequest(compile_model(model, path, settings).create_infer_request()), tensor_names(model)
-    fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
-    info = stored_info(model)
-    axes, pads = info.get("input_axes", {}), info.get("pads", False)
-
-    def run(feeds: Feeds) -> dict[str, np.ndarray]:
-        shape = fitting_shape(fixed, axes, feeds, pads=pads) if fixed else None
-        if shape is None:
-            return run_request(request, names, feeds)
-        return run_request(fixed[shape].request, names, pad(axes, feeds, shape))
-
-    return run

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.indices import Index, Need, simplify, whole
+from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.head_layouts import (
@@ -171,9 +171,9 @@ def _need_of_heads(
         context: the graph's shapes.
     """
     if head_axis is None:
-        return whole(len(context.probe.shape(value) or ()))
+        return all_indices(len(context.probe.shape(value) or ()))
     shape = context.shape(value)
-    need = list(whole(len(shape)))
+    need = list(all_indices(len(shape)))
     parts: list[np.ndarray] = []
     start = 0
     for per, width in head_axis.runs:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Shape
-from graph_passes.flow.indices import Index, Need, simplify, whole
+from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
@@ -70,7 +70,7 @@ class ReshapeRule:
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
-        need, held = list(whole(len(before))), list(outputs[0])
+        need, held = list(all_indices(len(before))), list(outputs[0])
         for ins, outs in self._groups(node, context):
             part = [held[axis] for axis in outs]
             sides, kept = _regrouped(part, _sizes(before, ins), _sizes(after, outs), _repeated_axis(node, ins, context))
@@ -116,7 +116,9 @@ class ReshapeRule:
             first: Need = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in outs)
             try:
                 sides, kept = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
-                self._check_shape_input(node, (*whole(outs.start), *kept, *whole(len(after) - outs.stop)), context)
+                self._check_shape_input(
+                    node, (*all_indices(outs.start), *kept, *all_indices(len(after) - outs.stop)), context
+                )
             except NoRuleError:  # an axis whose size cannot be written is never cut
                 continue
             if sides[axis - ins.start] is not None:
@@ -172,7 +174,7 @@ def _regrouped(
         NoRuleError: the indices that the output would hold do not form a box.
     """
     if all(index is None for index in need):
-        return whole(len(before)), need
+        return all_indices(len(before)), need
     if len(before) == len(after) == 1:
         return need, need
     if repeated is not None and (copies := _any_copies(_box(need, after).reshape(before), repeated)) is not None:

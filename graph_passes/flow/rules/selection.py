@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
-from graph_passes.flow.indices import Index, Need, positions_of, same_index, simplify, union, whole
+from graph_passes.flow.indices import Index, Need, all_indices, positions_of, same_index, simplify, union
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels
@@ -209,7 +209,7 @@ class GatherRule:
             # `rewrite` writes new indices with the table, so the need of the old ones is everything.
             size = context.shape(node.inputs[0])[axis]
             table_index = simplify(np.unique(_selected(constant, index_need)), size)
-            index_need = whole(rank)
+            index_need = all_indices(rank)
         return Demand(((*output[:axis], table_index, *output[axis + rank :]), index_need), (output,))
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graph_passes import BlockMask
-from graph_passes.block_sparse.row_buckets import buckets, computed, whole
+from graph_passes.block_sparse.row_buckets import buckets, dense_heads, visible_blocks
 
 KEPT = np.random.default_rng(0).random((3, 9, 9)) < 0.3
 LOWER = np.tri(9, dtype=np.bool_)
@@ -28,7 +28,7 @@ def test_whole_heads_are_in_no_bucket(causal: bool) -> None:
     kept = KEPT.copy()
     kept[1] = LOWER if causal else True
     mask = BlockMask(kept, 8)
-    assert whole(mask, causal=causal).tolist() == [False, True, False]
+    assert dense_heads(mask, causal=causal).tolist() == [False, True, False]
     assert {head for bucket in buckets(mask, 64, causal=causal) for head in bucket.heads} == {0, 2}
 
 
@@ -46,8 +46,8 @@ def test_rows_without_a_block_are_computed_only_on_request() -> None:
 
 def test_causality_hides_future_blocks() -> None:
     mask = BlockMask(KEPT, 8)
-    np.testing.assert_array_equal(computed(mask, causal=True), KEPT & LOWER)
-    np.testing.assert_array_equal(computed(mask, causal=False), KEPT)
+    np.testing.assert_array_equal(visible_blocks(mask, causal=True), KEPT & LOWER)
+    np.testing.assert_array_equal(visible_blocks(mask, causal=False), KEPT)
 
 
 def test_rows_of_similar_widths_share_a_bucket() -> None:

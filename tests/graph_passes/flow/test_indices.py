@@ -6,7 +6,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from graph_passes.flow.indices import Index, is_partial, positions_of, same_index, simplify, union, whole
+from graph_passes.flow.indices import Index, all_indices, is_partial, positions_of, same_index, simplify, union
 
 SIZE = 5
 
@@ -35,7 +35,7 @@ def test_an_order_other_than_ascending_is_not_the_whole_axis() -> None:
 
 
 def test_a_need_is_partial_if_one_axis_is() -> None:
-    assert whole(2) == (None, None)
-    assert not is_partial(whole(2))
+    assert all_indices(2) == (None, None)
+    assert not is_partial(all_indices(2))
     assert not is_partial(None)
     assert is_partial((None, np.array([0])))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.indices import Need, same_index, whole
+from graph_passes.flow.indices import Need, all_indices, same_index
 from graph_passes.flow.rule import NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules import RULES
 from graph_passes.passes import Normalize
@@ -55,7 +55,7 @@ class Sample:
 
     def demanded(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
         """Output axes on which a single index needs other indices of the input axis than the whole axis does."""
-        full: list[Need] = [whole(len(self.context.probe.shape(value) or ())) for value in node.outputs]
+        full: list[Need] = [all_indices(len(self.context.probe.shape(value) or ())) for value in node.outputs]
         carriers: Axes = set()
         for output, need in enumerate(full):
             for output_axis in range(len(need)):

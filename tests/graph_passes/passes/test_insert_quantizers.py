@@ -7,11 +7,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graph_passes.passes import InsertQuantizers, QuantizeWeightsInside
+from graph_passes.passes import InsertQuantizers
 from graph_passes.quantizers.faults import FP8, QuantizerFault, QuantizerRule, form_faults, quantizer_faults
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 from tests.graph_passes.graphs import graph, operators, run
-from tests.graph_passes.passes.checks import assert_untouched, rewritten
+from tests.graph_passes.passes.checks import assert_untouched
 
 LAYER = """
     p = MatMul(x, w)  q = Add(p, b)  k = MatMul(x, w)  t = Transpose <perm = [0, 2, 1]> (k)
@@ -113,16 +113,6 @@ def test_ranges_saturate_and_a_range_of_zero_is_no_error() -> None:
     np.testing.assert_allclose(run(quantized, feeds)[0], run(quantized, clipped)[0], rtol=0.02)
     zero = InsertQuantizers({"x": 0.0})(model.clone()).model
     assert np.isfinite(run(zero, feeds)[0]).all()
-
-
-def test_weights_are_quantized_inside_the_graph_without_changing_it() -> None:
-    model = layer()
-    quantized = InsertQuantizers(ranges(model))(model).model
-    result = rewritten(QuantizeWeightsInside(), quantized, sizes=({},), tolerance=1e-6)
-    assert len(result.report.tensors) == 2
-    assert ir.DataType.INT8 not in {
-        value.dtype for value in result.model.graph.initializers.values() if len(value.shape or ()) == 2
-    }
 
 
 def test_missing_ranges_and_an_old_operator_set_are_refused() -> None:

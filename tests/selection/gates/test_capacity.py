@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.selection.gates import RankedGate
-from compressor.selection.gates.capacity import UnitBudget, UnitCount, top
+from compressor.selection.gates.capacity import FixedCount, UnitBudget, top
 from compressor.selection.options import read_options
 from tests.selection.gates.weights import HEADS, LAYERS, central_differences, gradient, make_gate, set_weights
 from tests.selection.tiny import GATE_METHODS
@@ -56,7 +56,7 @@ def test_a_selection_meets_every_budget_and_leaves_no_room(
 def test_equal_costs_keep_exactly_the_k_largest(cost: float, keep: int, weights: list[float]) -> None:
     budget, values = UnitBudget([[cost] * HEADS], [keep * cost]), vector(weights)
     assert torch.equal(budget.select(values), top(values, keep))
-    assert budget.has_choice == UnitCount(HEADS, keep).has_choice
+    assert budget.has_choice == FixedCount(HEADS, keep).has_choice
     if budget.has_choice:
         assert budget.soft_select(values, 1.0).sum().item() == pytest.approx(keep)
 

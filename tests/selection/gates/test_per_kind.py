@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.selection.gates import DspGate, Gate, PooledGate
+from compressor.selection.gates import DspGate, Gate, PerKindGate
 from compressor.selection.gates.per_kind import divide_heads
 from tests.selection.gates.weights import HEADS, LAYERS, make_gate
 
@@ -17,13 +17,13 @@ POOLS = ["bidirectional", "causal", "bidirectional"]
 """Sites 0 and 2 have 3 + 2 heads, site 1 has 4."""
 
 
-def pooled(method: str, pools: Sequence[str], keep: int | None, seed: int = 0) -> PooledGate:
+def pooled(method: str, pools: Sequence[str], keep: int | None, seed: int = 0) -> PerKindGate:
     """A gate with one gate of a method for each pool."""
 
     def make(layers: Sequence[int], count: int | None, seed: int) -> Gate:
         return make_gate(method, count, layers=layers, seed=seed)
 
-    return PooledGate(make, LAYERS, pools, keep, seed)
+    return PerKindGate(make, LAYERS, pools, keep, seed)
 
 
 def test_counts_and_penalties_add_up_over_pools() -> None:

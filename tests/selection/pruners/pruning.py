@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.allocation import Curve
+from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.units import PrunableGroup, find_groups, gated, keep_all
 from compressor.units.layers import linear_weight

@@ -17,8 +17,8 @@ from compressor.selection.options import read_options
 from compressor.selection.search import (
     AStarOptions,
     AStarSearch,
-    GlobalSearch,
-    LocalSearch,
+    GreedyByIndexSearch,
+    GreedySearch,
     RandomOptions,
     RandomSearch,
     Search,
@@ -91,19 +91,19 @@ def test_a_search_needs_a_stopping_rule(name: str) -> None:
 
 def test_local_continues_to_the_last_head_that_fits() -> None:
     evaluator = additive([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    steps = list(LocalSearch().choose(evaluator, None, 6))
+    steps = list(GreedySearch().choose(evaluator, None, 6))
     assert frozenset(HEADS) - steps[-1].kept == {("a", 0), ("a", 1), ("a", 2)}
 
 
 def test_the_note_names_the_cheapest_head_if_none_is_removed() -> None:
-    steps = list(LocalSearch().choose(additive([3.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]), None, 1))
+    steps = list(GreedySearch().choose(additive([3.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]), None, 1))
     (note,) = steps[-1].notes
     assert note.code is NoteCode.NOTHING_REMOVED
     assert note.text == ("no head was removed: head 1 of a costs least, 2 of the metric, and 1 is allowed (--max-drop)")
 
 
 def test_global_removes_the_cheapest_index_of_every_site() -> None:
-    steps = list(GlobalSearch().choose(additive([1.0, 2, 3, 4, 5, 9, 2, 3, 4, 5]), 7, None))
+    steps = list(GreedyByIndexSearch().choose(additive([1.0, 2, 3, 4, 5, 9, 2, 3, 4, 5]), 7, None))
     assert [sorted(a.kept - b.kept) for a, b in pairwise(steps)] == [[("a", 1), ("b", 1)]]
     assert len(steps[-1].kept) == 8
 

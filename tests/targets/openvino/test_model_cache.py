@@ -114,11 +114,11 @@ def test_engines_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> N
     def left() -> list[str]:
         return sorted(folder.name for folder in tmp_path.iterdir())
 
-    model_cache.prune(tmp_path, engines=4)
+    model_cache.evict_oldest(tmp_path, engines=4)
     assert left() == ["1", "2", "3", "4"]
-    model_cache.prune(tmp_path, total=250)
+    model_cache.evict_oldest(tmp_path, total=250)
     assert left() == ["3", "4"]
-    model_cache.prune(tmp_path, total=1)
+    model_cache.evict_oldest(tmp_path, total=1)
     assert left() == ["4"], "the engine that was just used stays"
     shutil.rmtree(tmp_path / "4")
-    model_cache.prune(tmp_path)
+    model_cache.evict_oldest(tmp_path)

@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode
 from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
 from compressor.targets.base import Shape, parse_shape
-from compressor.targets.openvino import session
+from compressor.targets.openvino import fixed_shapes, session
 from compressor.targets.openvino.batches import EngineRequest, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.relative_error import relative_error
@@ -301,7 +301,7 @@ def test_a_shorter_batch_after_a_longer_one_is_not_changed_by_it(engines: Engine
 
 def test_the_function_whose_memory_is_measured_pads_too(engines: Engines) -> None:
     feeds = feeds_of(3, 7)
-    outputs = session.runner(engines.fixed.path, engines.fixed.session)(feeds)
+    outputs = fixed_shapes.runner(engines.fixed.path, engines.fixed.session)(feeds)
     assert outputs["logits"].shape[0] == 4
     assert relative_error(engines.free.run(feeds)["logits"], outputs["logits"][:3], feeds) <= engines.tolerance
 

@@ -196,7 +196,7 @@ def choices_of(
     return choices
 
 
-def measured_counts(group: PrunableGroup) -> tuple[int, ...]:
+def loss_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
     shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
@@ -215,7 +215,7 @@ def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
     """
     group = choice.group
     curve = {group.counts[-1]: 0.0}
-    for count in measured_counts(group)[:-1]:
+    for count in loss_counts(group)[:-1]:
         part = choice.reconstruction(count)
         bias = None if part.bias is None else torch.from_numpy(part.bias)
         curve[count] = divergence.mean(str(group.linear), torch.from_numpy(part.weight), bias)

@@ -37,12 +37,12 @@ def feeders_of(
         batch: inputs of one forward `[rows, ...]`; a few rows are used.
     """
     example = {name: value[:_ROWS] for name, value in batch.items()}
-    recorded = _Recorded(set(linears), _numbers_of_tokens(example))
+    recorder = _FeederRecorder(set(linears), _numbers_of_tokens(example))
     order = CallOrder(model, example)
-    with removed_afterwards(recorded.hooks(model)):
+    with removed_afterwards(recorder.hooks(model)):
         run_layers(model, example, lambda number, layer, run: run())
     feeders: dict[str, tuple[str, ...]] = dict.fromkeys(linears, ())
-    for name, paths in recorded.feeders.items():
+    for name, paths in recorder.feeders.items():
         layer = order.of(name)[0]
         if layer < order.layer_calls:
             feeders[name] = tuple(path for path in paths if layer in order.of(path))
@@ -55,7 +55,7 @@ def _numbers_of_tokens(batch: Mapping[str, Tensor]) -> set[int]:
 
 
 @dataclass
-class _Recorded:
+class _FeederRecorder:
     """Collects the feeders of linears in one forward.
 
     Attributes:

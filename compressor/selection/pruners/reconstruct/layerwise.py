@@ -157,7 +157,7 @@ class LayerwiseRun:
 
 
 @dataclass
-class _Waiting:
+class _PendingCall:
     """A call of a linear whose sum is read by a later module call."""
 
     linear: str
@@ -180,7 +180,7 @@ class _Observation:
     expected: int
     recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
-    waiting: list[_Waiting] = field(default_factory=list)
+    pending: list[_PendingCall] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
@@ -202,15 +202,15 @@ class _Observation:
         else:
             path, nth = reader.calls[number]
             # An operation in place could change the output before its sum is read.
-            self.waiting.append(_Waiting(name, number, args[0], output.clone(), path, nth))
+            self.pending.append(_PendingCall(name, number, args[0], output.clone(), path, nth))
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         complete = []
-        for waiting in self.waiting:
-            waiting.remaining -= waiting.path == name
-            if not waiting.remaining:
-                complete.append(waiting)
-        self.waiting = [waiting for waiting in self.waiting if waiting.remaining]
+        for call in self.pending:
+            call.remaining -= call.path == name
+            if not call.remaining:
+                complete.append(call)
+        self.pending = [call for call in self.pending if call.remaining]
         for call in complete:
             self._complete(LinearCall(call.linear, call.number, call.input, call.output, first_tensor(args, kwargs)))
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
-from compressor.selection.pruners.base import Curve, Pruner, PruningInputs
+from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import (
     GroupChoice,
     choices_of,

@@ -40,8 +40,6 @@ class Chain:
         self.value = self.op("MatMul", self.input, self.weight("W", WIDTH, heads * width))
         self.axes: list[tuple[str, ...]] = [("B",), ("S",), ("H", "D")]
 
-    # -- parts ---------------------------------------------------------------------------------------------------
-
     def constant(self, name: str, content: np.ndarray) -> ir.Value:
         tensor = ir.Tensor(content, name=name)
         value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
@@ -70,8 +68,6 @@ class Chain:
         shape = [size if index == axis else 1 for index in range(len(self.axes))]
         lead = self.draw(0, axis)
         return self.weight(f"w{len(self.initializers)}", *shape[lead:])
-
-    # -- moves ---------------------------------------------------------------------------------------------------
 
     def reshape(self, axes: Sequence[tuple[str, ...]]) -> None:
         free = [axis for axis in axes if {"B", "S"} & set(axis)]
@@ -183,8 +179,6 @@ class Chain:
         labels = [label for axis in self.axes for label in axis]
         self.reshape([(label,) for label in labels if label != "1"])
         self.permute([self.axes.index((label,)) for label in order])
-
-    # -- ends ----------------------------------------------------------------------------------------------------
 
     def gate(self, name: str) -> None:
         """Multiply the heads by ones if they have their own axis."""
