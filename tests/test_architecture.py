@@ -25,7 +25,7 @@ COMPRESSOR = (
     ("targets",),
     ("config",),
     ("units",),
-    ("models", "model_folder", "recurrences", "export"),
+    ("models", "model_folder", "export"),
     ("tasks",),
     ("measure", "quantization"),
     ("training",),

@@ -111,7 +111,14 @@ class TransformerXLLayer(SegmentLayer):
         )
 
     def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
-        """Next hidden states `[batch, segment, hidden]`; see `SegmentLayer.forward` for the arguments."""
+        """Next hidden states `[batch, segment, hidden]`, after the feed-forward.
+
+        Args:
+            states: hidden states of the segment, `[batch, segment, hidden]`.
+            memory: hidden states of earlier segments, `[batch, memory, hidden]`, or None.
+            positions: see `RelativeAttention.forward`.
+            masked: see `RelativeAttention.forward`.
+        """
         states = super().forward(states, memory, positions, masked)
         return states + self.dropout(self.feed_forward(states))
 

@@ -45,6 +45,9 @@ def interpolate(curve: Curve, widths: Iterable[int]) -> dict[int, float]:
     Args:
         curve: measured value by number of units.
         widths: numbers of units within the measured ones.
+
+    Raises:
+        ValueError: a width is outside the measured ones.
     """
     counts = np.array(sorted(curve))
     values = np.array([curve[count] for count in counts], np.float64)
@@ -81,6 +84,7 @@ def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets:
     Raises:
         BudgetError: no widths meet the budgets.
         InputError: a loss, cost or budget is NaN or infinite.
+        ValueError: the numbers of curves, groups and budgets differ, or a group has no width that all its curves have.
     """
     if len(costs) != len(budgets) or any(len(curves) != len(losses) for curves in costs):
         raise ValueError("there must be one cost curve for each budget and group")

@@ -1,4 +1,4 @@
-"""The heads that compete, and the number of them to keep."""
+"""The pool of a method: the heads that compete, and the number that it keeps."""
 
 from __future__ import annotations
 

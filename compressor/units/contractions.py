@@ -1,4 +1,4 @@
-"""Output projections that are no module: a weight of the attention, contracted with the heads by `torch.einsum`."""
+"""Output projections without a module: `torch.einsum` contracts a weight of the attention with the heads."""
 
 from __future__ import annotations
 

@@ -86,7 +86,12 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
 
 
 def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
-    """Check that a plan has an entry for every site of a model; for the arguments see `check_plan`.
+    """Check that a plan has an entry for every site of a model.
+
+    Args:
+        plan: the plan.
+        sites: the sites of the model.
+        source: origin of the plan, for the error message.
 
     Raises:
         InputError: an entry is missing.

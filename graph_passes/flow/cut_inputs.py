@@ -44,6 +44,13 @@ def can_cut(value: ir.Value, axis: int, held_index: Index, index: Index, context
 
     Where an axis merges rows with heads, every row has to need the same heads, and to have as many at any size: a row
     that holds positions beside the heads is not cut.
+
+    Args:
+        value: the tensor.
+        axis: the axis.
+        held_index: the indices of the axis that the tensor holds.
+        index: the indices of the axis that the node needs.
+        context: the shapes of the unpruned graph.
     """
     rows = _rows_of(value, axis, context)
     if index is None or not rows or same_index(held_index, index):

@@ -105,7 +105,7 @@ def _infer_standard(
     types: dict[ir.Value, onnx.TypeProto],
     constants: dict[ir.Value, np.ndarray],
 ) -> dict[str, onnx.TypeProto]:
-    """Output name -> type, by ONNX's own inference; for the arguments see `infer`."""
+    """Output name -> type, by ONNX's own inference, from known types and contents; empty where it fails."""
     inputs = {value.name: value for value in node.inputs if value is not None and value.name}
     contents = {name: constants[value] for name, value in inputs.items() if value in constants}
     try:

@@ -17,7 +17,14 @@ _CLIPS = ("Slice", "Min", "TopK")
 def selected_shape(
     source: ir.Value | None, selected: int, shapes: Mapping[ir.Value, Shape], constants: Mapping[ir.Value, np.ndarray]
 ) -> Shape | None:
-    """Shape of the positions `[axis, n]` of a tensor's nonzero elements, of which there are `selected` if unknown."""
+    """Shape of the positions `[axis, n]` of a tensor's nonzero elements; None: the shape of the tensor is unknown.
+
+    Args:
+        source: the tensor.
+        selected: number of its nonzero elements where its content is unknown.
+        shapes: known shapes of tensors.
+        constants: known contents of small tensors.
+    """
     if source is None or source not in shapes:
         return None
     content = constants.get(source)

@@ -45,6 +45,9 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
     Args:
         ranges: activation -> largest magnitude that is represented; larger ones saturate.
         element_type: `INT8` or `FLOAT8E4M3FN`.
+
+    Raises:
+        ValueError: the element type is another.
     """
 
     def __init__(self, ranges: Mapping[str, float], element_type: ir.DataType = ir.DataType.INT8) -> None:

@@ -51,6 +51,9 @@ class ReducePrecision(GraphPass[ReducedPrecision]):
 
     Args:
         dtype: `FLOAT16` or `BFLOAT16`.
+
+    Raises:
+        ValueError: the type is another.
     """
 
     def __init__(self, dtype: ir.DataType = ir.DataType.FLOAT16) -> None:

@@ -51,7 +51,15 @@ def with_short_lists(text: str) -> str:
 
 
 def load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
-    """The masks of the sites that have one, by name of the site."""
+    """The masks of the sites that have one, by name of the site.
+
+    Args:
+        path: the file of the masks.
+        sites: the sites of the plan.
+
+    Raises:
+        PlanError: the file is missing or unreadable, or lacks a mask, or a mask is invalid.
+    """
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What the units that a gate keeps may amount to: a number of units, or costs within budgets."""
+"""The limit on the units that a gate keeps: a number of units, or budgets of their costs."""
 
 from __future__ import annotations
 
@@ -85,6 +85,9 @@ class UnitBudget(Capacity):
     Args:
         costs: for each budget, the cost of each unit, zero or more, `[budgets, units]`.
         limits: the budgets, zero or more.
+
+    Raises:
+        ValueError: the numbers of budgets differ, or a cost or a budget is negative.
     """
 
     def __init__(self, costs: Sequence[Sequence[float]], limits: Sequence[float]) -> None:

@@ -22,7 +22,7 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class PruningInputs:
-    """What a method chooses units by.
+    """The inputs of a method that removes units.
 
     Attributes:
         model: the model.

@@ -181,7 +181,8 @@ def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str,
         ) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs' shapes",
+            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
+            " shapes",
             code=ErrorCode.RUNTIME_FAILED,
         ) from error
     return dict(zip(names.outputs, outputs, strict=True))

@@ -9,7 +9,7 @@ from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels
 
 
 def _elements(node: ir.Node, context: RuleContext) -> Labels:
-    """GatherElements: each output element comes from the same place of the table, but for one axis.
+    """GatherElements: each output element comes from the same position of the table on every axis but one.
 
     The indices have the shape of the output, and may cover only a part of the other axes of the table.
     """

@@ -16,6 +16,13 @@ _COMPACT_BELOW = 0.85
 class Elimination:
     """Weight and inverse Gram matrix of the columns that remain, of which units are removed.
 
+    Args:
+        weight: weight of the linear, `[out, in]`.
+        gram: Gram matrix of its inputs.
+        factor: lower Cholesky factor of the damped Gram matrix.
+        width: consecutive columns of one unit.
+        parts: number of consecutive parts of equal size, which lose units in turn.
+
     Attributes:
         original: weight of the working columns before any removal, `[out, columns]`; zero for the column of ones.
         weight: their re-optimised weight, `[out, columns]`; zero for removed columns.
@@ -41,7 +48,7 @@ class Elimination:
         self.floor = 1 / (factor**2).sum(1)
 
     def remove(self, count: int) -> tuple[list[int], float]:
-        """Remove `count` units, and return them in their order with the sum of what they cost."""
+        """Remove `count` units; return them in the order of their removal, and the sum of their costs."""
         if self.width == 1:
             return self._remove_columns(count)
         chosen, total = [], 0.0

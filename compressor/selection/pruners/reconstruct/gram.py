@@ -58,7 +58,11 @@ class Gram:
 
 
 def extend(weight: np.ndarray, bias: np.ndarray | None, has_ones: bool) -> np.ndarray:
-    """The weight with the bias as its last column, float64; without a column of ones there must be no bias."""
+    """The weight with the bias as its last column, float64; without a column of ones there must be no bias.
+
+    Raises:
+        ValueError: there is a bias without a column of ones, or a column of ones without a bias.
+    """
     if (bias is not None) != has_ones:
         raise ValueError("a linear has a bias exactly if its Gram matrix has a column of ones")
     columns = weight if bias is None else np.column_stack([weight, bias])
@@ -89,8 +93,8 @@ def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.
         except np.linalg.LinAlgError as error:
             if damp >= _MOST_DAMP:
                 raise InputError(
-                    "the sums over the calibration rows are no Gram matrix, or every token has weight zero; use more"
-                    " rows, or rows of the kind that the model serves",
+                    "the sums over the calibration rows have no Cholesky factor, or every token has weight zero; use"
+                    " more rows, or rows of the kind that the model serves",
                     code=ErrorCode.INVALID_ROWS,
                 ) from error
             raised = max(10 * damp, _LEAST_DAMP)

@@ -36,7 +36,11 @@ class Removal:
     damp: float
 
     def kept(self, count: int) -> tuple[int, ...]:
-        """Ids of the last `count` units to be removed, ascending."""
+        """Ids of the last `count` units to be removed, ascending.
+
+        Raises:
+            ValueError: the group does not have as many units.
+        """
         if not 0 <= count <= len(self.order):
             raise ValueError(f"count is {count}; the group has {len(self.order)} units")
         return tuple(sorted(self.order[len(self.order) - count :]))
@@ -91,6 +95,7 @@ def removal_order(
 
     Raises:
         InputError: the Gram matrix is not finite.
+        ValueError: the columns do not divide into these units, steps and parts, or the Gram matrix has other inputs.
     """
     _check_shapes(weight, gram)
     if units < 1 or gram.inputs % units or step < 1 or units % parts:
@@ -139,6 +144,7 @@ def reconstruct(
 
     Raises:
         InputError: the Gram matrix is not finite.
+        ValueError: the Gram matrix has other inputs than the weight, or a column of ones without a bias.
     """
     _check_shapes(weight, gram)
     extended = extend(weight, bias, gram.has_ones)
