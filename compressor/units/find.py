@@ -104,12 +104,6 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them, and the linears that its outputs depend on.
 
-    Args:
-        model: a transformers model; runs once in evaluation mode, or more often as in `find_sites`, and is restored
-            afterwards.
-        inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
-        attention: run every attention as `eager` or `sdpa`; None: as configured.
-
     Raises:
         SiteRefusedError: no heads were found.
         InputError: the model does not run on the inputs.
