@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.node_inference import run_node
+from graph_passes.flow.node_calls import run_node
 
 _logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from graph_passes.flow.example_sizes import example_sizes
@@ -46,7 +45,7 @@ class _Walk:
     """The result of one walk: shapes, types, and the content of small tensors."""
 
     shapes: dict[ir.Value, Shape]
-    types: dict[ir.Value, onnx.TypeProto]
+    types: dict[ir.Value, ir.DataType]
     constants: dict[ir.Value, np.ndarray]
 
 
@@ -70,8 +69,7 @@ class Probe:
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Type of a tensor's elements, or None where it is unknown."""
-        proto = None if value is None else self._walks[0].types.get(value)
-        return None if proto is None else ir.DataType(proto.tensor_type.elem_type)
+        return None if value is None else self._walks[0].types.get(value)
 
     def copy_shape(self, target: ir.Value, source: ir.Value) -> None:
         """Give a new tensor the shapes of the tensor that it replaces: positions are those of the unpruned graph."""
@@ -213,14 +211,14 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
     """
     bindings = bind(model.graph, sizes, aliases)
     shapes: dict[ir.Value, Shape] = {}
-    types: dict[ir.Value, onnx.TypeProto] = {}
+    types: dict[ir.Value, ir.DataType] = {}
     constants: dict[ir.Value, np.ndarray] = {}
 
     def record(value: ir.Value, shape: Shape | None, dtype: ir.DataType | None) -> None:
         if shape is not None:
             shapes[value] = shape
         if dtype is not None:
-            types[value] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
+            types[value] = dtype
 
     for value in model.graph.inputs:
         record(value, concrete(value.shape, bindings, is_input=True), value.dtype)
@@ -242,7 +240,7 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
             if strict and not (fits and _keeps_elements(node, shape, shapes)):
                 raise _UnsuitableError(too_small=False)
             record(value, shape, dtype or value.dtype)
-        evaluate(node, model, shapes, constants)
+        evaluate(node, model, shapes, types, constants)
     return _Walk(shapes, types, constants)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from graph_passes.flow.node_inference import run_constant
+from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, ReportedResult
 
 _LAYOUT = frozenset(("Cast", "Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.flow.node_inference import run_constant
+from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, ReportedResult
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))

@@ -1,0 +1,236 @@
+"""What one node computes from inputs of given shapes, types and contents, remembered between walks.
+
+A graph is walked for every pass, its layers are alike, and many graphs of one model are cut one after another: most
+nodes have been inferred before with the same operator, attributes and inputs. A `NodeCall` holds exactly these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.reference
+import onnx_ir as ir
+
+from graph_passes.flow.foreign_shapes import Shape
+
+Result = TypeVar("Result")
+_REMEMBERED = 1 << 14
+"""Maximum number of calls whose results are remembered."""
+_LARGEST_BYTES = 4096
+"""Bytes of attributes and contents above which a call is not remembered."""
+
+# Since this opset, every operator that computes shapes reads its axes from an input.
+_AXES_ARE_INPUTS = 18
+
+# Exceptions of ONNX's inference for operators or types that it does not support.
+_UNKNOWN = (
+    onnx.defs.SchemaError,
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+)
+
+
+class Content(NamedTuple):
+    """The content of a small tensor, hashable."""
+
+    dtype: np.dtype
+    shape: Shape
+    data: bytes
+
+    @property
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class Operand(NamedTuple):
+    """What is known of an input: its name in the call, and its type, shape and content; None where unknown."""
+
+    name: str
+    dtype: ir.DataType | None
+    shape: Shape | None
+    content: Content | None
+
+
+@dataclass(frozen=True)
+class NodeCall:
+    """An operator with its attributes and what is known of its inputs.
+
+    Attributes:
+        domain: domain of the operator.
+        op_type: name of the operator.
+        opset: version of its operator set.
+        attributes: serialized attributes.
+        inputs: one entry for each input; None: the input is absent.
+        outputs: number of outputs.
+        imports: domain and version of the operator sets of the model.
+        ir_version: version of the format of the model.
+    """
+
+    domain: str
+    op_type: str
+    opset: int
+    attributes: tuple[bytes, ...]
+    inputs: tuple[Operand | None, ...]
+    outputs: int
+    imports: tuple[tuple[str, int], ...]
+    ir_version: int | None
+
+    @property
+    def bytes(self) -> int:
+        """Size of attributes and contents."""
+        contents = [operand.content for operand in self.inputs if operand is not None and operand.content is not None]
+        return sum(map(len, self.attributes)) + sum(len(content.data) for content in contents)
+
+    @property
+    def proto(self) -> onnx.NodeProto:
+        """The node, with the names of the inputs of the call, and its outputs numbered."""
+        return onnx.NodeProto(
+            domain=self.domain,
+            op_type=self.op_type,
+            input=["" if operand is None else operand.name for operand in self.inputs],
+            output=[_output(number) for number in range(self.outputs)],
+            attribute=[onnx.AttributeProto.FromString(attribute) for attribute in self.attributes],
+        )
+
+
+def node_call(
+    node: ir.Node,
+    model: ir.Model,
+    shapes: Mapping[ir.Value, Shape],
+    types: Mapping[ir.Value, ir.DataType],
+    constants: Mapping[ir.Value, np.ndarray],
+) -> NodeCall:
+    """The call of a node with what is known of its inputs.
+
+    Args:
+        node: the node.
+        model: the model of the node, for its operator sets.
+        shapes: known shapes of the tensors before the node.
+        types: known types of the elements of these tensors.
+        constants: known contents of small tensors.
+    """
+    attributes = tuple(node.attributes.values())
+    # An inner graph reads tensors of the outer graph by name; the names of all other inputs do not matter.
+    has_graphs = any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in attributes)
+
+    def operand(number: int, value: ir.Value | None) -> Operand | None:
+        if value is None:
+            return None
+        content = constants.get(value)
+        return Operand(
+            name=value.name or "" if has_graphs else f"input{number}",
+            dtype=types.get(value),
+            shape=shapes.get(value),
+            content=None if content is None else Content(content.dtype, content.shape, content.tobytes()),
+        )
+
+    return NodeCall(
+        domain=node.domain,
+        op_type=node.op_type,
+        opset=node.version or model.graph.opset_imports.get(node.domain, 1),
+        attributes=tuple(ir.serde.serialize_attribute(attribute).SerializeToString() for attribute in attributes),
+        inputs=tuple(operand(number, value) for number, value in enumerate(node.inputs)),
+        outputs=len(node.outputs),
+        imports=tuple(model.graph.opset_imports.items()),
+        ir_version=model.ir_version,
+    )
+
+
+def _remembered(function: Callable[[NodeCall], Result]) -> Callable[[NodeCall], Result]:
+    """The function, which computes the result of a small call once."""
+    remembered = functools.lru_cache(_REMEMBERED)(function)
+
+    @functools.wraps(function)
+    def call(node: NodeCall) -> Result:
+        return function(node) if node.bytes > _LARGEST_BYTES else remembered(node)
+
+    return call
+
+
+@_remembered
+def output_types(call: NodeCall) -> tuple[tuple[Shape | None, ir.DataType | None], ...]:
+    """Shape and type of each output by ONNX's own inference; None where they are unknown."""
+    present = [operand for operand in call.inputs if operand is not None]
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(call.op_type, call.opset, call.domain),
+            call.proto,
+            {
+                operand.name: onnx.helper.make_tensor_type_proto(operand.dtype.value, operand.shape)
+                for operand in present
+                if operand.dtype is not None
+            },
+            {
+                operand.name: onnx.numpy_helper.from_array(operand.content.array, operand.name)
+                for operand in present
+                if operand.content is not None
+            },
+            opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in call.imports],
+            ir_version=call.ir_version,
+        )
+    except _UNKNOWN:
+        inferred = {}  # The shapes that the file records are used instead.
+    return tuple(_type_of(inferred.get(_output(number))) for number in range(call.outputs))
+
+
+@_remembered
+def output_contents(call: NodeCall) -> tuple[np.ndarray, ...]:
+    """The content of each output by ONNX's reference evaluator, from the contents of all inputs; empty if it fails."""
+    feeds = {operand.name: operand.content.array for operand in call.inputs if operand is not None and operand.content}
+    try:
+        contents = [np.array(content) for content in run_node(call.proto, feeds, call.opset)]
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+        return ()  # Unknown content is not an error: the shape may be enough.
+    for content in contents:
+        content.setflags(write=False)  # later calls have the same arrays
+    return tuple(contents)
+
+
+def run_node(proto: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int) -> list[np.ndarray]:
+    """Outputs of one node of the ONNX standard, computed by ONNX's reference evaluator.
+
+    Args:
+        proto: the node.
+        feeds: its inputs by name.
+        opset: version of the operator set that the node follows.
+    """
+    if opset >= _AXES_ARE_INPUTS:
+        return list(onnx.reference.ReferenceEvaluator(proto).run(None, dict(feeds)))
+    # The evaluator assumes the newest opset for a single node, and for a model the opset that it imports.
+    inputs = [onnx.ValueInfoProto(name=name) for name in feeds]
+    outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
+    imports = [onnx.helper.make_opsetid("", opset)]
+    model = onnx.helper.make_model(onnx.helper.make_graph([proto], "node", inputs, outputs), opset_imports=imports)
+    return list(onnx.reference.ReferenceEvaluator(model).run(None, dict(feeds)))
+
+
+def run_constant(node: ir.Node, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The first output of a node of the ONNX standard in a graph, from the contents of its inputs by name."""
+    assert node.graph is not None
+    opset = node.version or node.graph.opset_imports.get(node.domain, 1)
+    return np.array(run_node(ir.serde.serialize_node(node), feeds, opset)[0], order="C")
+
+
+def _output(number: int) -> str:
+    return f"output{number}"
+
+
+def _type_of(proto: onnx.TypeProto | None) -> tuple[Shape | None, ir.DataType | None]:
+    """Shape and type of the elements of a tensor; None where they are unknown."""
+    if proto is None or not proto.HasField("tensor_type"):
+        return None, None
+    dims = proto.tensor_type.shape.dim
+    is_known = proto.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
+    shape = tuple(dim.dim_value for dim in dims) if is_known else None
+    shape = None if shape is not None and min(shape, default=0) < 0 else shape
+    return shape, ir.DataType(proto.tensor_type.elem_type)
