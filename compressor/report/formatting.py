@@ -79,11 +79,6 @@ def interval_text(ends: str, confidence: float) -> str:
     return f"{100 * confidence:g}% interval {ends}"
 
 
-def inputs_label(speed: Speed | Throughput) -> str:
-    """The size of the inputs of a row of speeds: `batch 8, length 128`."""
-    return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
-
-
 def ratio(speed: Speed) -> str:
     """`1.31× (95% interval 1.28 to 1.34)`."""
     return f"{speed.ratio:.2f}× ({interval_text(range_text(speed.low, speed.high), speed.confidence)})"
@@ -131,7 +126,7 @@ def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...]
     headings = ("size", *(f"{engine}, {way}" for way in ways for engine in ("dense", "compressed")))
     return headings, [
         (
-            inputs_label(row),
+            row.size_label,
             *(significant(engine.one_caller) for engine in (row.dense, row.compressed)),
             *(significant(engine.all_callers) for engine in (row.dense, row.compressed)),
         )

@@ -195,7 +195,7 @@ def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
 
 def _at(row: Speed) -> str:
     interval = formatting.interval_text(formatting.range_text(row.low, row.high), row.confidence)
-    return f"{formatting.inputs_label(row)} ({interval})"
+    return f"{row.size_label} ({interval})"
 
 
 def _metric(scores: Sequence[Score]) -> str:

@@ -104,7 +104,7 @@ class Candidate(Row):
     """An engine that was tried for the compressed model.
 
     `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
-    of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
+    of a call by size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense
     engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
     the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
     those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for

@@ -9,7 +9,7 @@ from compressor.measure import facts as facts_of
 from compressor.measure import interleave
 from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.progress import ProgressCallback
-from compressor.results import EngineFacts, Speed, Throughput, VariantName
+from compressor.results import EngineFacts, Speed, Throughput, VariantName, size_label
 from compressor.run.products import Variant
 from compressor.targets.base import Feeds
 
@@ -99,8 +99,3 @@ def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mappin
 def timing_stage(batch: int, seq: int | None, variant: VariantName = "dense") -> str:
     """Name of the stage that times a variant and the compressed one at one size."""
     return f"timing {variant} and compressed, {size_label(batch, seq)}"
-
-
-def size_label(batch: int, seq: int | None) -> str:
-    """The size of a batch: `batch 8, 128 tokens`."""
-    return f"batch {batch}" + (f", {seq} tokens" if seq else "")

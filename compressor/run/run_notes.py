@@ -15,7 +15,6 @@ from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
-from compressor.run.measure import size_label
 from compressor.run.products import SelectedPlan, ShrunkGraph
 from compressor.run.pruning.budget import EXCESS, UNUSED, Allocation, Constraint
 from compressor.targets import unused_options
@@ -138,7 +137,7 @@ def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iter
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
         table, used = constraint.table, measured / constraint.budget
-        size = "" if table.size_label == "whole model" else f"{table.size_label}: "
+        size = f"{table.size_label}: " if table.batch else ""
         expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
         text = (
             f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
@@ -212,7 +211,7 @@ def of_speeds(speeds: Iterable[Speed]) -> Iterator[Note]:
         if speed.void is None and speed.high > WIDE * speed.low:
             yield Note(
                 code=NoteCode.SPEED_UNCERTAIN,
-                text=f"{size_label(speed.batch, speed.seq)}: the speed is uncertain, between {speed.low:.2f} and"
+                text=f"{speed.size_label}: the speed is uncertain, between {speed.low:.2f} and"
                 f" {speed.high:.2f} times dense ({speed.confidence:.0%} interval); repeat the command on an idle"
                 " machine, or time for longer (--seconds)",
             )

@@ -99,7 +99,7 @@ def test_masks_longer_than_the_measured_lengths_are_noted(
 @pytest.mark.parametrize(
     ("fields", "cost", "numbers"),
     [
-        ({"unit": "macs", "batch": 1, "seq": 128}, 1e9, ("batch 1, 128 tokens: 154M multiply-", "154M reached (15.4%")),
+        ({"unit": "macs", "batch": 1, "seq": 128}, 1e9, ("batch 1, length 128: 154M multiply-", "154M reached (15.4%")),
         ({"unit": "parameters"}, 1e9, ("154M parameters allowed", "154M reached (15.4%")),
         ({"unit": "heads"}, 1e3, ("154 heads allowed", "154 reached (15.4%")),
         ({"unit": "ms", "batch": 8}, 1e5, ("batch 8: 15400 ms allowed", "15400 ms reached (15.4%", "15400 ms)")),

@@ -20,11 +20,10 @@ from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
-from compressor.results import Candidate, Note, NoteCode, ProofStage
+from compressor.results import Candidate, Note, NoteCode, ProofStage, size_label
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
 from compressor.run.evaluate import statistics_of
-from compressor.run.measure import size_label
 from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant

@@ -178,7 +178,8 @@ def test_a_size_that_is_not_timed_has_no_budget() -> None:
 
 @pytest.mark.parametrize(("ratio", "met"), [(2.0, True), (1.97, True), (1.9, False)])
 def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool) -> None:
-    timed = BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
+    size = {"label": "batch 1, length 128", "batch": 1, "seq": 128}
+    timed = BudgetRow(**size, unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
     counted = BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=5e6, reached=5e6, dense=1e7)
     latency = Latency(p50=4.0, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
     speed = Speed(
