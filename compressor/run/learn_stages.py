@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from accelerate import PartialState
 
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds_by_size
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, ignore_progress
 from compressor.run.distillation.distill import distill, distillation_of
@@ -26,7 +25,7 @@ from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prune import inputs_of, prune
+from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread
@@ -172,5 +171,5 @@ def _cost_source(run: RunContext, data: Data, choice: Choice, reference: Exporte
         drop_unread=drops_unread(recipe),
         scratch=run.work.scratch / "plans",
     )
-    inputs = inputs_of(timed_sizes(recipe, run.sizes.lengths), partial(example_inputs, model.folder))
+    inputs = example_feeds_by_size(model.folder, timed_sizes(recipe, run.sizes.lengths))
     return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)

@@ -18,7 +18,7 @@ from accelerate import PartialState
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds_by_size
 from compressor.progress import Listener, NullListener
 from compressor.results import Note, NoteCode, Report, Speed, VariantName
 from compressor.run import run_notes
@@ -170,10 +170,7 @@ def _measure(run: RunContext, dense: Variant, compressed: Variant, rewritten: Va
     """Times at every batch size and length, then memory at the first, then throughput."""
     recipe, folder, lengths = run.recipe, run.model.folder, run.sizes.lengths
     speeds: dict[VariantName, list[Speed]] = {}
-    inputs = {
-        (batch, seq): {name: value.numpy() for name, value in example_inputs(folder, batch, seq or 1).items()}
-        for batch, seq in itertools.product(recipe.measure.batch, lengths)
-    }
+    inputs = example_feeds_by_size(folder, itertools.product(recipe.measure.batch, lengths))
     for (batch, seq), feeds in inputs.items():
         for variant in filter(None, (dense, rewritten)):
             # The second ratio is a by-product, and gets half of the time.

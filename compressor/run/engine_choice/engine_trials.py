@@ -17,7 +17,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
-from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
 from compressor.results import Candidate, Note, NoteCode, ProofStage, size_label
@@ -227,7 +227,7 @@ class EngineTrials:
         times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
         measure = self.recipe.measure
         for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
-            label, feeds = size_label(batch, seq), self._example(batch, seq)
+            label, feeds = size_label(batch, seq), example_feeds(self.folder, batch, seq)
             with self.log.stage(f"timing all engines, {label}"):
                 seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
                 medians = median_times([self.dense.engine, *built], feeds, seconds)
@@ -238,7 +238,7 @@ class EngineTrials:
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with the peak memory of those that hold, at the first size."""
-        feeds = self._example(self.recipe.measure.batch[0], self.sizes.lengths[0])
+        feeds = example_feeds(self.folder, self.recipe.measure.batch[0], self.sizes.lengths[0])
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
             for trial in trials:
@@ -249,10 +249,6 @@ class EngineTrials:
                 measured.append(trial)
                 on_progress(len(measured), len(trials))
         return measured
-
-    def _example(self, batch: int, seq: int | None) -> Feeds:
-        """Inputs of one size."""
-        return {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
 
     def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
         """Metric and logits on the evaluation rows."""

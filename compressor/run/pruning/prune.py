@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
@@ -34,7 +33,6 @@ from compressor.run.pruning.budget import (
 )
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.run_notes import of_budget
 from compressor.selection.options import read_options
@@ -240,10 +238,3 @@ def _plan(
         "data": run.data.train_hash,
     }
     return whole.replace_groups(pruned).model_copy(update=record)
-
-
-def inputs_of(
-    sizes: Sequence[Size], example: Callable[[int, int], Mapping[str, Tensor]]
-) -> dict[Size, dict[str, np.ndarray]]:
-    """One batch of inputs for each size."""
-    return {size: {name: value.numpy() for name, value in example(size[0], size[1] or 1).items()} for size in sizes}
