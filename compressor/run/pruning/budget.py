@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.pruning.measure_costs import Size
@@ -178,17 +178,22 @@ def choose_counts(
 
 
 def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Constraint]) -> None:
-    """Raise UsageError for a budget below the cost of a plan that keeps nothing of the groups."""
+    """Raise BudgetError for a budget below the cost of a plan that keeps nothing of the groups."""
     least = [constraint.predicted({group.name: 0 for group in groups}) for constraint in constraints]
     if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
         raise unreachable(constraints, least)
 
 
-def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:
-    """The error for a budget below the cost of a plan that keeps nothing."""
-    constraint, minimum = next(
-        (constraint, cost) for constraint, cost in zip(constraints, least, strict=True) if constraint.budget < cost
-    )
+def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> BudgetError:
+    """The error for budgets of which some are below the cost of a plan that keeps nothing.
+
+    Args:
+        constraints: the constraints.
+        least: cost of a plan that keeps nothing, under each constraint.
+    """
+    budgets = [constraint.budget for constraint in constraints]
+    exceeded = [number for number, cost in enumerate(least) if budgets[number] < cost]
+    constraint, minimum = constraints[exceeded[0]], least[exceeded[0]]
     table = constraint.table
     if table.unit == "ms":
         name, requested, rest = f"at {table.size_label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
@@ -196,12 +201,13 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
     else:
         name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"
         ratio = f" ({minimum / table.dense:.1%} of dense)"
-    return UsageError(
+    return BudgetError(
         f"the budget {name} is {requested}, but {rest} remain{ratio} if every head and neuron is removed that may be:"
         " embeddings, norms, the output and units that have to stay; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
-        budget=constraint.budget,
-        least=minimum,
+        budgets=tuple(budgets),
+        least=tuple(least),
+        exceeded=tuple(exceeded),
     )
 
 
@@ -263,7 +269,7 @@ def _following(
             ]
         try:
             counts = choose_counts(groups, losses, current)
-        except UsageError:
+        except BudgetError:
             if share < 1:
                 continue
             if not attempts:

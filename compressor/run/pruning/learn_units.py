@@ -44,7 +44,7 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
-        UsageError: no plan meets the budgets.
+        BudgetError: no plan meets the budgets.
         DivergedError: see `fit`.
     """
     tables = run.costs.counted()
@@ -95,7 +95,7 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     no plan costs more than its bundles.
 
     Raises:
-        UsageError: a budget is below the cost of what is in no bundle.
+        BudgetError: a budget is below the cost of what is in no bundle.
     """
     costs, rests = [], []
     for constraint in constraints:

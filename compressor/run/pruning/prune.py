@@ -53,7 +53,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
         InputError: there are too few rows.
-        UsageError: no plan meets the budget.
+        BudgetError: no plan meets the budget.
     """
     folder = run.model.folder
     if (finished := run.store.finished(folder.model)) is not None:

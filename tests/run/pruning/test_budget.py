@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, Latency, NoteCode, Speed
 from compressor.run.pruning.budget import (
@@ -130,10 +130,14 @@ def test_every_size_holds() -> None:
 
 def test_a_budget_below_the_least_is_refused_with_the_least() -> None:
     losses, table = random_problem(0)
-    with pytest.raises(UsageError) as error:
-        choose_counts(GROUPS, losses, [Constraint(table, 0.9 * table.least)])
+    with pytest.raises(BudgetError) as error:
+        choose_counts(GROUPS, losses, [Constraint(table, table.whole), Constraint(table, 0.9 * table.least)])
     assert error.value.code is ErrorCode.BUDGET_UNREACHABLE
-    assert error.value.details["least"] == pytest.approx(table.least)
+    assert error.value.details == {
+        "budgets": (table.whole, 0.9 * table.least),
+        "least": pytest.approx((table.least, table.least)),
+        "exceeded": (1,),
+    }
 
 
 def test_a_budget_above_dense_keeps_everything() -> None:
