@@ -75,7 +75,7 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
         tables: tables of the whole model.
         plan: a plan of all groups of the tables.
     """
-    counts = {group.name: len(group.kept) for group in plan.groups}
+    counts = plan.counts
     shares = []
     for table in tables:
         # What groups save together is not exactly the sum, so that the parts are scaled to the costs of whole plans.

@@ -31,7 +31,6 @@ from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
 from compressor.units import Bundles
 from compressor.workdir import write_json
-from graph_passes import Plan
 
 _POOL = "units.json"
 
@@ -113,14 +112,9 @@ def _with_costs(
     run: BudgetRun, selected: SelectedPlan, constraints: Sequence[Constraint], tables: Sequence[CostTable]
 ) -> SelectedPlan:
     """The plan with its budgets, and with where the cost goes."""
-    counts = counts_of(selected.plan)
+    counts = selected.plan.counts
     reached = tuple(constraint.table.cost(counts) for constraint in constraints)
     allocation = Allocation(counts, reached, reached)
     run.log.add_notes(of_budget(constraints, allocation))
     shown = [table for table in tables if table.unit == "macs"]
     return replace(selected, budget=budget_rows(constraints, allocation), costs=cost_shares(shown, selected.plan))
-
-
-def counts_of(plan: Plan) -> dict[str, int]:
-    """Name of the group -> number of units that a plan keeps."""
-    return {group.name: len(group.kept) for group in plan.groups}

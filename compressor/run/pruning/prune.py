@@ -193,7 +193,7 @@ def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
     """The table of the model whose heads another method selected: they cost what it keeps, and save nothing more."""
     if run.selected is None or table.unit == "heads":
         return table
-    counts = {site.name: len(site.kept) for site in run.selected.plan.sites}
+    counts = run.selected.plan.head_counts
     rows = tuple(
         row
         if row.type != "heads"
@@ -208,7 +208,7 @@ def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[
     timed = [constraint for constraint in constraints if constraint.table.unit == "ms"]
     costs = {id(constraint): constraint.table.cost(counts) for constraint in constraints}
     if timed:
-        heads = {} if run.selected is None else {site.name: len(site.kept) for site in run.selected.plan.sites}
+        heads = {} if run.selected is None else run.selected.plan.head_counts
         milliseconds = run.costs.time_plan({**heads, **counts}, [constraint.table for constraint in timed])
         costs |= {id(constraint): value for constraint, value in zip(timed, milliseconds, strict=True)}
     return [costs[id(constraint)] for constraint in constraints]
