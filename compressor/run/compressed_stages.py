@@ -27,8 +27,8 @@ def compress_graph(run: RunContext, reference: ExportedGraph, selected: Selected
     lower = _lowered_sites(run, selected)
     gated = run.export("compressed", selected.plan, template=reference)
     graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe))
-    run.log.add_notes(run_notes.of_thinned_products(graph))
-    run.log.add_notes(run_notes.of_shared_norms(graph))
+    run.log.add_notes(run_notes.thinned_product_notes(graph))
+    run.log.add_notes(run_notes.shared_norm_notes(graph))
     return graph
 
 

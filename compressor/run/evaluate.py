@@ -63,7 +63,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
         logits.append(batches)
     dense, compressed = statistics
     scores = (score(dense, compressed, data, selection.seed),)
-    log.add_notes(run_notes.of_score(scores[0], dense, compressed, data.task.constant_score(dense)))
+    log.add_notes(run_notes.score_notes(scores[0], dense, compressed, data.task.constant_score(dense)))
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])

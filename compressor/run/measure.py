@@ -61,12 +61,12 @@ def measure_variants(
     for (batch, seq), feeds in inputs.items():
         for variant in references:
             speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
-    log.add_notes(run_notes.of_speeds(speeds.get("dense", ())))
+    log.add_notes(run_notes.speed_notes(speeds.get("dense", ())))
     with log.stage("measuring memory"):
         first_batch, first_seq = next(iter(inputs))
         kept = [variant for name, variant in by_name.items() if name != "rewritten"]
         facts = _facts(kept, batch=first_batch, seq=first_seq or 1)
-    log.add_notes(run_notes.of_unmeasured_memory(facts))
+    log.add_notes(run_notes.unmeasured_memory_notes(facts))
     throughputs: tuple[Throughput, ...] = ()
     if "dense" in by_name:
         with log.stage("measuring throughput"):

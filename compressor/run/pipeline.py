@@ -83,7 +83,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if run.model.missing is not None:
         quantize_for_target(graph, recipe, run.data, log)
     chosen = build_compressed(run, graph, dense, learned)
-    log.add_notes(run_notes.of_emptied_heads(learned.selected.plan, chosen.variant.graph.plan))
+    log.add_notes(run_notes.emptied_head_notes(learned.selected.plan, chosen.variant.graph.plan))
     evaluated = evaluate((dense, chosen.variant), run.data, recipe, log)
     measured = measure_run(run, dense, chosen, rewritten)
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
@@ -110,6 +110,6 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
 def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
     """Note how the plan was selected, and how long its masks are."""
     run.log.add_notes(selected.notes)
-    run.log.add_notes(run_notes.of_selection(run.model.folder, selected, run.data))
+    run.log.add_notes(run_notes.selection_notes(run.model.folder, selected, run.data))
     learned_row = None if run.followed is not None else run.sizes.longest_row
-    run.log.add_notes(run_notes.of_masks(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))
+    run.log.add_notes(run_notes.mask_notes(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))

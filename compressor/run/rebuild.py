@@ -165,7 +165,7 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
     if lost:
         text = "results of the run that this build could not measure are kept in run-report.html and run-report.json"
         log.add_notes([Note(code=NoteCode.EARLIER_REPORT_KEPT, text=text)])
-    log.add_notes(run_notes.of_masks(run.report.plan, run.lengths))
+    log.add_notes(run_notes.mask_notes(run.report.plan, run.lengths))
 
 
 def _report(

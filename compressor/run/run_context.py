@@ -105,7 +105,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
     built = recipe if model.missing is None else cpu_fallback(recipe)
     if model.missing is not None:
-        log.add_notes([run_notes.of_missing_target(model.missing)])
+        log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
     if recipe.rows.available:
         with log.stage("reading the rows"):
@@ -114,8 +114,8 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     followed = load_plan(recipe, model)
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
-    log.add_notes(run_notes.of_unused_fields(recipe, token_limit(model.folder.model), learns=followed is None))
-    log.add_notes(run_notes.of_order(recipe))
+    log.add_notes(run_notes.unused_field_notes(recipe, token_limit(model.folder.model), learns=followed is None))
+    log.add_notes(run_notes.order_notes(recipe))
     sizes = work_out_sizes(recipe, model, data, followed)
     selector = _mask_selector(recipe, model, sizes)
     return RunContext(recipe, built, model, data, followed, distillation, sizes, selector, work, log, state)

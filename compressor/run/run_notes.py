@@ -30,7 +30,7 @@ WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
 
 
-def of_missing_target(missing: MissingTarget) -> Note:
+def missing_target_note(missing: MissingTarget) -> Note:
     """The substitute for a target that this machine lacks."""
     return Note(
         code=NoteCode.TARGET_MISSING,
@@ -39,7 +39,7 @@ def of_missing_target(missing: MissingTarget) -> Note:
     )
 
 
-def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
+def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
     """Fields that were set and have no effect.
 
     Args:
@@ -79,7 +79,7 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
         yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
 
 
-def of_order(recipe: Recipe) -> Iterator[Note]:
+def order_notes(recipe: Recipe) -> Iterator[Note]:
     """Which of two stages removes what, where heads are selected before a budget is met."""
     if recipe.prunes_after_heads:
         number = "" if recipe.selection.keep is None else f" (--keep {recipe.selection.keep})"
@@ -91,7 +91,7 @@ def of_order(recipe: Recipe) -> Iterator[Note]:
         )
 
 
-def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
+def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
@@ -130,7 +130,7 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
         )
 
 
-def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
+def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
     """What was requested and what was reached."""
     if any(constraint.budget >= constraint.table.whole for constraint in constraints):
         text = "the budget allows every unit that it could remove, so it removes none"
@@ -149,7 +149,7 @@ def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iter
         yield Note(code=code, text=text)
 
 
-def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
+def mask_notes(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
     """Lengths at which only the beginning of the masks applies.
 
     Args:
@@ -170,7 +170,7 @@ def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None 
         )
 
 
-def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
+def thinned_product_notes(graph: ShrunkGraph) -> Iterator[Note]:
     """Products that compute only the positions that are read."""
     if graph.thinned:
         yield Note(
@@ -180,7 +180,7 @@ def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
         )
 
 
-def of_shared_norms(graph: ShrunkGraph) -> Iterator[Note]:
+def shared_norm_notes(graph: ShrunkGraph) -> Iterator[Note]:
     """Norms that read queries or keys of dropped heads, which therefore stay in the graph."""
     sites = sorted(frozenset().union(*(norm.sites for norm in graph.shared)))
     if sites:
@@ -191,7 +191,7 @@ def of_shared_norms(graph: ShrunkGraph) -> Iterator[Note]:
         )
 
 
-def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
+def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
     """Heads that a plan keeps but that are dropped, because their masks keep no block."""
     emptied = [
         f"{site.name} {', '.join(str(head) for head in site.kept if head not in carried_out[site.name].kept)}"
@@ -205,7 +205,7 @@ def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         )
 
 
-def of_speeds(speeds: Iterable[Speed]) -> Iterator[Note]:
+def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
     """Speeds whose interval is too wide for the value to be quoted."""
     for speed in speeds:
         if speed.void is None and speed.high > WIDE * speed.low:
@@ -217,7 +217,7 @@ def of_speeds(speeds: Iterable[Speed]) -> Iterator[Note]:
             )
 
 
-def of_score(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
+def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
     """What a metric on test rows cannot show.
 
     Args:
@@ -243,7 +243,7 @@ def of_score(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: 
         )
 
 
-def of_unmeasured_memory(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:
+def unmeasured_memory_notes(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:
     """Engines whose memory could not be measured."""
     for name, engine in facts.items():
         if engine.peak_memory_bytes is None:

@@ -25,7 +25,7 @@ from compressor.run.pruning.budget import (
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.run_notes import of_budget
+from compressor.run.run_notes import budget_notes
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
@@ -115,6 +115,6 @@ def _with_costs(
     counts = selected.plan.counts
     reached = tuple(constraint.table.cost(counts) for constraint in constraints)
     allocation = Allocation(counts, reached, reached)
-    run.log.add_notes(of_budget(constraints, allocation))
+    run.log.add_notes(budget_notes(constraints, allocation))
     shown = [table for table in tables if table.unit == "macs"]
     return replace(selected, budget=budget_rows(constraints, allocation), costs=cost_shares(shown, selected.plan))

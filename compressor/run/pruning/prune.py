@@ -34,7 +34,7 @@ from compressor.run.pruning.budget import (
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.run_notes import of_budget
+from compressor.run.run_notes import budget_notes
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
@@ -175,7 +175,7 @@ def _by_budget(
     tables = [*counted, *(run.costs.timed(macs_of(counted)) if is_timed else ())]
     constraints = _constraints(run, tables)
     allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
-    run.log.add_notes(of_budget(constraints, allocation))
+    run.log.add_notes(budget_notes(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
