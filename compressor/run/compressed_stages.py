@@ -10,7 +10,7 @@ from compressor.run import run_notes
 from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.learn_stages import LearnedPlan
-from compressor.run.products import Choice, Chosen, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
+from compressor.run.products import Choice, ChosenEngine, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.run_context import RunContext
 from compressor.run.variant import drops_unread
 from compressor.targets import DEFAULT_TARGET, target
@@ -63,7 +63,7 @@ def build_rewritten(
     return run.build(thinned, engine.reference)
 
 
-def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learned: LearnedPlan) -> Chosen:
+def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learned: LearnedPlan) -> ChosenEngine:
     """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric.
 
     Args:
@@ -73,7 +73,7 @@ def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learne
         learned: the plan, and the engine that units were pruned for, if they were.
     """
     if not run.built.engine.chooses:
-        return Chosen(run.build(graph, run.built.engine), Choice(run.built.engine))
+        return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
     trials = EngineTrials(graph, dense, run.data, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
     if learned.engine is None:
         return choose_engine(trials, None)

@@ -19,7 +19,7 @@ from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan
-from compressor.run.products import Choice, Chosen, ExportedGraph, LoadedModel, SelectedPlan, Variant
+from compressor.run.products import Choice, ChosenEngine, ExportedGraph, LoadedModel, SelectedPlan, Variant
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
@@ -44,7 +44,7 @@ class LearnedPlan:
     """
 
     selected: SelectedPlan
-    engine: Chosen | None = None
+    engine: ChosenEngine | None = None
 
 
 def learn(run: RunContext, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]) -> LearnedPlan:
@@ -95,7 +95,7 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
     if distillation is not None:
         state.wait_for_everyone()  # the main process removes units
         if recipe.prunes:
-            selected = own_store.finished(model.folder.model)
+            selected = own_store.load_finished_plan(model.folder.model)
         assert selected is not None
         distill(recipe, model, data, selected, distillation, store, ignore_progress)
 
@@ -149,10 +149,10 @@ def _learning_stage(recipe: Recipe) -> str:
     return f"learning {' and '.join((*heads, *blocks))}"
 
 
-def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> Chosen:
+def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> ChosenEngine:
     """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
     if not run.built.engine.chooses:
-        return Chosen(dense, Choice(run.built.engine))
+        return ChosenEngine(dense, Choice(run.built.engine))
     whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"

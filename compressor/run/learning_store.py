@@ -77,7 +77,7 @@ class LearningStore:
         """Attention maps, masks, and checkpoints of learning with them."""
         return self.path / "blocks"
 
-    def finished(self, model: PreTrainedModel) -> SelectedPlan | None:
+    def load_finished_plan(self, model: PreTrainedModel) -> SelectedPlan | None:
         """The plan that an interrupted run finished learning, or None. The model gets the weights of the plan."""
         file = self.path / _FINISHED
         if not file.is_file():

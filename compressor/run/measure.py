@@ -15,7 +15,7 @@ from compressor.model_folder import example_feeds_by_size
 from compressor.results import EngineFacts, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
-from compressor.run.products import Chosen, Measurements, Variant
+from compressor.run.products import ChosenEngine, Measurements, Variant
 from compressor.run.run_context import RunContext
 from compressor.run.run_log import RunLog
 from compressor.targets.base import Feeds
@@ -24,7 +24,7 @@ _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
 
 
-def measure_run(run: RunContext, dense: Variant, chosen: Chosen, rewritten: Variant | None) -> Measurements:
+def measure_run(run: RunContext, dense: Variant, chosen: ChosenEngine, rewritten: Variant | None) -> Measurements:
     """Measure the engines of a run, and the machine's limit, where the time allowed suffices for it.
 
     Args:

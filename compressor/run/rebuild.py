@@ -32,7 +32,7 @@ from compressor.results import (
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
-from compressor.run.evaluate import Evaluated, evaluate
+from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import measure_variants
 from compressor.run.products import Measurements, ShrunkGraph, Variant
@@ -171,7 +171,7 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
 def _report(
     run: FinishedRun,
     variants: Mapping[VariantName, Variant],
-    evaluated: Evaluated,
+    evaluated: EvaluationResult,
     measured: Measurements,
     notes: Sequence[Note],
 ) -> Report:
@@ -210,14 +210,14 @@ def _graph_proofs(before: Report) -> list[Proof]:
     return [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
 
 
-def _drop_status(before: Report, evaluated: Evaluated) -> DropStatus:
+def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:
     """Whether the metric fell too far; a metric that failed on another engine has not passed on this one."""
     if evaluated.scores:
         return drop_status(before.recipe.get("max_drop"), evaluated.scores)
     return DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
 
 
-def _lasting_notes(before: Report, evaluated: Evaluated) -> list[Note]:
+def _lasting_notes(before: Report, evaluated: EvaluationResult) -> list[Note]:
     """The notes of the run that this build does not replace."""
     outdated = {NoteCode.TARGET_MISSING, *([NoteCode.EMBEDDINGS_CHANGED] if evaluated.embeddings is not None else [])}
     return [note for note in before.notes if note.code not in outdated]

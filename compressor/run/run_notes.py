@@ -16,7 +16,7 @@ from compressor.models import SegmentConfig
 from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
 from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.run.pruning.budget import EXCESS, UNUSED, Allocation, Constraint
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Allocation, Constraint
 from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
@@ -143,8 +143,8 @@ def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> I
             f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
             f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
         )
-        code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
-        if code is NoteCode.BUDGET_MET and used < UNUSED:
+        code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO:
             text += "; another size or the next number of units bounds the plan"
         yield Note(code=code, text=text)
 

@@ -18,8 +18,8 @@ from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import DropStatus, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, TaskCode
-from compressor.run.evaluate import Evaluated
-from compressor.run.products import Chosen, Measurements, SelectedPlan, Variant
+from compressor.run.evaluate import EvaluationResult
+from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -52,8 +52,8 @@ def make_report(
     run: RunContext,
     selected: SelectedPlan,
     dense: Variant,
-    chosen: Chosen,
-    evaluated: Evaluated,
+    chosen: ChosenEngine,
+    evaluated: EvaluationResult,
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
 ) -> Report:
@@ -102,7 +102,7 @@ def make_report(
 
 
 def measured_fields(
-    plan: Plan, compressed: Variant, evaluated: Evaluated, measured: Measurements, conclusions: Conclusions
+    plan: Plan, compressed: Variant, evaluated: EvaluationResult, measured: Measurements, conclusions: Conclusions
 ) -> dict[str, Any]:
     """The fields of a report that state what was measured on this machine, and the verdict.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
 from compressor.results import Candidate, Note, NoteCode, ProofStage, size_label
+from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
 from compressor.run.evaluate import statistics_of
@@ -33,7 +33,6 @@ from compressor.tasks import Data
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
-T = TypeVar("T")
 _TIMED_SECONDS = 3.0
 """Maximum time spent on timing one candidate at one size."""
 _RANKED_ROWS = 32
@@ -210,7 +209,7 @@ class EngineTrials:
             return self.score(self._build(*self._quantized_without(trial, quantized, ranked[:count])))
 
         # With every product in floats the engine would not be in int8.
-        best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
+        best = smallest_that_holds(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
         return best or _failed(trial.choice, "no number of products in fp32 keeps the metric")
 
     def _ranking(self, quantized: Path) -> list[str]:
@@ -259,25 +258,6 @@ class EngineTrials:
         with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
             statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=logits.append)
         return self.data.task.score(statistics), logits
-
-
-def fewest(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:
-    """The attempt with the smallest number that holds, by bisection; None if none holds.
-
-    Args:
-        maximum: largest number to attempt; the smallest is 1.
-        attempt: makes the attempt of a number.
-        holds: whether an attempt holds; with a larger number it is assumed to hold too.
-    """
-    best, low, high = None, 1, maximum + 1
-    while low < high:
-        count = (low + high) // 2
-        attempted = attempt(count)
-        if holds(attempted):
-            best, high = attempted, count
-        else:
-            low = count + 1
-    return best
 
 
 def _failed(choice: Choice, reason: str) -> Trial:

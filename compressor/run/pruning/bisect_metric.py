@@ -55,7 +55,7 @@ def bisect_metric(
         losses: name of the group -> loss at every number of units.
         macs: multiply-accumulates, by which equal groups are recognized when the cost table is measured.
     """
-    tables = run.costs.timed(macs)
+    tables = run.costs.time_tables(macs)
     searched, unseen = _divided_rows(run)
     plans = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
@@ -137,8 +137,8 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
 
 
 def _certify(
-    run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, searched: int
-) -> tuple[CertifiedLoss, Sequence[_FittedPlan]]:
+    run: BudgetRun, plans: list[_FittedPlan], rows: Dataset, searched: int
+) -> tuple[CertifiedLoss, list[_FittedPlan]]:
     """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
 
     Args:

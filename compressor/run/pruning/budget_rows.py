@@ -8,7 +8,7 @@ from typing import Any
 from compressor.measure.costs import CostTable
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
-from compressor.run.pruning.budget import EXCESS, Allocation, Constraint
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, Allocation, Constraint
 from graph_passes import Plan
 
 DRIFT = 1.25
@@ -25,7 +25,7 @@ def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tu
             predicted=predicted,
             reached=measured,
             dense=constraint.table.dense,
-            met=measured <= EXCESS * constraint.budget,
+            met=measured <= MAX_BUDGET_RATIO * constraint.budget,
         )
         for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
     )
@@ -49,7 +49,7 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         if speed is not None:
             before = row
             reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
-            met = reached <= EXCESS * row.requested
+            met = reached <= MAX_BUDGET_RATIO * row.requested
             row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
             drift = speed.dense.p50 / row.dense
             if max(drift, 1 / drift) > DRIFT:

@@ -46,9 +46,9 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
         BudgetError: no plan meets the budgets.
         DivergedError: see `fit`.
     """
-    tables = run.costs.counted()
+    tables = run.costs.count_tables()
     constraints = constraints_of(run.recipe, tables, heads=0)
-    if run.store.finished(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
+    if run.store.load_finished_plan(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
         write_json(run.store.path / _POOL, _make_pool(run, constraints).to_json())
     state.wait_for_everyone()
     with run.log.stage(f"learning which units to keep ({run.recipe.selection.method})") as on_progress:
@@ -69,7 +69,7 @@ def _learn(
 ) -> SelectedPlan:
     """The plan that the gate learns on the pool in the store, or that of an interrupted run that finished learning."""
     network = model.folder.model
-    if (finished := store.finished(network)) is not None:
+    if (finished := store.load_finished_plan(network)) is not None:
         return finished
     pool = UnitPool.from_json(json.loads((store.path / _POOL).read_text()), model.groups)
     learned = train_pool(network, model.groups, pool, data, recipe.selection, store.checkpoints, on_progress)

@@ -130,5 +130,5 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
     )
     inputs = example_feeds_by_size(folder, timed_sizes(recipe, sizes.lengths))
     source = CostSource(folder.model, model.groups, engines, dense.engine, inputs, log)
-    macs = next(table for table in source.counted() if table.unit == "macs")
-    return tuple(source.timed(macs))
+    macs = next(table for table in source.count_tables() if table.unit == "macs")
+    return tuple(source.time_tables(macs))

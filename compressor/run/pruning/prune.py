@@ -25,10 +25,10 @@ from compressor.run.pruning.bisect_metric import bisect_metric
 from compressor.run.pruning.budget import (
     Allocation,
     Constraint,
+    allocate_until_met,
     constraints_of,
     head_table,
     macs_of,
-    meet,
     require_reachable,
 )
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
@@ -56,7 +56,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         BudgetError: no plan meets the budget.
     """
     folder = run.model.folder
-    if (finished := run.store.finished(folder.model)) is not None:
+    if (finished := run.store.load_finished_plan(folder.model)) is not None:
         return finished
     groups = prunable_groups(run)
     if run.recipe.budget.start_from is not None:
@@ -66,7 +66,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if run.selected is not None:
         _fold_gates(run, run.selected.plan)
     pruner = pruner_of(run, groups)
-    tables = run.costs.counted()
+    tables = run.costs.count_tables()
     require_reachable(groups, _constraints(run, tables))
     with on_accelerator(folder.model):
         allocation, scales = _prune(run, groups, pruner, tables)
@@ -172,9 +172,9 @@ def _by_budget(
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe."""
     is_timed = run.recipe.budget.is_timed
-    tables = [*counted, *(run.costs.timed(macs_of(counted)) if is_timed else ())]
+    tables = [*counted, *(run.costs.time_tables(macs_of(counted)) if is_timed else ())]
     constraints = _constraints(run, tables)
-    allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
+    allocation = allocate_until_met(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
     run.log.add_notes(budget_notes(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)

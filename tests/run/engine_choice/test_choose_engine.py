@@ -22,8 +22,8 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
+from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.choose_engine import choices
-from compressor.run.engine_choice.engine_trials import fewest
 from compressor.run.run_notes import unused_field_notes
 from compressor.targets import target
 from compressor.targets.cores import usable_cores
@@ -210,7 +210,7 @@ def test_the_fewest_that_hold_are_searched_in_few_attempts(maximum: int, smalles
         attempted.append(count)
         return count
 
-    outcome = fewest(maximum, attempt, lambda count: count >= smallest)
+    outcome = smallest_that_holds(maximum, attempt, lambda count: count >= smallest)
     assert outcome == (smallest if smallest <= maximum else None)
     assert all(1 <= count <= maximum for count in attempted)
     assert len(attempted) <= maximum.bit_length()

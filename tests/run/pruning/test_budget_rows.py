@@ -83,4 +83,4 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
     model = folders.bert()
     LearningStore(tmp_path).finish(selected, model)
-    assert LearningStore(tmp_path).finished(model) == selected
+    assert LearningStore(tmp_path).load_finished_plan(model) == selected
