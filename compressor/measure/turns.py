@@ -73,7 +73,14 @@ def paired_ratios(
 ) -> list[tuple[float, float]]:
     """The time of each engine but the control relative to the control's, and the standard error of this ratio.
 
-    The ratios are those of `paired_times`, which has the same arguments; errors are by the bootstrap over turns.
+    A ratio is the median over turns, as in `paired_times`; its error is by the bootstrap over turns.
+
+    Args:
+        engines: the engines; the first one is the control.
+        feeds: one batch of inputs.
+        seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
     """
     medians = _medians(engines, feeds, seconds, wait, clock)
     ratios = medians[:, 1:] / medians[:, :1]

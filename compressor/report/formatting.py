@@ -69,7 +69,14 @@ def change(dense: float | None, compressed: float | None) -> str:
 
 
 def range_text(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
-    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`."""
+    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        places: decimals.
+        signed: whether positive numbers get a sign.
+    """
     sign = "+" if signed else ""
     return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
 

@@ -71,7 +71,14 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
 
 
 def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:
-    """Run every stage in order and return the report; the output is in `work.result` afterwards."""
+    """Run every stage in order and return the report; the output is in `work.result` afterwards.
+
+    Args:
+        recipe: what to do.
+        work: the folder of the run.
+        log: receives stages and notes.
+        state: the processes of the run.
+    """
     run = load_context(recipe, work, log, state)
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
     dense = run.build(run.shrink(reference), run.built.engine.reference)

@@ -99,7 +99,14 @@ class RunContext:
 
 
 def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> RunContext:
-    """Load the model, the rows and the plan to follow, and work out the sizes."""
+    """Load the model, the rows and the plan to follow, and work out the sizes.
+
+    Args:
+        recipe: what to do.
+        work: the folder of the run, in which disk space is reserved.
+        log: receives stages and notes.
+        state: the processes of the run.
+    """
     with log.stage("loading the model"):
         model = load_model(recipe)
         work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))

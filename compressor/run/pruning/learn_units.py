@@ -59,7 +59,15 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
 def learn_units_as_worker(
     recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, state: PartialState
 ) -> SelectedPlan:
-    """Take part in `learn_units` in a process other than the main one."""
+    """Take part in `learn_units` in a process other than the main one.
+
+    Args:
+        recipe: method and schedule.
+        model: the model, which has the weights of the plan afterwards.
+        data: the rows.
+        store: folder in which the main process stores the pool.
+        state: the processes of the run.
+    """
     state.wait_for_everyone()  # the main process writes the pool
     return _learn(recipe, model, data, store, ignore_progress)
 
