@@ -52,7 +52,7 @@ class GroupCosts(BaseModel):
 
     def with_savings(self, savings: Sequence[float], errors: Sequence[float] = ()) -> GroupCosts:
         """The row with other savings, and their errors."""
-        # A copy would keep what is computed from the former ones.
+        # A copy would keep the smoothed savings of this row, which are cached.
         fields = {"groups": self.groups, "type": self.type, "counts": self.counts}
         return GroupCosts(**fields, savings=tuple(savings), errors=tuple(errors))
 

@@ -89,8 +89,8 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
     """The table with a curve from sums of costs to times, fitted to plans in which every group keeps another share.
 
     An engine whose layers differ takes longer than the sum of its parts, which were timed in engines of equal layers;
-    the more so, the smaller it is. The ratio is taken as a power of the sum. The ends of the curve are the plan that
-    keeps nothing and the whole model.
+    the difference is larger for smaller engines. The ratio is taken as a power of the sum. The ends of the curve are
+    the plan that keeps nothing and the whole model.
 
     Args:
         table: a table of times.

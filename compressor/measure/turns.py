@@ -48,7 +48,7 @@ def paired_times(
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
     engine is the median time of the first engine, the control, multiplied by the median ratio of both in a turn. Such
-    ratios repeat far better than those of medians, the more so the more alike the engines are.
+    ratios repeat far better than ratios of medians, especially between engines that are alike.
 
     Args:
         engines: the engines; the first one is the control.

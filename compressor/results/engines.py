@@ -29,8 +29,8 @@ class EngineBuild(Row):
     """Facts about an engine that was built ahead of time.
 
     `seconds` is the time of the build and `engine_bytes` the size of the engine's file. `weight_bytes` and
-    `activation_bytes` are device memory, the latter at the largest sizes that the engine takes. `attention` says in one
-    line whether attention is fused.
+    `activation_bytes` are device memory, for activations at the largest sizes that the engine takes. `attention` says
+    in one line whether attention is fused.
     """
 
     seconds: float

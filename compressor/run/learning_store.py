@@ -158,7 +158,7 @@ def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
         yield Note(
             code=NoteCode.STARTED_AFRESH,
             text="the recipe, the model, the task or the rows differ from those of the interrupted run: learning starts"
-            " afresh",
+            " from the beginning",
         )
         shutil.rmtree(store)
     store.mkdir()

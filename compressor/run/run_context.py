@@ -38,7 +38,7 @@ class RunContext:
 
     Attributes:
         recipe: what to do.
-        built: the recipe by which engines are built: that for the CPU where this machine lacks the target.
+        built: the recipe by which engines are built: for the CPU where this machine lacks the target.
         model: the model.
         data: the rows; None: none are configured.
         followed: the plan to follow; None: a plan is learned.

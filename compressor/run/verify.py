@@ -171,7 +171,7 @@ def prove_products(
 
     Args:
         quantized: the quantized graph.
-        build: builds an engine in 8 bits from a graph, for inputs of the sizes of the given ones.
+        build: builds an engine in 8 bits from a graph, for inputs of the same sizes as those that it receives.
         cases: inputs of the graph.
         variant: name of the variant.
     """

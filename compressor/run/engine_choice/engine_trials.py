@@ -170,7 +170,7 @@ class EngineTrials:
         """The choice and the quantized graph of a candidate with further products in floats.
 
         In the portable graph, weights of products were smoothed and rounded, and biases corrected for it, so that the
-        graph is quantized anew without these products; otherwise they drop their quantizers.
+        graph is quantized again without these products; otherwise they drop their quantizers.
         """
         choice = trial.choice
         if choice.quantized_graph != QUANTIZED_GRAPH:

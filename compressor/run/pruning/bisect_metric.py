@@ -29,7 +29,7 @@ _BISECTIONS = 5
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
 _MARGIN_ABOVE_LEAST = 1.02
-"""Ratio of the smallest share that is tried to the cost of a plan that keeps nothing, below which no plan is."""
+"""Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _UNITS = "heads and neurons"
 _MARGIN = 1.0
 """Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""

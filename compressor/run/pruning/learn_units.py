@@ -102,7 +102,7 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     no plan costs more than its bundles.
 
     Raises:
-        BudgetError: a budget is below the cost of what is in no bundle.
+        BudgetError: a budget is below the cost of everything outside the bundles.
     """
     costs, rests = [], []
     for constraint in constraints:
