@@ -17,7 +17,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,17 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds_by_size
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choices
 from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
-from compressor.run.pruning.budget import EXCESS, UNUSED, Constraint, macs_of, meet
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Constraint, allocate_until_met, macs_of
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.measure_costs import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prune import inputs_of, pruner_of
+from compressor.run.pruning.prune import pruner_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, export_graph, shrink_graph
@@ -118,7 +117,7 @@ def prepare(
         drop_unread=True,
         scratch=scratch / "plans",
     )
-    inputs = inputs_of(timed, partial(example_inputs, model.folder))
+    inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
     (scratch / "learning").mkdir()
     run = BudgetRun(recipe, model, data, None, costs, (), 0.0, LearningStore(scratch / "learning"), log)
@@ -127,8 +126,8 @@ def prepare(
         pruner.rank(on_progress)
     with log.stage("measuring what each group contributes") as on_progress:
         losses = dict(pruner.losses(on_progress))
-    counted = macs_of(costs.counted())
-    return Timing(run, costs.timed(counted), counted, losses)
+    counted = macs_of(costs.count_tables())
+    return Timing(run, costs.time_tables(counted), counted, losses)
 
 
 def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -144,7 +143,7 @@ def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, 
         return [rounds[-1][1]]
 
     groups = run.model.groups
-    allocation = meet(groups, timing.losses, [Constraint(cost_table, budget)], measure)
+    allocation = allocate_until_met(groups, timing.losses, [Constraint(cost_table, budget)], measure)
     predicted, milliseconds = rounds[0]
     to_dense, to_whole = deliver(run.costs, allocation.counts, cost_table)
     return {
@@ -191,9 +190,11 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     print(table(lines))
     for name, key in (("dense", "used"), ("the whole model", "used by whole")):
         used = [row[key] for row in rows]
+        met = sum(share <= MAX_BUDGET_RATIO for share in used)
+        filled = sum(MIN_BUDGET_RATIO <= share <= MAX_BUDGET_RATIO for share in used)
         print(
-            f"\nby {name}: {sum(share <= EXCESS for share in used)} of {len(rows)} met (within {EXCESS}), of which"
-            f" {sum(UNUSED <= share <= EXCESS for share in used)} use at least {UNUSED:.0%}"
+            f"\nby {name}: {met} of {len(rows)} met (within {MAX_BUDGET_RATIO}), of which {filled} use at least"
+            f" {MIN_BUDGET_RATIO:.0%}"
         )
     error = float(np.median([abs(row["first"] - 1) for row in rows]))
     print(f"median error of the first prediction {error:.1%}", flush=True)

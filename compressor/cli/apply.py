@@ -81,7 +81,7 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
         size: bytes of the original graph with its external data.
     """
     import graph_passes
-    from compressor.run.run_notes import of_emptied_heads
+    from compressor.run.run_notes import emptied_head_notes
 
     new_size = sum(file.stat().st_size for file in {out.resolve(), *graph_passes.data_files(graph_passes.load(out))})
     dense = {site: str(refusal) for refusal in shrunk.dense for site in sorted(refusal.sites)}
@@ -89,7 +89,7 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
         console.note(f"{site}: stays dense under its mask ({reason})")
     if shrunk.transferred:
         console.note(f"{len(shrunk.transferred)} weights are those of {graph_passes.WEIGHTS} beside the plan")
-    for note in of_emptied_heads(requested, shrunk.plan):
+    for note in emptied_head_notes(requested, shrunk.plan):
         console.note(note)
     text = f"{out}: {shrunk.plan.heads_kept} of {requested.heads} heads kept"
     if requested.feed_forwards:

@@ -54,7 +54,14 @@ def options_of(fields: Mapping[str, FieldInfo] | type[BaseModel], *, without: Co
 
 
 def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text: str | None = None) -> Callable[[F], F]:
-    """The option of one field; its value is None where the flag is not given, or `()` if `multiple`."""
+    """The option of one field; its value is None where the flag is not given, or `()` if `multiple`.
+
+    Args:
+        name: name of the field.
+        field: the field, with its description and default.
+        multiple: whether the flag may be repeated.
+        help_text: description in place of that of the field; None: that of the field.
+    """
     default = field.get_default(call_default_factory=True) if has_default(field) else None
     text = f"{help_text or field.description}{'' if default is None else f' [{_as_text(default)}]'}"
     if field.annotation is bool:

@@ -1,8 +1,9 @@
 """Measurements: interleaved times, multiply-accumulates, paired bootstrap intervals."""
 
-from compressor.measure.bench import BenchResult, bench, facts, file_bytes, require_run
+from compressor.measure.bench import BenchResult, bench, require_run
 from compressor.measure.bench_folder import bench_folder
 from compressor.measure.bootstrap import Interval, paired_interval
+from compressor.measure.engine_facts import facts, file_bytes
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave, saved_share
 from compressor.measure.turns import median_times, paired_ratios, paired_times

@@ -1,4 +1,4 @@
-"""Build two ONNX files for one runtime and time them in turn; facts about an engine for reports."""
+"""Build two ONNX files for one runtime and time them in turn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
-from compressor.measure.macs import macs
+from compressor.measure.engine_facts import facts
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Speed
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target, target_of
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
 from compressor.targets.random_inputs import random_feeds
-from graph_passes import count_parameters, load
-from graph_passes.passes import Normalize
+from graph_passes import load
 
 
 @dataclass(frozen=True)
@@ -191,43 +190,3 @@ def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) 
             batch=batch,
             seq=seq,
         ) from error
-
-
-def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None) -> EngineFacts:
-    """Facts about an engine for a report.
-
-    Args:
-        engine: the engine.
-        graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
-        batch: rows of the random inputs with which memory is measured.
-        seq: their length in tokens.
-        file: name of the engine's file in the report; None: the file is not kept.
-    """
-    model = load(graph)
-    feeds = random_feeds(model, batch, seq)
-    Normalize()(model)
-    return EngineFacts(
-        file=file,
-        parameters=count_parameters(model),
-        file_bytes=file_bytes(engine, graph),
-        peak_memory_bytes=engine.memory(feeds),
-        macs=macs(model, 1, seq),
-        attentions=engine.attentions,
-        fused=engine.fused,
-        optimization=engine.optimization,
-        quantized=engine.quantized,
-        built=engine.built,
-    )
-
-
-def file_bytes(engine: Engine, graph: Path) -> int:
-    """Bytes of the graph that an engine was built from, or of the files of an int8 engine, with their weights."""
-    return sum(path.stat().st_size for path in _files(graph if engine.quantized is None else engine.path))
-
-
-def _files(graph: Path) -> set[Path]:
-    """The file of a graph or engine, and the files with its weights."""
-    if target_of(graph).metadata_file is not None:
-        return {graph, *(path for path in [graph.with_suffix(".bin")] if path.is_file())}
-    tensors = (value.const_value for value in load(graph).graph.initializers.values())
-    return {graph, *(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))}

@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.optimize import isotonic_regression
 
-from compressor.results import CostUnit
+from compressor.results import CostUnit, size_label
+from compressor.results.budgets import WHOLE_MODEL
 from graph_passes.files import atomic_replace
 
 CLIFF = 1.05
@@ -51,7 +52,7 @@ class GroupCosts(BaseModel):
 
     def with_savings(self, savings: Sequence[float], errors: Sequence[float] = ()) -> GroupCosts:
         """The row with other savings, and their errors."""
-        # A copy would keep what is computed from the former ones.
+        # A copy would keep the smoothed savings of this row, which are cached.
         fields = {"groups": self.groups, "type": self.type, "counts": self.counts}
         return GroupCosts(**fields, savings=tuple(savings), errors=tuple(errors))
 
@@ -111,10 +112,8 @@ class CostTable(BaseModel):
 
     @property
     def size_label(self) -> str:
-        """The size that the costs are of: `batch 1, 128 tokens`, or `whole model` for counts that have none."""
-        if not self.batch:
-            return "whole model"
-        return f"batch {self.batch}" + (f", {self.seq} tokens" if self.seq else "")
+        """The size that the costs are of: `batch 1, length 128`, or `whole model` for counts that have none."""
+        return size_label(self.batch, self.seq) if self.batch else WHOLE_MODEL
 
     def saving(self, group: str, count: int) -> float:
         """What a group saves at a number of units, against all of them."""

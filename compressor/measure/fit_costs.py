@@ -15,8 +15,10 @@ Point = tuple[Mapping[str, int], float]
 """Number of units of each group that a plan keeps, and its time in milliseconds."""
 _EXACTNESS = 100.0
 """Weight of the whole model among plans, whose time a table has exactly."""
-_LEAST_SHARE = 1e-3
-"""Share of the time of the whole model below which a sum is noise, and spread of logarithms that has a slope."""
+_NOISE_SHARE = 1e-3
+"""Share of the time of the whole model below which a sum of costs is noise."""
+_LEAST_SPREAD = 1e-3
+"""Range of the logarithms of sums above which their ratios to times are fitted with a slope."""
 
 
 def fit_times(
@@ -87,8 +89,8 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
     """The table with a curve from sums of costs to times, fitted to plans in which every group keeps another share.
 
     An engine whose layers differ takes longer than the sum of its parts, which were timed in engines of equal layers;
-    the more so, the smaller it is. The ratio is taken as a power of the sum. The ends of the curve are the plan that
-    keeps nothing and the whole model.
+    the difference is larger for smaller engines. The ratio is taken as a power of the sum. The ends of the curve are
+    the plan that keeps nothing and the whole model.
 
     Args:
         table: a table of times.
@@ -96,9 +98,9 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
         points: the plans, and their times.
     """
     ordered = sorted((table.sum_of(counts), time) for counts, time in points)
-    sums, measured = np.array(ordered).clip(_LEAST_SHARE * table.whole).T
+    sums, measured = np.array(ordered).clip(_NOISE_SHARE * table.whole).T
     logs = np.log(sums)
-    power = np.polynomial.Polynomial.fit(logs, np.log(measured / sums), int(np.ptp(logs) > _LEAST_SHARE))
+    power = np.polynomial.Polynomial.fit(logs, np.log(measured / sums), int(np.ptp(logs) > _LEAST_SPREAD))
     least = min(least, table.whole)
     times = [least, *(sums * np.exp(power(logs))), table.whole]
     fitted = isotonic_regression(times).x.clip(least, table.whole).tolist()

@@ -167,7 +167,14 @@ def alternate_calls(
 
 
 def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
-    """Seconds of each timed call of one round, which begins with a call that is not timed."""
+    """Seconds of each timed call of one round, which begins with a call that is not timed.
+
+    Args:
+        call: one call of the engine.
+        calls: number of timed calls.
+        wait: called first; returns when no thread of earlier calls computes.
+        clock: returns seconds.
+    """
     wait()
     call()
     times = []

@@ -48,7 +48,7 @@ def paired_times(
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
     engine is the median time of the first engine, the control, multiplied by the median ratio of both in a turn. Such
-    ratios repeat far better than those of medians, the more so the more alike the engines are.
+    ratios repeat far better than ratios of medians, especially between engines that are alike.
 
     Args:
         engines: the engines; the first one is the control.
@@ -73,7 +73,14 @@ def paired_ratios(
 ) -> list[tuple[float, float]]:
     """The time of each engine but the control relative to the control's, and the standard error of this ratio.
 
-    The ratios are those of `paired_times`, which has the same arguments; errors are by the bootstrap over turns.
+    A ratio is the median over turns, as in `paired_times`; its error is by the bootstrap over turns.
+
+    Args:
+        engines: the engines; the first one is the control.
+        feeds: one batch of inputs.
+        seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
     """
     medians = _medians(engines, feeds, seconds, wait, clock)
     ratios = medians[:, 1:] / medians[:, :1]

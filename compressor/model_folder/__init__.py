@@ -1,6 +1,6 @@
 """A model folder as transformers saves it: checked, loaded in full precision, hashed; and example inputs for it."""
 
-from compressor.model_folder.example_inputs import example_inputs
+from compressor.model_folder.example_inputs import example_feeds, example_feeds_by_size, example_inputs
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.loading import ModelFolder, load
 from compressor.model_folder.processor import load_processor
@@ -8,6 +8,8 @@ from compressor.model_folder.tokenizer_files import link_library_files, save_com
 
 __all__ = [
     "ModelFolder",
+    "example_feeds",
+    "example_feeds_by_size",
     "example_inputs",
     "fingerprint",
     "link_library_files",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from compressor.report import formatting
 from compressor.results import BudgetRow, CostShare, CostUnit
+from compressor.results.budgets import WHOLE_MODEL
 
 _NAMES: dict[CostUnit, str] = {
     "ms": "time",
@@ -102,8 +103,8 @@ def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostS
 
 
 def _subject(row: BudgetRow) -> str:
-    """`time, batch 1, 128 tokens`, or `parameters` for a count of the whole model."""
-    return _NAMES[row.unit] if row.label == "whole model" else f"{_NAMES[row.unit]}, {row.label}"
+    """`time, batch 1, length 128`, or `parameters` for a count of the whole model."""
+    return _NAMES[row.unit] if row.label == WHOLE_MODEL else f"{_NAMES[row.unit]}, {row.label}"
 
 
 def _outcome(row: BudgetRow) -> str:

@@ -102,7 +102,7 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         ends = [1.0, *(end for speed in speeds for end in (speed.low, speed.high, speed.ratio) if math.isfinite(end))]
         margin = 0.06 * (max(ends) - min(ends)) or 0.1
         axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(0.4, len(speeds) + 0.6))
-        axes.set_yticks(list(rows), [formatting.inputs_label(speed) for speed in speeds])
+        axes.set_yticks(list(rows), [speed.size_label for speed in speeds])
         # A page's font is wider than the one that the layout was computed with: few labels leave room at the ends.
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.set_xlabel("times the speed of dense")

@@ -1,4 +1,4 @@
-"""Write `report.json` and `report.html` into a folder atomically, and read the former."""
+"""Write `report.json` and `report.html` into a folder atomically, and read `report.json`."""
 
 from __future__ import annotations
 

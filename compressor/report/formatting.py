@@ -69,7 +69,14 @@ def change(dense: float | None, compressed: float | None) -> str:
 
 
 def range_text(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
-    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`."""
+    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        places: decimals.
+        signed: whether positive numbers get a sign.
+    """
     sign = "+" if signed else ""
     return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
 
@@ -77,11 +84,6 @@ def range_text(low: float, high: float, *, places: int = 2, signed: bool = False
 def interval_text(ends: str, confidence: float) -> str:
     """`1.28 to 1.34` -> `95% interval 1.28 to 1.34`."""
     return f"{100 * confidence:g}% interval {ends}"
-
-
-def inputs_label(speed: Speed | Throughput) -> str:
-    """The size of the inputs of a row of speeds: `batch 8, length 128`."""
-    return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
 
 
 def ratio(speed: Speed) -> str:
@@ -131,7 +133,7 @@ def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...]
     headings = ("size", *(f"{engine}, {way}" for way in ways for engine in ("dense", "compressed")))
     return headings, [
         (
-            inputs_label(row),
+            row.size_label,
             *(significant(engine.one_caller) for engine in (row.dense, row.compressed)),
             *(significant(engine.all_callers) for engine in (row.dense, row.compressed)),
         )

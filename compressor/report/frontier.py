@@ -126,7 +126,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
         "rung",
         "heads, neurons",
         *(f"{score.metric}, {score.split} rows (95% interval)" for score in scores),
-        *(f"{formatting.inputs_label(speed)} (95% interval)" for speed in sizes),
+        *(f"{speed.size_label} (95% interval)" for speed in sizes),
         "minutes",
     )
     rows = [

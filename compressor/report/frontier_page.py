@@ -30,7 +30,7 @@ def render(frontier: Frontier) -> str:
     """The page as HTML."""
     headings, rows = frontier_rows(frontier)
     sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and frontier.rungs[0].scores else range(0)
-    figures = [(formatting.inputs_label(frontier.rungs[0].speeds[size]), figure(frontier, size)) for size in sizes]
+    figures = [(frontier.rungs[0].speeds[size].size_label, figure(frontier, size)) for size in sizes]
     tiles = [
         (rung.name, f"{rung.ratio:.3g}×", "; ".join(formatting.difference_and_range(s)[0] for s in rung.scores))
         for rung in frontier.rungs

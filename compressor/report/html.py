@@ -107,7 +107,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
         basis = f"{formatting.range_text(row.low, row.high)} ({100 * row.confidence:g}%)"
-        tiles.append((f"speed, batch {row.batch}" + (f" × {row.seq}" if row.seq else ""), f"{row.ratio:.2f}×", basis))
+        tiles.append((f"speed, {row.size_label}", f"{row.ratio:.2f}×", basis))
     for score in headline_scores(report.scores)[:2]:
         difference, ends = formatting.difference_and_range(score)
         tiles.append(
@@ -163,7 +163,7 @@ def _latencies(speed: Speed) -> Figure:
     beyond = [sample for engine in _engines(speed).values() for sample in engine.samples if sample > end]
     if beyond:
         description += f"; {len(beyond)} beyond the axis, the slowest {formatting.ms(max(beyond))}"
-    return Figure(formatting.inputs_label(speed), description, figures.latencies(speed))
+    return Figure(speed.size_label, description, figures.latencies(speed))
 
 
 def _engines(speed: Speed) -> dict[str, Any]:

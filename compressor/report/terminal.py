@@ -87,7 +87,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
         rows.append(
             (
-                f"p50, {formatting.inputs_label(speed)}",
+                f"p50, {speed.size_label}",
                 formatting.ms(speed.dense.p50),
                 formatting.ms(speed.compressed.p50),
                 ratio,
@@ -96,7 +96,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     rows += _shares_of_limit(report)
     for speed in report.speeds_over_rewritten:
         times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
-        rows.append((f"p50, {formatting.inputs_label(speed)}, dense rewritten", *times, formatting.ratio(speed)))
+        rows.append((f"p50, {speed.size_label}, dense rewritten", *times, formatting.ratio(speed)))
     rows += _throughputs(report)
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
@@ -111,14 +111,14 @@ def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:
             before = report.dense.share_of_limit(speed.batch, speed.dense.p50)
             after = report.compressed.share_of_limit(speed.batch, speed.compressed.p50)
             if before is not None and after is not None:
-                label = f"share of the machine's limit, {formatting.inputs_label(speed)}"
+                label = f"share of the machine's limit, {speed.size_label}"
                 yield label, f"{before:.0%}", f"{after:.0%}", ""
 
 
 def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:
     """Rows per second with one caller and with several, at each size."""
     for row in report.throughputs:
-        label, dense, compressed = formatting.inputs_label(row), row.dense, row.compressed
+        label, dense, compressed = row.size_label, row.dense, row.compressed
         yield _rate(f"rows/s, {label}, one caller", dense.one_caller, compressed.one_caller)
         yield _rate(f"rows/s, {label}, {row.callers} callers", dense.all_callers, compressed.all_callers)
 

@@ -83,7 +83,15 @@ def warnings_of(
     *,
     is_quantized: bool = False,
 ) -> list[str]:
-    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested."""
+    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested.
+
+    Args:
+        plan: the plan as it was carried out.
+        speeds: times of both engines.
+        proofs: comparisons of the products of the run.
+        drop_status: whether the metric fell by more than the run allows.
+        is_quantized: whether the compressed engine computes in int8, which is a gain without removed units.
+    """
     warnings = []
     if any(not proof.holds for proof in proofs):
         warnings.append("numbers differ")
@@ -195,7 +203,7 @@ def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
 
 def _at(row: Speed) -> str:
     interval = formatting.interval_text(formatting.range_text(row.low, row.high), row.confidence)
-    return f"{formatting.inputs_label(row)} ({interval})"
+    return f"{row.size_label} ({interval})"
 
 
 def _metric(scores: Sequence[Score]) -> str:

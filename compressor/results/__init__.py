@@ -9,7 +9,7 @@ from compressor.results.metrics import CurvePoint, MetricUnit, Score
 from compressor.results.notes import AnyNote, Note, NoteCode
 from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
 from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks, TaskCode
-from compressor.results.times import Latency, RowRates, Speed, Throughput
+from compressor.results.times import Latency, RowRates, Speed, Throughput, size_label
 
 __all__ = [
     "FLOAT_STAGES",
@@ -44,4 +44,5 @@ __all__ = [
     "TaskCode",
     "Throughput",
     "VariantName",
+    "size_label",
 ]

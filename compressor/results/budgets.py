@@ -8,18 +8,23 @@ from compressor.results.rows import Row
 
 CostUnit = Literal["ms", "macs", "parameters", "heads"]
 """Milliseconds of a call, or counts of multiply-accumulates, parameters or heads."""
+WHOLE_MODEL = "whole model"
+"""Label of a cost that depends on no size."""
 
 
 class BudgetRow(Row):
     """One bound on the cost of the plan, and the cost of the plan.
 
-    `label` is the size at which it holds, e.g. `batch 1, 128 tokens`, or `whole model`. `predicted` is the cost of the
-    plan by the cost table, and `dense` that of the dense engine. `reached` is the cost of the engine: for times,
-    `dense` over the speed of the delivered engine that was timed in turn with dense, with the interval from `low` to
-    `high`; where the machine has no such engine, the time of one that was built while units were allocated.
+    `batch` and `seq` are the size at which it holds; both are None for a count of the whole model, and in reports of
+    earlier versions. `label` is the size in words, or `whole model`. `predicted` is the cost of the plan by the cost
+    table, and `dense` that of the dense engine. `reached` is the cost of the engine: for times, `dense` over the speed
+    of the delivered engine that was timed in turn with dense, with the interval from `low` to `high`; where the machine
+    has no such engine, the time of one that was built while units were allocated.
     """
 
     label: str
+    batch: int | None = None
+    seq: int | None = None
     unit: CostUnit
     requested: float
     predicted: float
@@ -33,11 +38,14 @@ class BudgetRow(Row):
 class CostShare(Row):
     """What one type of layer costs before and after pruning, by the cost table.
 
-    `label` is the size, `type` the type of layer: `rest` is what no group of units accounts for, such as embeddings,
-    normalizations and the output. The rows of one label and unit add up to the cost of the whole model.
+    `batch` and `seq` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of layer:
+    `rest` is what no group of units accounts for, such as embeddings, normalizations and the output. The rows of one
+    label and unit add up to the cost of the whole model.
     """
 
     label: str
+    batch: int | None = None
+    seq: int | None = None
     unit: CostUnit
     type: Literal["attention", "feed-forward", "rest"]
     before: float

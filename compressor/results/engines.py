@@ -29,8 +29,8 @@ class EngineBuild(Row):
     """Facts about an engine that was built ahead of time.
 
     `seconds` is the time of the build and `engine_bytes` the size of the engine's file. `weight_bytes` and
-    `activation_bytes` are device memory, the latter at the largest sizes that the engine takes. `attention` says in one
-    line whether attention is fused.
+    `activation_bytes` are device memory, for activations at the largest sizes that the engine takes. `attention` says
+    in one line whether attention is fused.
     """
 
     seconds: float
@@ -104,7 +104,7 @@ class Candidate(Row):
     """An engine that was tried for the compressed model.
 
     `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
-    of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
+    of a call by size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense
     engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
     the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
     those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for

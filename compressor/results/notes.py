@@ -155,7 +155,6 @@ class NoteCode(StrEnum):
     """The budget allows the whole model, so nothing is removed."""
     GROUPS_SKIPPED = "groups-skipped"
     """Groups of units that keep all, because they cannot be removed from the graph."""
-    FEW_PRUNING_ROWS = "few-pruning-rows"
 
     # Quantization.
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"

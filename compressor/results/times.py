@@ -5,6 +5,16 @@ from __future__ import annotations
 from compressor.results.rows import Row
 
 
+def size_label(batch: int, seq: int | None) -> str:
+    """The size of a batch of inputs: `batch 8, length 128`; `batch 8` for a model of images or sound alone.
+
+    Args:
+        batch: number of rows.
+        seq: length in tokens; None: the model has one size.
+    """
+    return f"batch {batch}" + (f", length {seq}" if seq else "")
+
+
 class Latency(Row):
     """Times of one engine in an interleaved measurement, in milliseconds per call; throughput in rows per second."""
 
@@ -36,6 +46,11 @@ class Speed(Row):
     confidence: float = 0.95
     void: str | None = None
 
+    @property
+    def size_label(self) -> str:
+        """The size of the inputs."""
+        return size_label(self.batch, self.seq)
+
 
 class RowRates(Row):
     """Rows per second of one engine: with one caller on all of its threads, and with several callers at once."""
@@ -56,3 +71,8 @@ class Throughput(Row):
     callers: int
     dense: RowRates
     compressed: RowRates
+
+    @property
+    def size_label(self) -> str:
+        """The size of the inputs."""
+        return size_label(self.batch, self.seq)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds, Span
-
-if TYPE_CHECKING:
-    from compressor.tasks import Data
+from compressor.tasks import Data
+from compressor.tasks.scoring import BATCH_SIZE
 
 _NORM_SECONDS = 1.0
 """Maximum time spent on choosing the form of normalizations."""
-_SCORED_ROWS = 32
-"""Rows that are scored at once."""
 
 
 def build_options(
@@ -36,7 +32,7 @@ def build_options(
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]
     batches, seqs = [1, *(shape[0] for shape in shapes)], [1, *(shape[1] for shape in shapes)]
     if data is not None:
-        batches.append(max(_SCORED_ROWS, recipe.selection.batch_size) * data.task.beams)
+        batches.append(max(BATCH_SIZE, recipe.selection.batch_size) * data.task.beams)
         seqs.append(max(1, data.task.max_new_tokens, *data.test["length"]))
     engine = recipe.engine
     return BuildOptions(

@@ -31,7 +31,7 @@ def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
         seed: seed of the draw of documents.
 
     Raises:
-        UsageError: the model is no sentence encoder, or there are no training rows.
+        UsageError: the model is not a sentence encoder, or there are no training rows.
     """
     model = folder.model
     if not isinstance(model, SentenceEncoder) or not len(data.train):

@@ -27,7 +27,7 @@ from compressor.tasks.sentence_similarity import SentenceSimilarity
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What the test rows show of two engines.
 
     Attributes:
@@ -41,7 +41,7 @@ class Evaluated:
     answers: tuple[AnsweredRow, ...] = ()
 
 
-def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> Evaluated:
+def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> EvaluationResult:
     """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree.
 
     Args:
@@ -51,7 +51,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
         log: receives stages and notes.
     """
     if data is None:
-        return Evaluated()
+        return EvaluationResult()
     selection, count = recipe.selection, recipe.output.report_rows
     has_embeddings = isinstance(data.task, SentenceSimilarity)
     statistics, logits = [], []
@@ -63,16 +63,16 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
         logits.append(batches)
     dense, compressed = statistics
     scores = (score(dense, compressed, data, selection.seed),)
-    log.add_notes(run_notes.of_score(scores[0], dense, compressed, data.task.constant_score(dense)))
+    log.add_notes(run_notes.score_notes(scores[0], dense, compressed, data.task.constant_score(dense)))
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])
-        return Evaluated(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
+        return EvaluationResult(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
     if not count or any(_reads_in_order(variant, data.task) for variant in variants):
-        return Evaluated(scores)
+        return EvaluationResult(scores)
     with log.stage("comparing answers"):
         forwards = [_forward_of(variant, data.task) for variant in variants]
-        return Evaluated(scores, answers=answered_rows(forwards, statistics, data, count))
+        return EvaluationResult(scores, answers=answered_rows(forwards, statistics, data, count))
 
 
 def _reads_in_order(variant: Variant, task: Task) -> bool:

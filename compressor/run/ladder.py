@@ -11,7 +11,7 @@ from types import MappingProxyType
 from compressor import report as reports
 from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, CompressorError, ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
 from compressor.report.frontier import Frontier, Rung, rung_of
@@ -89,8 +89,8 @@ def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator
         rung = recipe.updated(teacher_outputs=out / _TEACHER_OUTPUTS) if shares_outputs else recipe
         try:
             report = _finished(rung) or compress(rung, listener)
-        except CompressorError as error:
-            if number == 1 or not _is_unreachable(error):
+        except BudgetError as error:
+            if number == 1:
                 raise
             note = Note(code=NoteCode.LADDER_ENDED, text=f"the ladder ends before {name}: {error}")
             listener.note(note)
@@ -109,7 +109,3 @@ def _finished(recipe: Recipe) -> Report | None:
     ignored = {"teacher_outputs": None}
     is_same_recipe = {**report.recipe, **ignored} == {**recipe.flat(), **ignored}
     return report if is_same_recipe and report.task_code == code_of(load_own_task(recipe.source.task)) else None
-
-
-def _is_unreachable(error: CompressorError) -> bool:
-    return isinstance(error, BudgetError) or error.code is ErrorCode.BUDGET_UNREACHABLE

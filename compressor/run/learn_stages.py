@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from accelerate import PartialState
 
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds_by_size
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, ignore_progress
 from compressor.run.distillation.distill import distill, distillation_of
@@ -20,13 +19,13 @@ from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan
-from compressor.run.products import Choice, Chosen, ExportedGraph, LoadedModel, SelectedPlan, Variant
+from compressor.run.products import Choice, ChosenEngine, ExportedGraph, LoadedModel, SelectedPlan, Variant
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prune import inputs_of, prune
+from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread
@@ -45,7 +44,7 @@ class LearnedPlan:
     """
 
     selected: SelectedPlan
-    engine: Chosen | None = None
+    engine: ChosenEngine | None = None
 
 
 def learn(run: RunContext, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]) -> LearnedPlan:
@@ -96,7 +95,7 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
     if distillation is not None:
         state.wait_for_everyone()  # the main process removes units
         if recipe.prunes:
-            selected = own_store.finished(model.folder.model)
+            selected = own_store.load_finished_plan(model.folder.model)
         assert selected is not None
         distill(recipe, model, data, selected, distillation, store, ignore_progress)
 
@@ -150,10 +149,10 @@ def _learning_stage(recipe: Recipe) -> str:
     return f"learning {' and '.join((*heads, *blocks))}"
 
 
-def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> Chosen:
+def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> ChosenEngine:
     """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
     if not run.built.engine.chooses:
-        return Chosen(dense, Choice(run.built.engine))
+        return ChosenEngine(dense, Choice(run.built.engine))
     whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
@@ -172,5 +171,5 @@ def _cost_source(run: RunContext, data: Data, choice: Choice, reference: Exporte
         drop_unread=drops_unread(recipe),
         scratch=run.work.scratch / "plans",
     )
-    inputs = inputs_of(timed_sizes(recipe, run.sizes.lengths), partial(example_inputs, model.folder))
+    inputs = example_feeds_by_size(model.folder, timed_sizes(recipe, run.sizes.lengths))
     return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)

@@ -77,7 +77,7 @@ class LearningStore:
         """Attention maps, masks, and checkpoints of learning with them."""
         return self.path / "blocks"
 
-    def finished(self, model: PreTrainedModel) -> SelectedPlan | None:
+    def load_finished_plan(self, model: PreTrainedModel) -> SelectedPlan | None:
         """The plan that an interrupted run finished learning, or None. The model gets the weights of the plan."""
         file = self.path / _FINISHED
         if not file.is_file():
@@ -158,7 +158,7 @@ def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
         yield Note(
             code=NoteCode.STARTED_AFRESH,
             text="the recipe, the model, the task or the rows differ from those of the interrupted run: learning starts"
-            " afresh",
+            " from the beginning",
         )
         shutil.rmtree(store)
     store.mkdir()

@@ -2,55 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
 from compressor.measure import facts as facts_of
 from compressor.measure import interleave
 from compressor.measure.throughput import affordable_callers, row_rates
-from compressor.progress import ProgressCallback
-from compressor.results import EngineFacts, Speed, Throughput, VariantName
-from compressor.run.products import Variant
+from compressor.model_folder import example_feeds_by_size
+from compressor.results import EngineFacts, Speed, Throughput, VariantName, size_label
+from compressor.run import run_notes
+from compressor.run.machine_limit import LEAST_SECONDS, with_limits
+from compressor.run.products import ChosenEngine, Measurements, Variant
+from compressor.run.run_context import RunContext
+from compressor.run.run_log import RunLog
 from compressor.targets.base import Feeds
 
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
 
 
-def time_variants(
-    dense: Variant,
-    compressed: Variant,
-    feeds: Feeds,
-    recipe: Recipe,
-    *,
-    batch: int,
-    seq: int | None,
-    on_progress: ProgressCallback,
-) -> Speed:
-    """Time both engines in turn on the same inputs.
+def measure_run(run: RunContext, dense: Variant, chosen: ChosenEngine, rewritten: Variant | None) -> Measurements:
+    """Measure the engines of a run, and the machine's limit, where the time allowed suffices for it.
 
     Args:
+        run: the run, with the sizes to time.
         dense: the dense variant.
-        compressed: the compressed variant.
-        feeds: inputs by name.
-        recipe: time to spend, and the seed of the bootstrap.
-        batch: batch size of the inputs.
-        seq: their length in tokens; None for a model of images or sound.
-        on_progress: called with (rounds, total rounds).
+        chosen: the compressed variant, and the settings of its engine.
+        rewritten: the dense variant with the rewrites of the compressed one; None: there is none.
     """
-    return interleave(
-        dense.engine,
-        compressed.engine,
-        feeds,
-        batch=batch,
-        seq=seq,
-        seconds=recipe.measure.seconds,
-        seed=recipe.selection.seed,
-        on_progress=on_progress,
-    )
+    recipe, config = run.recipe, chosen.choice.config
+    inputs = example_feeds_by_size(run.model.folder, itertools.product(recipe.measure.batch, run.sizes.lengths))
+    measured = measure_variants(filter(None, (dense, rewritten, chosen.variant)), inputs, recipe, run.log)
+    if recipe.measure.seconds < LEAST_SECONDS:
+        return measured
+    with run.log.stage("measuring the machine's limit"):
+        configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": config}
+        return replace(measured, facts=with_limits(measured.facts, configs, run.work.scratch))
 
 
-def throughputs_of(
+def measure_variants(
+    variants: Iterable[Variant], inputs: Mapping[tuple[int, int | None], Feeds], recipe: Recipe, log: RunLog
+) -> Measurements:
+    """Times of each variant and the compressed one at every size, then memory at the first size, then throughput.
+
+    Args:
+        variants: the compressed variant and those to compare it with. Without a dense one nothing is timed.
+        inputs: inputs by batch size and length.
+        recipe: time to spend, and the seed of the bootstrap.
+        log: receives stages, and notes on speeds that are uncertain and memory that is unknown.
+    """
+    by_name = {variant.name: variant for variant in variants}
+    compressed = by_name["compressed"]
+    references = [variant for name, variant in by_name.items() if name != "compressed"]
+    speeds: dict[VariantName, list[Speed]] = {variant.name: [] for variant in references}
+    for (batch, seq), feeds in inputs.items():
+        for variant in references:
+            speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
+    log.add_notes(run_notes.speed_notes(speeds.get("dense", ())))
+    with log.stage("measuring memory"):
+        first_batch, first_seq = next(iter(inputs))
+        kept = [variant for name, variant in by_name.items() if name != "rewritten"]
+        facts = _facts(kept, batch=first_batch, seq=first_seq or 1)
+    log.add_notes(run_notes.unmeasured_memory_notes(facts))
+    throughputs: tuple[Throughput, ...] = ()
+    if "dense" in by_name:
+        with log.stage("measuring throughput"):
+            throughputs = _throughputs(by_name["dense"], compressed, facts, inputs, recipe.measure.seconds)
+    return Measurements(tuple(speeds.get("dense", ())), facts, tuple(speeds.get("rewritten", ())), throughputs)
+
+
+def _time(
+    reference: Variant,
+    compressed: Variant,
+    feeds: Feeds,
+    size: tuple[int, int | None],
+    recipe: Recipe,
+    log: RunLog,
+) -> Speed:
+    """Times of a variant and the compressed one on the same inputs, in turn."""
+    batch, seq = size
+    # The ratio to a rewritten engine is a by-product, and gets half of the time.
+    seconds = recipe.measure.seconds / (1 if reference.name == "dense" else 2)
+    with log.stage(f"timing {reference.name} and compressed, {size_label(batch, seq)}") as on_progress:
+        return interleave(
+            reference.engine,
+            compressed.engine,
+            feeds,
+            batch=batch,
+            seq=seq,
+            seconds=seconds,
+            seed=recipe.selection.seed,
+            on_progress=on_progress,
+        )
+
+
+def _throughputs(
     dense: Variant,
     compressed: Variant,
     facts: Mapping[VariantName, EngineFacts],
@@ -79,7 +128,7 @@ def throughputs_of(
     )
 
 
-def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mapping[VariantName, EngineFacts]:
+def _facts(variants: Sequence[Variant], *, batch: int, seq: int) -> dict[VariantName, EngineFacts]:
     """Sizes, memory and operators of each engine; memory is measured on inputs of this size.
 
     Only the compressed engine's file is named, since only that one is in the output folder.
@@ -94,13 +143,3 @@ def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mappin
         )
         for variant in variants
     }
-
-
-def timing_stage(batch: int, seq: int | None, variant: VariantName = "dense") -> str:
-    """Name of the stage that times a variant and the compressed one at one size."""
-    return f"timing {variant} and compressed, {size_label(batch, seq)}"
-
-
-def size_label(batch: int, seq: int | None) -> str:
-    """The size of a batch: `batch 8, 128 tokens`."""
-    return f"batch {batch}" + (f", {seq} tokens" if seq else "")

@@ -138,7 +138,7 @@ def learn_plan(
         on_progress: called with (step, steps).
     """
     folder = model.folder
-    if (finished := store.finished(folder.model)) is not None:
+    if (finished := store.load_finished_plan(folder.model)) is not None:
         return finished
     return store_learned(_learn(recipe, model, data, store, selector, on_progress), folder, store)
 
@@ -151,7 +151,7 @@ def store_learned(learned: LearningResult, folder: ModelFolder, store: LearningS
         plan=learned.plan.model_copy(update={"model": signature}),
         curves=learned.curves,
         trained=learned.trained,
-        notes=tuple(note if isinstance(note, Note) else Note(text=note) for note in learned.notes),
+        notes=learned.notes,
         certificate=learned.certificate,
     )
     if PartialState().is_main_process:

@@ -205,7 +205,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenEngine:
     """The engine to deliver, and the table that it was chosen from.
 
     Attributes:

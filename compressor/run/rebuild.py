@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,27 @@ from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
-from compressor.environment import machine
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
 from compressor.results import (
     DropStatus,
-    EngineFacts,
     Note,
     NoteCode,
+    Proof,
     ProofStage,
     Report,
-    Speed,
-    Throughput,
     VariantName,
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
-from compressor.run.evaluate import Evaluated, evaluate
+from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, load_run
-from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
-from compressor.run.products import ShrunkGraph, Variant
+from compressor.run.measure import measure_variants
+from compressor.run.products import Measurements, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
-from compressor.run.write_report import drop_status
+from compressor.run.write_report import Conclusions, drop_status, measured_fields
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import Data, open_data
@@ -88,11 +86,10 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
         evaluated = evaluate(compared, data, run.recipe, log)
         inputs = _inputs(variants, run)
-        speeds = _time(variants, inputs, run, log)
-        log.add_notes(run_notes.of_speeds(speeds))
-        lost = bool((run.report.speeds and not speeds) or (run.report.scores and not evaluated.scores))
+        measured = measure_variants(variants.values(), inputs, run.recipe, log)
+        lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, variants, log, lost=lost)
-        report = _report(run, variants, evaluated, speeds, inputs, log)
+        report = _report(run, variants, evaluated, measured, log.notes)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
@@ -153,32 +150,6 @@ def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mappin
     return inputs
 
 
-def _time(
-    variants: Mapping[VariantName, Variant],
-    inputs: Mapping[tuple[int, int | None], Feeds],
-    run: FinishedRun,
-    log: RunLog,
-) -> tuple[Speed, ...]:
-    """Times at every batch size and length; empty without a dense engine to compare with."""
-    if "dense" not in variants:
-        return ()
-    speeds = []
-    for (batch, seq), feeds in inputs.items():
-        with log.stage(timing_stage(batch, seq)) as on_progress:
-            speeds.append(
-                time_variants(
-                    variants["dense"],
-                    variants["compressed"],
-                    feeds,
-                    run.recipe,
-                    batch=batch,
-                    seq=seq,
-                    on_progress=on_progress,
-                )
-            )
-    return tuple(speeds)
-
-
 def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: RunLog, *, lost: bool) -> None:
     engine = run.recipe.engine
     kernel = run.report.recipe.get("kernel")
@@ -194,74 +165,62 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
     if lost:
         text = "results of the run that this build could not measure are kept in run-report.html and run-report.json"
         log.add_notes([Note(code=NoteCode.EARLIER_REPORT_KEPT, text=text)])
-    log.add_notes(run_notes.of_masks(run.report.plan, run.lengths))
+    log.add_notes(run_notes.mask_notes(run.report.plan, run.lengths))
 
 
 def _report(
     run: FinishedRun,
     variants: Mapping[VariantName, Variant],
-    evaluated: Evaluated,
-    speeds: tuple[Speed, ...],
-    inputs: Mapping[tuple[int, int | None], Feeds],
-    log: RunLog,
+    evaluated: EvaluationResult,
+    measured: Measurements,
+    notes: Sequence[Note],
 ) -> Report:
     """The report of the run, updated with everything that this build measured."""
-    before, recipe = run.report, run.recipe
-    with log.stage("measuring memory"):
-        sizes = {"batch": recipe.measure.batch[0], "seq": run.lengths[0] or 1}
-        facts: dict[VariantName, EngineFacts] = dict(engine_facts(tuple(variants.values()), **sizes))
-    log.add_notes(run_notes.of_unmeasured_memory(facts))
-    throughputs: tuple[Throughput, ...] = ()
-    if "dense" in variants:
-        with log.stage("measuring throughput"):
-            seconds = recipe.measure.seconds
-            throughputs = throughputs_of(variants["dense"], variants["compressed"], facts, inputs, seconds)
-    earlier = (
-        [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
-        if before.graphs
-        else []
+    before, recipe, compressed = run.report, run.recipe, variants["compressed"]
+    dense = before.dense.model_copy(update=_WITHOUT_ENGINE)
+    measured = replace(measured, facts={"dense": dense, **measured.facts})
+    conclusions = Conclusions(
+        proofs=(*_graph_proofs(before), *(proof for variant in variants.values() for proof in variant.proofs)),
+        drop_status=_drop_status(before, evaluated),
+        refused=before.refused,
+        blocks=before.blocks,
+        max_drop=before.recipe.get("max_drop"),
     )
-    max_drop = before.recipe.get("max_drop")
-    status = drop_status(max_drop, evaluated.scores)
-    if not evaluated.scores:  # a metric that failed on another engine has not passed on this one
-        failed = before.drop_status is DropStatus.FAILED
-        status = DropStatus.FAILED if failed else DropStatus.NOT_CHECKED
-    results: dict[str, Any] = {
-        "plan": before.plan,
-        "dense": facts.get("dense", before.dense.model_copy(update=_WITHOUT_ENGINE)),
-        "compressed": facts["compressed"],
-        "speeds": speeds,
-        "speeds_over_rewritten": (),
-        "scores": evaluated.scores,
-        "proofs": (*earlier, *(proof for variant in variants.values() for proof in variant.proofs)),
-        "drop_status": status,
-        "refused": before.refused,
-        "blocks": before.blocks,
-    }
     # The lengths are recorded even if nothing was timed: the next build of the folder uses them.
     lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
-    outdated = {NoteCode.TARGET_MISSING, *([NoteCode.EMBEDDINGS_CHANGED] if evaluated.embeddings is not None else [])}
-    notes = [note for note in before.notes if note.code not in outdated]
     changes = {
-        **results,
-        "verdict": reports.verdict(**results, max_drop=max_drop),
-        "notes": tuple(dict.fromkeys((*notes, *log.notes))),
-        "missing": None,
+        **measured_fields(before.plan, compressed, evaluated, measured, conclusions),
+        "notes": tuple(dict.fromkeys((*_lasting_notes(before, evaluated), *notes))),
         "candidates": (),
-        "embeddings": evaluated.embeddings,
-        "answers": evaluated.answers,
-        "throughputs": throughputs,
         # Times of the run are of its own engine; what was counted holds for every engine.
         "budget": tuple(row for row in before.budget if row.unit != "ms"),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
-        "session": dict(variants["compressed"].engine.session),
-        "machine": machine(),
         "recipe": {**current_fields(before.recipe), **fields, **lengths},
     }
     return before.model_copy(update=changes)
+
+
+def _graph_proofs(before: Report) -> list[Proof]:
+    """The proofs of the run that hold for its graphs, whatever engine is built from them."""
+    if not before.graphs:
+        return []
+    return [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
+
+
+def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:
+    """Whether the metric fell too far; a metric that failed on another engine has not passed on this one."""
+    if evaluated.scores:
+        return drop_status(before.recipe.get("max_drop"), evaluated.scores)
+    return DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
+
+
+def _lasting_notes(before: Report, evaluated: EvaluationResult) -> list[Note]:
+    """The notes of the run that this build does not replace."""
+    outdated = {NoteCode.TARGET_MISSING, *([NoteCode.EMBEDDINGS_CHANGED] if evaluated.embeddings is not None else [])}
+    return [note for note in before.notes if note.code not in outdated]
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:

@@ -38,7 +38,7 @@ class RunContext:
 
     Attributes:
         recipe: what to do.
-        built: the recipe by which engines are built: that for the CPU where this machine lacks the target.
+        built: the recipe by which engines are built: for the CPU where this machine lacks the target.
         model: the model.
         data: the rows; None: none are configured.
         followed: the plan to follow; None: a plan is learned.
@@ -99,13 +99,20 @@ class RunContext:
 
 
 def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> RunContext:
-    """Load the model, the rows and the plan to follow, and work out the sizes."""
+    """Load the model, the rows and the plan to follow, and work out the sizes.
+
+    Args:
+        recipe: what to do.
+        work: the folder of the run, in which disk space is reserved.
+        log: receives stages and notes.
+        state: the processes of the run.
+    """
     with log.stage("loading the model"):
         model = load_model(recipe)
         work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
     built = recipe if model.missing is None else cpu_fallback(recipe)
     if model.missing is not None:
-        log.add_notes([run_notes.of_missing_target(model.missing)])
+        log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
     if recipe.rows.available:
         with log.stage("reading the rows"):
@@ -114,8 +121,8 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     followed = load_plan(recipe, model)
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
-    log.add_notes(run_notes.of_unused_fields(recipe, token_limit(model.folder.model), learns=followed is None))
-    log.add_notes(run_notes.of_order(recipe))
+    log.add_notes(run_notes.unused_field_notes(recipe, token_limit(model.folder.model), learns=followed is None))
+    log.add_notes(run_notes.order_notes(recipe))
     sizes = work_out_sizes(recipe, model, data, followed)
     selector = _mask_selector(recipe, model, sizes)
     return RunContext(recipe, built, model, data, followed, distillation, sizes, selector, work, log, state)

@@ -15,9 +15,8 @@ from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
-from compressor.run.measure import size_label
 from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.run.pruning.budget import EXCESS, UNUSED, Allocation, Constraint
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Allocation, Constraint
 from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
@@ -31,7 +30,7 @@ WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
 
 
-def of_missing_target(missing: MissingTarget) -> Note:
+def missing_target_note(missing: MissingTarget) -> Note:
     """The substitute for a target that this machine lacks."""
     return Note(
         code=NoteCode.TARGET_MISSING,
@@ -40,7 +39,7 @@ def of_missing_target(missing: MissingTarget) -> Note:
     )
 
 
-def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
+def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
     """Fields that were set and have no effect.
 
     Args:
@@ -80,7 +79,7 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
         yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
 
 
-def of_order(recipe: Recipe) -> Iterator[Note]:
+def order_notes(recipe: Recipe) -> Iterator[Note]:
     """Which of two stages removes what, where heads are selected before a budget is met."""
     if recipe.prunes_after_heads:
         number = "" if recipe.selection.keep is None else f" (--keep {recipe.selection.keep})"
@@ -92,7 +91,7 @@ def of_order(recipe: Recipe) -> Iterator[Note]:
         )
 
 
-def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
+def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
@@ -131,26 +130,26 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
         )
 
 
-def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
+def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
     """What was requested and what was reached."""
     if any(constraint.budget >= constraint.table.whole for constraint in constraints):
         text = "the budget allows every unit that it could remove, so it removes none"
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
         table, used = constraint.table, measured / constraint.budget
-        size = "" if table.size_label == "whole model" else f"{table.size_label}: "
+        size = f"{table.size_label}: " if table.batch else ""
         expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
         text = (
             f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
             f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
         )
-        code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
-        if code is NoteCode.BUDGET_MET and used < UNUSED:
+        code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO:
             text += "; another size or the next number of units bounds the plan"
         yield Note(code=code, text=text)
 
 
-def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
+def mask_notes(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
     """Lengths at which only the beginning of the masks applies.
 
     Args:
@@ -171,7 +170,7 @@ def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None 
         )
 
 
-def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
+def thinned_product_notes(graph: ShrunkGraph) -> Iterator[Note]:
     """Products that compute only the positions that are read."""
     if graph.thinned:
         yield Note(
@@ -181,7 +180,7 @@ def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
         )
 
 
-def of_shared_norms(graph: ShrunkGraph) -> Iterator[Note]:
+def shared_norm_notes(graph: ShrunkGraph) -> Iterator[Note]:
     """Norms that read queries or keys of dropped heads, which therefore stay in the graph."""
     sites = sorted(frozenset().union(*(norm.sites for norm in graph.shared)))
     if sites:
@@ -192,7 +191,7 @@ def of_shared_norms(graph: ShrunkGraph) -> Iterator[Note]:
         )
 
 
-def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
+def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
     """Heads that a plan keeps but that are dropped, because their masks keep no block."""
     emptied = [
         f"{site.name} {', '.join(str(head) for head in site.kept if head not in carried_out[site.name].kept)}"
@@ -206,19 +205,19 @@ def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         )
 
 
-def of_speeds(speeds: Iterable[Speed]) -> Iterator[Note]:
+def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
     """Speeds whose interval is too wide for the value to be quoted."""
     for speed in speeds:
         if speed.void is None and speed.high > WIDE * speed.low:
             yield Note(
                 code=NoteCode.SPEED_UNCERTAIN,
-                text=f"{size_label(speed.batch, speed.seq)}: the speed is uncertain, between {speed.low:.2f} and"
+                text=f"{speed.size_label}: the speed is uncertain, between {speed.low:.2f} and"
                 f" {speed.high:.2f} times dense ({speed.confidence:.0%} interval); repeat the command on an idle"
                 " machine, or time for longer (--seconds)",
             )
 
 
-def of_score(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
+def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
     """What a metric on test rows cannot show.
 
     Args:
@@ -244,7 +243,7 @@ def of_score(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: 
         )
 
 
-def of_unmeasured_memory(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:
+def unmeasured_memory_notes(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:
     """Engines whose memory could not be measured."""
     for name, engine in facts.items():
         if engine.peak_memory_bytes is None:

@@ -203,7 +203,17 @@ def require_int8(engine: Engine, config: EngineConfig) -> None:
 
 
 def build_engine(graph: Path, folder: Path, config: EngineConfig, options: BuildOptions) -> Engine:
-    """Build the engine of a graph into a folder, under the target's file name for engines."""
+    """Build the engine of a graph into a folder, under the target's file name for engines.
+
+    Args:
+        graph: the graph, in floats or quantized.
+        folder: folder of the engine.
+        config: target and precision.
+        options: sizes and settings of the build.
+
+    Raises:
+        TargetMissingError: the runtime or its device is missing.
+    """
     runtime = target(config.target)
     return runtime(
         graph,

@@ -125,7 +125,14 @@ def prove_export(
 
 
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:
-    """Compare the reference graph with the shrunk one; the runtime optimizes neither."""
+    """Compare the reference graph with the shrunk one; the runtime optimizes neither.
+
+    Args:
+        reference: the reference graph, whose gates switch off what the plan drops.
+        shrunk: the graph without it.
+        cases: the inputs.
+        variant: name of the variant.
+    """
     expected = _outputs(reference, cases)
     return _prove(ProofStage.SHRINK, variant, cases, expected, _run_of(shrunk), TOLERANCE["fp32"])
 
@@ -133,8 +140,14 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
 def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
     """Compare a graph, which the runtime does not optimize, with the engine built from it.
 
-    An engine in 8 bits is compared with its quantized graph: that it was built from, or its own file if the target
-    quantized a float graph.
+    An engine in 8 bits is compared with its quantized graph: the graph that it was built from, or its own file if the
+    target quantized a float graph.
+
+    Args:
+        shrunk: the graph that the engine was built from.
+        engine: the engine.
+        cases: the inputs.
+        variant: name of the variant.
     """
     from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
@@ -158,7 +171,7 @@ def prove_products(
 
     Args:
         quantized: the quantized graph.
-        build: builds an engine in 8 bits from a graph, for inputs of the sizes of the given ones.
+        build: builds an engine in 8 bits from a graph, for inputs of the same sizes as those that it receives.
         cases: inputs of the graph.
         variant: name of the variant.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
-from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks, TaskCode
-from compressor.run.evaluate import Evaluated
-from compressor.run.products import Chosen, Measurements, SelectedPlan, Variant
+from compressor.results import DropStatus, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, TaskCode
+from compressor.run.evaluate import EvaluationResult
+from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -26,12 +27,33 @@ from compressor.workdir import MAPS, QUANTIZED_GRAPHS
 from graph_passes import Plan
 
 
+@dataclass(frozen=True)
+class Conclusions:
+    """What the verdict says besides measurements.
+
+    Attributes:
+        proofs: comparisons of the products of the run.
+        drop_status: whether the metric fell by more than `max_drop`.
+        refused: sites that could not be shrunk.
+        blocks: sites from which blocks were to be dropped.
+        max_drop: the loss of the metric that the run allows; None: any.
+        missing: the requested target, if this machine lacks it.
+    """
+
+    proofs: tuple[Proof, ...]
+    drop_status: DropStatus
+    refused: tuple[Refusal, ...]
+    blocks: tuple[SiteBlocks, ...]
+    max_drop: float | None
+    missing: MissingTarget | None = None
+
+
 def make_report(
     run: RunContext,
     selected: SelectedPlan,
     dense: Variant,
-    chosen: Chosen,
-    evaluated: Evaluated,
+    chosen: ChosenEngine,
+    evaluated: EvaluationResult,
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
 ) -> Report:
@@ -50,6 +72,47 @@ def make_report(
     compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
     plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(evaluated.scores)}})
+    conclusions = Conclusions(
+        proofs=(*dense.proofs, *compressed.proofs),
+        drop_status=drop_status(recipe.selection.max_drop, evaluated.scores),
+        refused=_refusals(refused, plan),
+        blocks=_site_blocks(recipe, plan, compressed, run.selector),
+        max_drop=recipe.selection.max_drop,
+        missing=model.missing,
+    )
+    own_task = model.folder.own_task
+    return Report(
+        **measured_fields(plan, compressed, evaluated, measured, conclusions),
+        model=recipe.source.model.resolve().name,
+        family=model.folder.family,
+        task=model.folder.task if own_task is None else own_task.task_class.name,
+        task_code=code_of(own_task),
+        candidates=chosen.candidates,
+        notes=tuple(run.log.notes),
+        curves=selected.curves,
+        budget=selected.budget,
+        costs=selected.costs,
+        certificate=selected.certificate,
+        target=engine.target,
+        precision=engine.precision,
+        recipe=recipe.flat(),
+        command=command_line(recipe),
+        seconds=run.log.seconds,
+    )
+
+
+def measured_fields(
+    plan: Plan, compressed: Variant, evaluated: EvaluationResult, measured: Measurements, conclusions: Conclusions
+) -> dict[str, Any]:
+    """The fields of a report that state what was measured on this machine, and the verdict.
+
+    Args:
+        plan: the plan, as it was carried out.
+        compressed: the variant of the plan.
+        evaluated: the metric of both variants, and their answers to a few rows.
+        measured: times, sizes and memory of both variants.
+        conclusions: proofs, and whether the result is what was requested.
+    """
     results: dict[str, Any] = {
         "plan": plan,
         "dense": measured.facts["dense"],
@@ -57,43 +120,21 @@ def make_report(
         "speeds": measured.speeds,
         "speeds_over_rewritten": measured.speeds_over_rewritten,
         "scores": evaluated.scores,
-        "proofs": (*dense.proofs, *compressed.proofs),
-        "drop_status": drop_status(recipe.selection.max_drop, evaluated.scores),
-        "refused": tuple(
-            Refusal(
-                what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}"
-            )
-            for refusal in refused
-        ),
-        "blocks": _site_blocks(recipe, plan, compressed, run.selector),
+        "proofs": conclusions.proofs,
+        "drop_status": conclusions.drop_status,
+        "refused": conclusions.refused,
+        "blocks": conclusions.blocks,
+        "missing": conclusions.missing,
     }
-    verdict = reports.verdict(**results, max_drop=recipe.selection.max_drop, missing=model.missing)
-    own_task = model.folder.own_task
-    return Report(
-        verdict=verdict,
+    return {
         **results,
-        model=recipe.source.model.resolve().name,
-        family=model.folder.family,
-        task=model.folder.task if own_task is None else own_task.task_class.name,
-        task_code=code_of(own_task),
-        candidates=chosen.candidates,
-        throughputs=measured.throughputs,
-        notes=tuple(run.log.notes),
-        curves=selected.curves,
-        budget=selected.budget,
-        costs=selected.costs,
-        certificate=selected.certificate,
-        embeddings=evaluated.embeddings,
-        answers=evaluated.answers,
-        target=engine.target,
-        missing=model.missing,
-        precision=engine.precision,
-        session=dict(compressed.engine.session),
-        machine=machine(),
-        recipe=recipe.flat(),
-        command=command_line(recipe),
-        seconds=run.log.seconds,
-    )
+        "verdict": reports.verdict(**results, max_drop=conclusions.max_drop),
+        "throughputs": measured.throughputs,
+        "embeddings": evaluated.embeddings,
+        "answers": evaluated.answers,
+        "session": dict(compressed.engine.session),
+        "machine": machine(),
+    }
 
 
 def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense: Variant) -> Report:
@@ -141,6 +182,14 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
         return DropStatus.NOT_CHECKED
     worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
     return DropStatus.PASSED if all(drop <= max_drop for drop in worse) else DropStatus.FAILED
+
+
+def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:
+    """Groups that cannot be shrunk, as the report names them."""
+    return tuple(
+        Refusal(what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}")
+        for refusal in refused
+    )
 
 
 def _units(refusal: graph_passes.Refusal, plan: Plan) -> str:

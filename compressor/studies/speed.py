@@ -20,7 +20,7 @@ from compressor.config.study import StudyRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.export import export_reference
 from compressor.measure import interleave
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds, example_inputs
 from compressor.progress import ProgressCallback
 from compressor.run.sizes import timed_lengths
 from compressor.run.variant import rehearsal_plan, require_complete, shrink
@@ -141,7 +141,7 @@ class SpeedStudy(Study):
         engine = self._build(graph, work / "engine.onnx")
         seq = self._seq
         batch = cell.settings["batch"]
-        feeds = {name: value.numpy() for name, value in example_inputs(self.context.folder, batch, seq or 1).items()}
+        feeds = example_feeds(self.context.folder, batch, seq)
         seed = self.request.recipe.selection.seed
         ratio = interleave(
             self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, on_progress=tell

@@ -103,6 +103,16 @@ class Plan(BaseModel):
         return self.model_copy(update={"groups": tuple(replacements.get(group.name, group) for group in self.groups)})
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Name of the group -> number of kept units."""
+        return {group.name: len(group.kept) for group in self.groups}
+
+    @property
+    def head_counts(self) -> dict[str, int]:
+        """Name of the attention site -> number of kept heads."""
+        return {site.name: len(site.kept) for site in self.sites}
+
+    @property
     def heads(self) -> int:
         """Number of heads of the unpruned model, over all sites."""
         return sum(site.heads for site in self.sites)

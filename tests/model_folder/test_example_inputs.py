@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 from compressor.errors import ErrorCode
-from compressor.model_folder import example_inputs, load
+from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs, load
 from tests import folders
 from tests.faults import fails_with
 from tests.zoo import FAMILIES
@@ -31,6 +31,16 @@ def test_example_inputs_run(family: str, tmp_path: Path) -> None:
     again, reseeded = example_inputs(folder, 3, 8), example_inputs(folder, 3, 8, seed=1)
     assert all(torch.equal(inputs[name], again[name]) for name in inputs)
     assert any(not torch.equal(inputs[name], reseeded[name]) for name in inputs)
+
+
+def test_inputs_of_an_engine_are_those_of_the_model(saved: Path) -> None:
+    folder = load(saved)
+    feeds = example_feeds_by_size(folder, [(3, 8), (1, None)])
+    assert list(feeds) == [(3, 8), (1, None)]
+    for (batch, seq), by_name in feeds.items():
+        inputs = example_inputs(folder, batch, seq or 1)
+        assert by_name.keys() == inputs.keys() == example_feeds(folder, batch, seq).keys()
+        assert all(torch.equal(torch.from_numpy(by_name[name]), value) for name, value in inputs.items())
 
 
 def test_example_inputs_resemble_those_of_the_tokenizer(saved: Path) -> None:

@@ -15,11 +15,11 @@ from compressor.results import BudgetRow, CostShare, Report
 from tests.report import reports
 
 BUDGET = (
-    BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0),
+    BudgetRow(label="batch 1, length 128", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0),
     BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=7e6, reached=7e6, dense=1e7, met=False),
 )
 COSTS = tuple(
-    CostShare(label="batch 1, 128 tokens", unit="ms", type=kind, before=before, after=after)
+    CostShare(label="batch 1, length 128", unit="ms", type=kind, before=before, after=after)
     for kind, before, after in (("attention", 1.0, 0.25), ("feed-forward", 2.0, 0.75), ("rest", 1.0, 1.0))
 )
 
@@ -30,11 +30,11 @@ def report() -> Report:
 
 def test_a_budget_is_compared_with_what_was_reached() -> None:
     assert budget_table(BUDGET) == [
-        ("time, batch 1, 128 tokens", "4.00 ms", "2.00 ms", "1.90 ms", "1.95 ms", "48.8%", "met"),
+        ("time, batch 1, length 128", "4.00 ms", "2.00 ms", "1.90 ms", "1.95 ms", "48.8%", "met"),
         ("parameters", "10M", "6M", "7M", "7M", "70.0%", "missed"),
     ]
     assert budget_lines(BUDGET) == [
-        "budget, time, batch 1, 128 tokens: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached: met",
+        "budget, time, batch 1, length 128: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached: met",
         "budget, parameters: 6M requested, 7M predicted, 7M reached: missed",
     ]
 
@@ -55,7 +55,7 @@ def test_a_time_whose_interval_includes_the_budget_is_met_or_missed_by_the_media
 
 def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
     (table,) = cost_tables(COSTS)
-    assert table.title == "Time, batch 1, 128 tokens"
+    assert table.title == "Time, batch 1, length 128"
     assert [row[:1] + row[2:5:2] for row in table.rows] == [
         ("attention", "25.0%", "12.5%"),
         ("feed-forward", "50.0%", "37.5%"),
@@ -63,12 +63,12 @@ def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
         ("sum", "100.0%", "100.0%"),
     ]
     assert cost_lines(COSTS) == [
-        "time, batch 1, 128 tokens: attention 1.00 ms → 0.250 ms, feed-forward 2.00 ms → 0.750 ms, rest 1.00 ms"
+        "time, batch 1, length 128: attention 1.00 ms → 0.250 ms, feed-forward 2.00 ms → 0.750 ms, rest 1.00 ms"
     ]
 
 
 def test_each_size_has_a_table_of_its_own() -> None:
-    other = tuple(row.model_copy(update={"label": "batch 8, 128 tokens"}) for row in COSTS)
+    other = tuple(row.model_copy(update={"label": "batch 8, length 128"}) for row in COSTS)
     assert len(cost_tables((*COSTS, *other))) == 2
 
 

@@ -21,7 +21,7 @@ from tests.report import reports
 
 HOSTILE = "</td></tr></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}[red]x[/red]"
 PRODUCTS = QuantizedProducts(requested=38, executed=37, in_float=("classifier",), float_in_graph=("pooler",))
-SIZES = ("batch 1, 128 tokens", "batch 8, 128 tokens")
+SIZES = ("batch 1, length 128", "batch 8, length 128")
 PROOFS = tuple(
     Proof(stage=stage, variant="compressed", error=1e-7, tolerance=1e-5, cases=("batch 1",))
     for stage in (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from compressor.report import summary
 from compressor.report.html import render
+from compressor.results import size_label
 from tests.report import reports
 
 ROWS = (
@@ -34,3 +35,8 @@ def test_the_page_shows_a_table_where_it_was_measured() -> None:
     for rate in ("207", "260", "476", "612", "228", "250", "801", "790"):
         assert f'<td class="n">{rate}</td>' in page
     assert 'id="throughput"' not in render(reports.report())
+
+
+def test_a_size_has_one_label() -> None:
+    assert (size_label(8, 128), size_label(8, None)) == ("batch 8, length 128", "batch 8")
+    assert {row.size_label for row in ROWS} == {"batch 1, length 128", "batch 8, length 128"}

@@ -60,6 +60,6 @@ def learn(recipe: Recipe, before: str = "compressed: exporting", part: Stage | N
         compressor.compress(recipe, listener)
     store = LearningStore(WorkDir(recipe.output.out).learning)
     model = load(recipe.source.model).model
-    selected = (store if part is None else store.stage(part)).finished(model)
+    selected = (store if part is None else store.stage(part)).load_finished_plan(model)
     assert selected is not None
     return Learned(selected, dict(model.named_parameters()), set(listener.codes))

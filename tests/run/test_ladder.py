@@ -14,7 +14,7 @@ from compressor.config import recipe_file
 from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import Recipe
-from compressor.errors import DivergedError, ErrorCode, UsageError
+from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
 from compressor.report import load
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
@@ -181,7 +181,7 @@ def test_a_budget_that_nothing_meets_ends_the_ladder(ladder: tuple[Path, Frontie
 
 @pytest.mark.zoo
 def test_a_first_budget_that_nothing_meets_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(BudgetError) as caught:
         compress_ladder(rungs(macs="2%,1%", out=str(tmp_path / "out")), tmp_path / "out")
     assert caught.value.code is ErrorCode.BUDGET_UNREACHABLE
 

@@ -117,7 +117,7 @@ def test_a_build_keeps_a_failed_metric(copy: Path, capfd: Cap) -> None:
 def test_times_of_a_budget_are_not_those_of_another_engine(copy: Path) -> None:
     fields = {"label": "whole model", "requested": 2.0, "predicted": 2.0, "reached": 2.0, "dense": 4.0}
     budget = tuple(BudgetRow(unit=unit, **fields) for unit in ("ms", "parameters"))
-    costs = (CostShare(label="batch 1, 8 tokens", unit="ms", type="rest", before=1.0, after=1.0),)
+    costs = (CostShare(label="batch 1, length 8", unit="ms", type="rest", before=1.0, after=1.0),)
     reports.write(reports.load(copy).model_copy(update={"budget": budget, "costs": costs}), copy)
     report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
     assert (report.budget, report.costs) == (budget[1:], ())

@@ -170,7 +170,7 @@ def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         search(recipe, tmp_path / "store", stop)
-    assert LearningStore(tmp_path / "store").finished(load_model(recipe).folder.model) is None
+    assert LearningStore(tmp_path / "store").load_finished_plan(load_model(recipe).folder.model) is None
     resumed = search(recipe, tmp_path / "store")
     assert resumed.plan == expected.plan
     once, again = (selected.curves[-1].values for selected in (expected, resumed))

@@ -34,7 +34,7 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
     ],
 )
 def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
-    notes = list(run_notes.of_unused_fields(Recipe(model="model", **fields), None, learns=learns))
+    notes = list(run_notes.unused_field_notes(Recipe(model="model", **fields), None, learns=learns))
     assert [note.code for note in notes] == ([NoteCode.NO_EFFECT] if flags else [])
     assert all(flag in notes[0].text for flag in flags)
 
@@ -52,7 +52,7 @@ def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], f
     ],
 )
 def test_heads_that_are_selected_before_a_budget_is_met_are_noted(fields: dict[str, Any], text: str | None) -> None:
-    notes = list(run_notes.of_order(Recipe(model="model", data="rows.tsv", **fields)))
+    notes = list(run_notes.order_notes(Recipe(model="model", data="rows.tsv", **fields)))
     assert [note.code for note in notes] == ([] if text is None else [NoteCode.HEADS_SELECTED_FIRST])
     assert all(note.text.startswith(text or "") for note in notes)
 
@@ -70,15 +70,15 @@ def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: lis
     plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
     folder: Any = SimpleNamespace(config=None, task="sequence-classification")
     data: Any = object()
-    notes = run_notes.of_selection(folder, SelectedPlan(plan, (), trained=True), data)
+    notes = run_notes.selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
     assert [note.code for note in notes] == codes
 
 
 def test_a_length_beyond_the_model_is_noted() -> None:
     recipe = Recipe(model="model", data="rows.tsv", keep=1, max_length=512)
-    (note,) = run_notes.of_unused_fields(recipe, 128, learns=True)
+    (note,) = run_notes.unused_field_notes(recipe, 128, learns=True)
     assert note.code is NoteCode.LENGTH_LIMITED
-    assert not list(run_notes.of_unused_fields(recipe, None, learns=True))
+    assert not list(run_notes.unused_field_notes(recipe, None, learns=True))
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_masks_longer_than_the_measured_lengths_are_noted(
 ) -> None:
     whole = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0, 1)),))
     masked = whole.masked({"a": BlockMask(np.ones((2, 2, 2), np.bool_), 8)})
-    notes = list(run_notes.of_masks(masked, lengths, maximum))
+    notes = list(run_notes.mask_notes(masked, lengths, maximum))
     assert [note.code for note in notes] == ([NoteCode.MASKS_LONGER] if shorter else [])
     assert all(f"at length {shorter} only" in note.text for note in notes)
-    assert not list(run_notes.of_masks(whole, lengths, maximum))
+    assert not list(run_notes.mask_notes(whole, lengths, maximum))
 
 
 @pytest.mark.parametrize(
     ("fields", "cost", "numbers"),
     [
-        ({"unit": "macs", "batch": 1, "seq": 128}, 1e9, ("batch 1, 128 tokens: 154M multiply-", "154M reached (15.4%")),
+        ({"unit": "macs", "batch": 1, "seq": 128}, 1e9, ("batch 1, length 128: 154M multiply-", "154M reached (15.4%")),
         ({"unit": "parameters"}, 1e9, ("154M parameters allowed", "154M reached (15.4%")),
         ({"unit": "heads"}, 1e3, ("154 heads allowed", "154 reached (15.4%")),
         ({"unit": "ms", "batch": 8}, 1e5, ("batch 8: 15400 ms allowed", "15400 ms reached (15.4%", "15400 ms)")),
@@ -109,7 +109,7 @@ def test_budgets_are_noted_in_the_numbers_of_the_report(
     fields: dict[str, Any], cost: float, numbers: tuple[str, ...]
 ) -> None:
     constraint = Constraint(CostTable(dense=cost, whole=cost, rows=(), **fields), 0.154 * cost)
-    (note,) = run_notes.of_budget([constraint], Allocation({}, (0.154 * cost,), (0.154 * cost,)))
+    (note,) = run_notes.budget_notes([constraint], Allocation({}, (0.154 * cost,), (0.154 * cost,)))
     assert note.code is NoteCode.BUDGET_MET
     assert note.text.startswith(numbers[0])
     assert all(number in note.text for number in numbers)
@@ -123,7 +123,7 @@ def test_budgets_are_noted_in_the_numbers_of_the_report(
 def test_speeds_with_a_wide_interval_are_noted(low: float, high: float, void: str | None, uncertain: bool) -> None:
     times = Latency(p50=4.0, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
     speed = Speed(batch=8, seq=None, dense=times, compressed=times, ratio=2.5, low=low, high=high, void=void)
-    assert [note.code for note in run_notes.of_speeds([speed])] == [NoteCode.SPEED_UNCERTAIN] * uncertain
+    assert [note.code for note in run_notes.speed_notes([speed])] == [NoteCode.SPEED_UNCERTAIN] * uncertain
 
 
 @pytest.mark.parametrize(
@@ -142,23 +142,23 @@ def test_what_a_metric_cannot_show_is_noted(
     score = Score(dense=dense, compressed=0.9, **fields)
     before = np.zeros((10, 2))
     after = before + [[float(changed), 0.0]] * 10
-    assert [note.code for note in run_notes.of_score(score, before, after, constant)] == expected
+    assert [note.code for note in run_notes.score_notes(score, before, after, constant)] == expected
 
 
 def test_heads_without_blocks_are_named() -> None:
     requested = Plan(sites=(SitePlan("a", "bidirectional", 3, 3, 4, (0, 1, 2)),))
     carried_out = Plan(sites=(SitePlan("a", "bidirectional", 3, 3, 4, (1,)),))
-    (note,) = run_notes.of_emptied_heads(requested, carried_out)
+    (note,) = run_notes.emptied_head_notes(requested, carried_out)
     assert note.code is NoteCode.HEADS_EMPTIED
     assert "a 0, 2" in note.text
-    assert not list(run_notes.of_emptied_heads(requested, requested))
+    assert not list(run_notes.emptied_head_notes(requested, requested))
 
 
 def test_norms_that_read_dropped_heads_are_noted() -> None:
     norm = Refusal(frozenset(("a",)), "ReduceMean", "node", "needs every unit")
     plan = Plan(sites=(SitePlan("a", "causal", 2, 2, 4, (0,)),))
     graph = ShrunkGraph("compressed", plan, Path("model.onnx"), (), shared=(norm,))
-    (note,) = run_notes.of_shared_norms(graph)
+    (note,) = run_notes.shared_norm_notes(graph)
     assert note.code is NoteCode.NORM_OVER_ALL_HEADS
     assert "ReduceMean" in note.text
-    assert not list(run_notes.of_shared_norms(replace(graph, shared=())))
+    assert not list(run_notes.shared_norm_notes(replace(graph, shared=())))

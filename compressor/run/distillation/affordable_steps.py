@@ -29,6 +29,13 @@ def affordable_steps(
 
     The time of a step is measured once, and the number is stored, so that an interrupted run makes as many.
 
+    Args:
+        recipe: steps and minutes of the distillation, and rows of a step.
+        data: the rows.
+        distillation: the loss of a step.
+        network: the model that is trained.
+        store: folder of the number of steps.
+
     Raises:
         UsageError: the minutes do not suffice for one step.
     """

@@ -114,7 +114,7 @@ def distill(
         DivergedError: see `fit`.
     """
     network, data = model.folder.model, replace(data, task=data.task.chooser)
-    if (finished := store.finished(network)) is not None:
+    if (finished := store.load_finished_plan(network)) is not None:
         return finished
     training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from compressor.targets.base import Feeds
 from compressor.tasks import Data
-
-_BATCH_SIZE = 32
+from compressor.tasks.scoring import BATCH_SIZE
 
 
 def draw_rows(data: Data, count: int, seed: int) -> list[int]:
@@ -58,7 +57,7 @@ def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor
     lengths = data.train["length"]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))
     batches: list[Mapping[str, Tensor]] = []
-    for start in range(0, len(ordered), _BATCH_SIZE):
-        batch = data.task.collate([data.train[row] for row in ordered[start : start + _BATCH_SIZE]])
+    for start in range(0, len(ordered), BATCH_SIZE):
+        batch = data.task.collate([data.train[row] for row in ordered[start : start + BATCH_SIZE]])
         batches.append(data.task.model_inputs(batch))
     return batches

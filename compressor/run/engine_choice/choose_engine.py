@@ -11,7 +11,7 @@ from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, Chosen
+from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
 from compressor.run.variant import build_variant
 from compressor.targets import QUANTIZED, TARGETS, Precision, target
 
@@ -41,7 +41,7 @@ def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[st
         yield from ((name, precision) for precision in precisions)
 
 
-def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> Chosen:
+def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> ChosenEngine:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
 
     Where int8 loses too much, a further candidate returns as few products to floats as keep the metric.
@@ -73,7 +73,7 @@ def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None)
             graph_passes.save(graph_passes.load(best.source), source)
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
         variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
-    return Chosen(variant, best.choice, table)
+    return ChosenEngine(variant, best.choice, table)
 
 
 def _loses_too_much(trial: Trial) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,14 +16,14 @@ from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
-from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
-from compressor.results import Candidate, Note, NoteCode, ProofStage
+from compressor.results import Candidate, Note, NoteCode, ProofStage, size_label
+from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
 from compressor.run.evaluate import statistics_of
-from compressor.run.measure import size_label
 from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
@@ -34,7 +33,6 @@ from compressor.tasks import Data
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
-T = TypeVar("T")
 _TIMED_SECONDS = 3.0
 """Maximum time spent on timing one candidate at one size."""
 _RANKED_ROWS = 32
@@ -172,7 +170,7 @@ class EngineTrials:
         """The choice and the quantized graph of a candidate with further products in floats.
 
         In the portable graph, weights of products were smoothed and rounded, and biases corrected for it, so that the
-        graph is quantized anew without these products; otherwise they drop their quantizers.
+        graph is quantized again without these products; otherwise they drop their quantizers.
         """
         choice = trial.choice
         if choice.quantized_graph != QUANTIZED_GRAPH:
@@ -211,7 +209,7 @@ class EngineTrials:
             return self.score(self._build(*self._quantized_without(trial, quantized, ranked[:count])))
 
         # With every product in floats the engine would not be in int8.
-        best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
+        best = smallest_that_holds(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
         return best or _failed(trial.choice, "no number of products in fp32 keeps the metric")
 
     def _ranking(self, quantized: Path) -> list[str]:
@@ -228,7 +226,7 @@ class EngineTrials:
         times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
         measure = self.recipe.measure
         for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
-            label, feeds = size_label(batch, seq), self._example(batch, seq)
+            label, feeds = size_label(batch, seq), example_feeds(self.folder, batch, seq)
             with self.log.stage(f"timing all engines, {label}"):
                 seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
                 medians = median_times([self.dense.engine, *built], feeds, seconds)
@@ -239,7 +237,7 @@ class EngineTrials:
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with the peak memory of those that hold, at the first size."""
-        feeds = self._example(self.recipe.measure.batch[0], self.sizes.lengths[0])
+        feeds = example_feeds(self.folder, self.recipe.measure.batch[0], self.sizes.lengths[0])
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
             for trial in trials:
@@ -251,10 +249,6 @@ class EngineTrials:
                 on_progress(len(measured), len(trials))
         return measured
 
-    def _example(self, batch: int, seq: int | None) -> Feeds:
-        """Inputs of one size."""
-        return {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
-
     def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
         """Metric and logits on the evaluation rows."""
         assert self.data is not None
@@ -264,25 +258,6 @@ class EngineTrials:
         with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
             statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=logits.append)
         return self.data.task.score(statistics), logits
-
-
-def fewest(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:
-    """The attempt with the smallest number that holds, by bisection; None if none holds.
-
-    Args:
-        maximum: largest number to attempt; the smallest is 1.
-        attempt: makes the attempt of a number.
-        holds: whether an attempt holds; with a larger number it is assumed to hold too.
-    """
-    best, low, high = None, 1, maximum + 1
-    while low < high:
-        count = (low + high) // 2
-        attempted = attempt(count)
-        if holds(attempted):
-            best, high = attempted, count
-        else:
-            low = count + 1
-    return best
 
 
 def _failed(choice: Choice, reason: str) -> Trial:

@@ -39,7 +39,7 @@ def quantize_as(
         file: name of the quantized graph (`Target.quantized_graph`), which says its form.
         graph: the float graph.
         rows: calibration rows.
-        on_progress: called with (rows done, rows), if the quantizer tells.
+        on_progress: called with (rows done, rows), if the quantizer reports progress.
 
     Raises:
         TargetMissingError: the quantizer is not installed.

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from compressor.measure import paired_interval
 from compressor.measure.costs import CostTable
-from compressor.results import CertificateScope, Note, NoteCode
+from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
-from compressor.selection.certify import Certificate, certify, split_rows
+from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import statistics
@@ -29,9 +29,13 @@ from compressor.units import PrunableGroup
 _BISECTIONS = 5
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
+_MARGIN_ABOVE_LEAST = 1.02
+"""Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _UNITS = "heads and neurons"
 _MARGIN = 1.0
 """Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
+_INTERVAL_WIDTH = 3.92
+"""Width of a 95% interval of a normal distribution, in standard deviations."""
 
 
 def bisect_metric(
@@ -52,48 +56,15 @@ def bisect_metric(
         losses: name of the group -> loss at every number of units.
         macs: multiply-accumulates, by which equal groups are recognized when the cost table is measured.
     """
-    timed = run.costs.timed(macs)
-    table = _overall(timed)
-    network = run.model.folder.model
-    original = copy.deepcopy(network.state_dict())
+    tables = run.costs.time_tables(macs)
     searched, unseen = _divided_rows(run)
-    dense = _statistics(run, "the whole model", searched)
-    low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
-    whole = Allocation({group.name: group.counts[-1] for group in groups}, (1.0,), (1.0,))
-    plans = [_FittedPlan(whole, original)]
-    for number in range(_BISECTIONS):
-        share = math.sqrt(low * high)
-        counts = choose_counts(groups, losses, [Constraint(table, share)])
-        network.load_state_dict(original)
-        with run.log.stage(f"refitting the remaining weights, trial {number + 1}") as on_progress:
-            pruner.finish(counts, on_progress)
-        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}", searched))
-        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
-        if not holds:
-            low = share
-            continue
-        high = share
-        if counts != whole.counts:
-            cost = table.cost(counts)
-            plans.append(_FittedPlan(Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())))
+    plans = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
-        certificate = _certificate(run, plans, unseen, len(searched))
-        scope, kept = _scope(run), [plan.units for plan in plans]
-        run.log.add_notes([certificate.note(kept, scope, _UNITS)])
-        certified, plans = certificate.result(kept, scope, _UNITS), plans[: certificate.steps]
-    network.load_state_dict(plans[-1].state)
-    best = plans[-1].allocation
-    if len(plans) == 1:
-        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
-        run.log.add_notes([Note(code=NoteCode.NOTHING_REMOVED, text=text)])
-    else:
-        text = (
-            f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
-            f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
-        )
-        run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
-    return replace(best, tables=tuple(timed), certificate=certified)
+        certified, plans = _certify(run, plans, unseen, len(searched))
+    run.model.folder.model.load_state_dict(plans[-1].state)
+    run.log.add_notes([_note(plans)])
+    return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
 
 
 @dataclass(frozen=True)
@@ -106,6 +77,51 @@ class _FittedPlan:
     @property
     def units(self) -> int:
         return sum(self.allocation.counts.values())
+
+
+def _bisect(
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner[Any],
+    losses: Mapping[str, Curve],
+    table: CostTable,
+    rows: Dataset,
+) -> list[_FittedPlan]:
+    """The whole model, and the plans that keep the metric on some rows, each faster than the one before it.
+
+    The table is of shares of the whole model's time.
+    """
+    network = run.model.folder.model
+    original = copy.deepcopy(network.state_dict())
+    dense = _statistics(run, "the whole model", rows)
+    whole = Allocation({group.name: group.counts[-1] for group in groups}, (1.0,), (1.0,))
+    plans = [_FittedPlan(whole, original)]
+    low, high = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least), 1.0
+    for number in range(1, _BISECTIONS + 1):
+        share = math.sqrt(low * high)
+        counts = choose_counts(groups, losses, [Constraint(table, share)])
+        network.load_state_dict(original)
+        with run.log.stage(f"refitting the remaining weights, trial {number}") as on_progress:
+            pruner.finish(counts, on_progress)
+        drop = _drop(run, dense, _statistics(run, f"trial {number}", rows))
+        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
+        low, high = (low, share) if holds else (share, high)
+        if holds and counts != whole.counts:
+            cost = table.cost(counts)
+            plans.append(_FittedPlan(Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())))
+    return plans
+
+
+def _note(plans: Sequence[_FittedPlan]) -> Note:
+    """What the bisection came to: how fast the last of its plans is by the cost table."""
+    if len(plans) == 1:
+        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
+        return Note(code=NoteCode.NOTHING_REMOVED, text=text)
+    text = (
+        f"{1 / plans[-1].allocation.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest"
+        f" of {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
+    )
+    return Note(code=NoteCode.BUDGET_MET, text=text)
 
 
 def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
@@ -121,8 +137,17 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
     return split_rows(data.eval, data.task, selection.max_drop or 0.0, selection.certify, selection.seed)
 
 
-def _certificate(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, searched: int) -> Certificate:
-    """The test of the loss of plans, the first of which is the whole model, on rows kept from the search."""
+def _certify(
+    run: BudgetRun, plans: list[_FittedPlan], rows: Dataset, searched: int
+) -> tuple[CertifiedLoss, list[_FittedPlan]]:
+    """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
+
+    Args:
+        run: the model, the metric and the confidence that is requested.
+        plans: the plans, the first of which is the whole model.
+        rows: the rows.
+        searched: number of rows that the bisection saw.
+    """
     selection, network = run.recipe.selection, run.model.folder.model
     assert selection.certify is not None
     assert selection.max_drop is not None
@@ -132,7 +157,10 @@ def _certificate(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, se
         predicted, labels = _statistics(run, "a plan for the certificate", rows).T
         return (predicted != labels).astype(np.float64)
 
-    return certify(plans, losses, selection.max_drop, selection.certify, searched)
+    certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
+    scope, kept = _scope(run), [plan.units for plan in plans]
+    run.log.add_notes([certificate.note(kept, scope, _UNITS)])
+    return certificate.result(kept, scope, _UNITS), plans[: certificate.steps]
 
 
 def _scope(run: BudgetRun) -> CertificateScope:
@@ -182,6 +210,6 @@ def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
     task = run.data.task
     sign = 1 if task.higher_is_better else -1
     interval = paired_interval(dense, pruned, task.score, run.recipe.selection.seed, resamples=500)
-    error = (interval.high - interval.low) / 3.92
+    error = (interval.high - interval.low) / _INTERVAL_WIDTH
     drop = metric_drop(sign * task.score(dense), sign * task.score(pruned))
     return drop + _MARGIN * error + max(0.0, run.quantization_drop)

@@ -8,20 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.pruning.measure_costs import Size
 from compressor.selection.allocation import Curve, allocate
 from compressor.units import PrunableGroup
 
-EXCESS = 1.02
+MAX_BUDGET_RATIO = 1.02
 """Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
-UNUSED = 0.97
-"""Ratio below which a plan leaves too much of its budget."""
-AIMED = 0.985
+MIN_BUDGET_RATIO = 0.97
+"""Ratio of measured cost to budget below which a plan leaves too much of its budget."""
+AIMED_RATIO = 0.985
 """Ratio of measured time to budget that plans are allocated for: a time that is measured again may be longer."""
 MAX_ROUNDS = 6
+"""Maximum number of plans that are measured."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Constraint:
     budget: float
     correction: float = 1.0
 
-    def predicted(self, counts: Mapping[str, int]) -> float:
+    def predicted_cost(self, counts: Mapping[str, int]) -> float:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
 
@@ -47,7 +48,7 @@ class Constraint:
         """The sum of costs by the table up to which a plan meets the budget."""
         return self.table.sum_at(self.budget / self.correction)
 
-    def corrected(self, points: Sequence[tuple[float, float]]) -> Constraint:
+    def with_correction(self, points: Sequence[tuple[float, float]]) -> Constraint:
         """The constraint with the correction at which a plan is expected to cost as much as the budget.
 
         The closest plans that cost less and more than the budget are interpolated, in logarithms; where all cost less
@@ -177,17 +178,22 @@ def choose_counts(
 
 
 def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Constraint]) -> None:
-    """Raise UsageError for a budget below the cost of a plan that keeps nothing of the groups."""
-    least = [constraint.predicted({group.name: 0 for group in groups}) for constraint in constraints]
+    """Raise BudgetError for a budget below the cost of a plan that keeps nothing of the groups."""
+    least = [constraint.predicted_cost({group.name: 0 for group in groups}) for constraint in constraints]
     if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
         raise unreachable(constraints, least)
 
 
-def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:
-    """The error for a budget below the cost of a plan that keeps nothing."""
-    constraint, minimum = next(
-        (constraint, cost) for constraint, cost in zip(constraints, least, strict=True) if constraint.budget < cost
-    )
+def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> BudgetError:
+    """The error for budgets of which some are below the cost of a plan that keeps nothing.
+
+    Args:
+        constraints: the constraints.
+        least: cost of a plan that keeps nothing, under each constraint.
+    """
+    budgets = [constraint.budget for constraint in constraints]
+    exceeded = [number for number, cost in enumerate(least) if budgets[number] < cost]
+    constraint, minimum = constraints[exceeded[0]], least[exceeded[0]]
     table = constraint.table
     if table.unit == "ms":
         name, requested, rest = f"at {table.size_label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
@@ -195,16 +201,17 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
     else:
         name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"
         ratio = f" ({minimum / table.dense:.1%} of dense)"
-    return UsageError(
+    return BudgetError(
         f"the budget {name} is {requested}, but {rest} remain{ratio} if every head and neuron is removed that may be:"
         " embeddings, norms, the output and units that have to stay; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
-        budget=constraint.budget,
-        least=minimum,
+        budgets=tuple(budgets),
+        least=tuple(least),
+        exceeded=tuple(exceeded),
     )
 
 
-def meet(
+def allocate_until_met(
     groups: Sequence[PrunableGroup],
     losses: Mapping[str, Curve],
     constraints: Sequence[Constraint],
@@ -219,8 +226,8 @@ def meet(
         measure: measures the cost of a plan under each constraint.
 
     Returns:
-        Of the plans that were measured to meet the budgets within `EXCESS`, the one whose cost is closest to the one
-        aimed for; where none does, the one that exceeds them least.
+        Of the plans that were measured to meet the budgets within `MAX_BUDGET_RATIO`, the plan whose cost is closest to
+        `AIMED_RATIO`; where none meets them, the plan that exceeds them least.
 
     Raises:
         BudgetError: no plan meets the constraints.
@@ -231,38 +238,38 @@ def meet(
         return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
 
     while len(attempts) < MAX_ROUNDS:
-        counts = _following(groups, losses, constraints, attempts)
+        counts = _next_counts(groups, losses, constraints, attempts)
         if counts is None:
             break
         predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
         attempts.append(Allocation(counts, predicted, tuple(measure(counts))))
         used = usage(attempts[-1])
         keeps_all = all(counts[group.name] == group.counts[-1] for group in groups)
-        if used <= 1 and (used >= UNUSED or keeps_all):
+        if used <= 1 and (used >= MIN_BUDGET_RATIO or keeps_all):
             break
-    met = [attempt for attempt in attempts if usage(attempt) <= EXCESS]
-    return min(met, key=lambda attempt: abs(usage(attempt) - AIMED)) if met else min(attempts, key=usage)
+    met = [attempt for attempt in attempts if usage(attempt) <= MAX_BUDGET_RATIO]
+    return min(met, key=lambda attempt: abs(usage(attempt) - AIMED_RATIO)) if met else min(attempts, key=usage)
 
 
-def _following(
+def _next_counts(
     groups: Sequence[PrunableGroup],
     losses: Mapping[str, Curve],
     constraints: Sequence[Constraint],
     attempts: Sequence[Allocation],
 ) -> dict[str, int] | None:
-    """The numbers of units that are measured next; None if every plan that comes into question was."""
-    for share in (AIMED, 1.0):
+    """The numbers of units that are measured next; None if all plans that qualify were."""
+    for share in (AIMED_RATIO, 1.0):
         current = [
             replace(part, budget=share * part.budget) if part.table.unit == "ms" else part for part in constraints
         ]
         if attempts:
             current = [
-                constraint.corrected([(attempt.predicted[index], attempt.measured[index]) for attempt in attempts])
+                constraint.with_correction([(plan.predicted[index], plan.measured[index]) for plan in attempts])
                 for index, constraint in enumerate(current)
             ]
         try:
             counts = choose_counts(groups, losses, current)
-        except UsageError:
+        except BudgetError:
             if share < 1:
                 continue
             if not attempts:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from compressor.measure.costs import CostTable
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
-from compressor.run.measure import size_label
-from compressor.run.pruning.budget import EXCESS, Allocation, Constraint
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, Allocation, Constraint
 from graph_passes import Plan
 
 DRIFT = 1.25
@@ -19,13 +19,13 @@ def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tu
     """What was requested and what was reached, for the report."""
     return tuple(
         BudgetRow(
-            label=constraint.table.size_label,
+            **_size_of(constraint.table),
             unit=constraint.table.unit,
             requested=constraint.budget,
             predicted=predicted,
             reached=measured,
             dense=constraint.table.dense,
-            met=measured <= EXCESS * constraint.budget,
+            met=measured <= MAX_BUDGET_RATIO * constraint.budget,
         )
         for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
     )
@@ -42,13 +42,14 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         The rows, and notes of those that the first engine met and the delivered one misses, and of sizes at which the
         dense engine takes another time than before.
     """
-    timed = {size_label(speed.batch, speed.seq): speed for speed in speeds}
+    timed: dict[tuple[int | None, int | None], Speed] = {(speed.batch, speed.seq): speed for speed in speeds}
     delivered, notes = [], []
     for row in rows:
-        if row.unit == "ms" and row.label in timed:
-            speed, before = timed[row.label], row
+        speed = timed.get((row.batch, row.seq)) if row.unit == "ms" else None
+        if speed is not None:
+            before = row
             reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
-            met = reached <= EXCESS * row.requested
+            met = reached <= MAX_BUDGET_RATIO * row.requested
             row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
             drift = speed.dense.p50 / row.dense
             if max(drift, 1 / drift) > DRIFT:
@@ -74,20 +75,25 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
         tables: tables of the whole model.
         plan: a plan of all groups of the tables.
     """
-    counts = {group.name: len(group.kept) for group in plan.groups}
+    counts = plan.counts
     shares = []
     for table in tables:
         # What groups save together is not exactly the sum, so that the parts are scaled to the costs of whole plans.
         scale = _scale(table, {})
-        scale_of_plan = _scale(table, counts)
+        scale_of_plan, size = _scale(table, counts), _size_of(table)
         for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
             members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
             before = scale * sum(row.saving(0) for row, _ in members)
             after = scale_of_plan * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
-            shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
+            shares.append(CostShare(**size, unit=table.unit, type=kind, before=before, after=after))
         rest = table.least
-        shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))
+        shares.append(CostShare(**size, unit=table.unit, type="rest", before=rest, after=rest))
     return tuple(shares)
+
+
+def _size_of(table: CostTable) -> dict[str, Any]:
+    """The fields of a row that name the size of a table."""
+    return {"label": table.size_label, "batch": table.batch or None, "seq": table.seq}
 
 
 def _scale(table: CostTable, counts: Mapping[str, int]) -> float:

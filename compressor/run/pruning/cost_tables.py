@@ -49,12 +49,12 @@ class CostSource:
     inputs: Mapping[Size, Feeds]
     log: RunLog
 
-    def counted(self) -> list[CostTable]:
+    def count_tables(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
         with self.log.stage("counting the cost of units") as on_progress:
             return count_costs(self.engines, self.groups, list(self.inputs), on_progress)
 
-    def timed(self, macs: CostTable) -> list[CostTable]:
+    def time_tables(self, macs: CostTable) -> list[CostTable]:
         """Times at each size: those of an earlier run on this machine, or measured now.
 
         Args:
@@ -78,12 +78,12 @@ class CostSource:
                 self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
                 return rescaled
             text = (
-                f"the cost table in {path} is measured anew: relative to dense, the time of the whole model has changed"
-                f" by {drift:.0%}"
+                f"the cost table in {path} is measured again: relative to dense, the time of the whole model has"
+                f" changed by {drift:.0%}"
             )
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         if differing:
-            text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
+            text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured again"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned = self.engines.whole, self.dense

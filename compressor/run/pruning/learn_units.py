@@ -25,13 +25,12 @@ from compressor.run.pruning.budget import (
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.run_notes import of_budget
+from compressor.run.run_notes import budget_notes
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
 from compressor.units import Bundles
 from compressor.workdir import write_json
-from graph_passes import Plan
 
 _POOL = "units.json"
 
@@ -44,12 +43,12 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
-        UsageError: no plan meets the budgets.
+        BudgetError: no plan meets the budgets.
         DivergedError: see `fit`.
     """
-    tables = run.costs.counted()
+    tables = run.costs.count_tables()
     constraints = constraints_of(run.recipe, tables, heads=0)
-    if run.store.finished(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
+    if run.store.load_finished_plan(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
         write_json(run.store.path / _POOL, _make_pool(run, constraints).to_json())
     state.wait_for_everyone()
     with run.log.stage(f"learning which units to keep ({run.recipe.selection.method})") as on_progress:
@@ -60,7 +59,15 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
 def learn_units_as_worker(
     recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, state: PartialState
 ) -> SelectedPlan:
-    """Take part in `learn_units` in a process other than the main one."""
+    """Take part in `learn_units` in a process other than the main one.
+
+    Args:
+        recipe: method and schedule.
+        model: the model, which has the weights of the plan afterwards.
+        data: the rows.
+        store: folder in which the main process stores the pool.
+        state: the processes of the run.
+    """
     state.wait_for_everyone()  # the main process writes the pool
     return _learn(recipe, model, data, store, ignore_progress)
 
@@ -70,7 +77,7 @@ def _learn(
 ) -> SelectedPlan:
     """The plan that the gate learns on the pool in the store, or that of an interrupted run that finished learning."""
     network = model.folder.model
-    if (finished := store.finished(network)) is not None:
+    if (finished := store.load_finished_plan(network)) is not None:
         return finished
     pool = UnitPool.from_json(json.loads((store.path / _POOL).read_text()), model.groups)
     learned = train_pool(network, model.groups, pool, data, recipe.selection, store.checkpoints, on_progress)
@@ -95,7 +102,7 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     no plan costs more than its bundles.
 
     Raises:
-        UsageError: a budget is below the cost of what is in no bundle.
+        BudgetError: a budget is below the cost of everything outside the bundles.
     """
     costs, rests = [], []
     for constraint in constraints:
@@ -113,14 +120,9 @@ def _with_costs(
     run: BudgetRun, selected: SelectedPlan, constraints: Sequence[Constraint], tables: Sequence[CostTable]
 ) -> SelectedPlan:
     """The plan with its budgets, and with where the cost goes."""
-    counts = counts_of(selected.plan)
+    counts = selected.plan.counts
     reached = tuple(constraint.table.cost(counts) for constraint in constraints)
     allocation = Allocation(counts, reached, reached)
-    run.log.add_notes(of_budget(constraints, allocation))
+    run.log.add_notes(budget_notes(constraints, allocation))
     shown = [table for table in tables if table.unit == "macs"]
     return replace(selected, budget=budget_rows(constraints, allocation), costs=cost_shares(shown, selected.plan))
-
-
-def counts_of(plan: Plan) -> dict[str, int]:
-    """Name of the group -> number of units that a plan keeps."""
-    return {group.name: len(group.kept) for group in plan.groups}

@@ -26,15 +26,16 @@ Counts = dict[str, int]
 _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
-"""Shares where a group accounts for little of the multiply-accumulates."""
-_LITTLE = 0.05
-_NEGLIGIBLE = 0.01
-"""Share of the multiply-accumulates below which times are not resolved: costs stay in proportion to the former."""
+"""Shares of the units of groups that account for a small share of the multiply-accumulates."""
+_SMALL_SHARE = 0.05
+"""Share of the multiply-accumulates below which the engines of a group are timed at few numbers of units."""
+_NEGLIGIBLE_SHARE = 0.01
+"""Share of the multiply-accumulates below which no engine is timed: costs are in proportion to multiply-accumulates."""
 _SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8).tolist())
 """Mean shares of the units in plans in which every group keeps another number."""
 _SPREAD = 0.7
 """Standard deviation of the logarithm of the shares of groups in such a plan."""
-TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE, _SPREAD))
+TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE_SHARE, _SPREAD))
 """Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
@@ -146,9 +147,9 @@ def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
         share: its share of the multiply-accumulates of the model.
     """
     grid = group.counts[:-1]
-    shares = _SHARES if share >= _LITTLE else _SHARES_OF_FEW
+    shares = _SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
-    if group.units // group.step <= 12 and share >= _LITTLE:
+    if group.units // group.step <= 12 and share >= _SMALL_SHARE:
         nearest = {count for number, count in enumerate(grid) if number % 2 == 0 or number == 1}
     if group.parts > 1:
         nearest.add(group.step)  # below it keys and values go too
@@ -172,7 +173,7 @@ def timed_plans(classes: Sequence[Sequence[PrunableGroup]], shares: Sequence[flo
     empty = dict.fromkeys(full, 0)
     plans = [empty]
     for members, share in zip(classes, shares, strict=True):
-        if share < _NEGLIGIBLE:
+        if share < _NEGLIGIBLE_SHARE:
             continue
         units = members[0].units
         for count in (*measured_counts(members[0], share), units):
@@ -224,7 +225,8 @@ def measure_times(
     classes = equal_groups(groups, macs_table)
     counted = [macs_table.saving(members[0].name, 0) / macs_table.whole for members in classes]
     of_classes = [len(members) * cost for members, cost in zip(classes, counted, strict=True)]
-    plans, fitted = timed_plans(classes, of_classes), [n for n, share in enumerate(of_classes) if share >= _NEGLIGIBLE]
+    plans = timed_plans(classes, of_classes)
+    fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
     mixed = mixed_plans(groups)
     shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, on_progress)
     tables = []

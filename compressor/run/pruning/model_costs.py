@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from compressor import model_folder
@@ -12,7 +11,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable
-from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
 from compressor.results import Note, NoteCode
@@ -20,11 +19,10 @@ from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prune import inputs_of
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
-from compressor.targets import QUANTIZED, Feeds, target
+from compressor.targets import QUANTIZED, target
 from compressor.units import find_groups, keep_all
 
 
@@ -126,16 +124,11 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
         reference=reference,
         choice=choice,
         options=sizes.build,
-        row=_row(folder),
+        row=example_feeds(folder, 1, 8),  # ranges of activations, which times do not depend on
         drop_unread=drops_unread(recipe),
         scratch=scratch / "plans",
     )
-    inputs = inputs_of(timed_sizes(recipe, sizes.lengths), partial(example_inputs, folder))
+    inputs = example_feeds_by_size(folder, timed_sizes(recipe, sizes.lengths))
     source = CostSource(folder.model, model.groups, engines, dense.engine, inputs, log)
-    macs = next(table for table in source.counted() if table.unit == "macs")
-    return tuple(source.timed(macs))
-
-
-def _row(folder: ModelFolder) -> Feeds:
-    """A row from which the ranges of activations are taken; times do not depend on them."""
-    return {name: value.numpy() for name, value in example_inputs(folder, 1, 8).items()}
+    macs = next(table for table in source.count_tables() if table.unit == "macs")
+    return tuple(source.time_tables(macs))

@@ -51,7 +51,7 @@ class PlanEngines:
     def graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan, with the products and the positions of the graph of the whole model.
 
-        Where a plan removes the last attentions, even fewer positions are read. They are computed all the same, because
+        Where a plan removes the last attentions, even fewer positions are read. They are still computed, because
         the cost of a group would otherwise depend on what is left of the others.
         """
         path, products = self._whole

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
@@ -26,17 +25,16 @@ from compressor.run.pruning.bisect_metric import bisect_metric
 from compressor.run.pruning.budget import (
     Allocation,
     Constraint,
+    allocate_until_met,
     constraints_of,
     head_table,
     macs_of,
-    meet,
     require_reachable,
 )
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.run_notes import of_budget
+from compressor.run.run_notes import budget_notes
 from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
@@ -56,10 +54,10 @@ def prune(run: BudgetRun) -> SelectedPlan:
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
         InputError: there are too few rows.
-        UsageError: no plan meets the budget.
+        BudgetError: no plan meets the budget.
     """
     folder = run.model.folder
-    if (finished := run.store.finished(folder.model)) is not None:
+    if (finished := run.store.load_finished_plan(folder.model)) is not None:
         return finished
     groups = prunable_groups(run)
     if run.recipe.budget.start_from is not None:
@@ -69,7 +67,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if run.selected is not None:
         _fold_gates(run, run.selected.plan)
     pruner = pruner_of(run, groups)
-    tables = run.costs.counted()
+    tables = run.costs.count_tables()
     require_reachable(groups, _constraints(run, tables))
     with on_accelerator(folder.model):
         allocation, scales = _prune(run, groups, pruner, tables)
@@ -175,10 +173,10 @@ def _by_budget(
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe."""
     is_timed = run.recipe.budget.is_timed
-    tables = [*counted, *(run.costs.timed(macs_of(counted)) if is_timed else ())]
+    tables = [*counted, *(run.costs.time_tables(macs_of(counted)) if is_timed else ())]
     constraints = _constraints(run, tables)
-    allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
-    run.log.add_notes(of_budget(constraints, allocation))
+    allocation = allocate_until_met(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
+    run.log.add_notes(budget_notes(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
@@ -196,7 +194,7 @@ def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
     """The table of the model whose heads another method selected: they cost what it keeps, and save nothing more."""
     if run.selected is None or table.unit == "heads":
         return table
-    counts = {site.name: len(site.kept) for site in run.selected.plan.sites}
+    counts = run.selected.plan.head_counts
     rows = tuple(
         row
         if row.type != "heads"
@@ -211,7 +209,7 @@ def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[
     timed = [constraint for constraint in constraints if constraint.table.unit == "ms"]
     costs = {id(constraint): constraint.table.cost(counts) for constraint in constraints}
     if timed:
-        heads = {} if run.selected is None else {site.name: len(site.kept) for site in run.selected.plan.sites}
+        heads = {} if run.selected is None else run.selected.plan.head_counts
         milliseconds = run.costs.time_plan({**heads, **counts}, [constraint.table for constraint in timed])
         costs |= {id(constraint): value for constraint, value in zip(timed, milliseconds, strict=True)}
     return [costs[id(constraint)] for constraint in constraints]
@@ -241,10 +239,3 @@ def _plan(
         "data": run.data.train_hash,
     }
     return whole.replace_groups(pruned).model_copy(update=record)
-
-
-def inputs_of(
-    sizes: Sequence[Size], example: Callable[[int, int], Mapping[str, Tensor]]
-) -> dict[Size, dict[str, np.ndarray]]:
-    """One batch of inputs for each size."""
-    return {size: {name: value.numpy() for name, value in example(size[0], size[1] or 1).items()} for size in sizes}

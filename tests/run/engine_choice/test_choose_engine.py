@@ -22,9 +22,9 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
+from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.choose_engine import choices
-from compressor.run.engine_choice.engine_trials import fewest
-from compressor.run.run_notes import of_unused_fields
+from compressor.run.run_notes import unused_field_notes
 from compressor.targets import target
 from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
@@ -210,7 +210,7 @@ def test_the_fewest_that_hold_are_searched_in_few_attempts(maximum: int, smalles
         attempted.append(count)
         return count
 
-    outcome = fewest(maximum, attempt, lambda count: count >= smallest)
+    outcome = smallest_that_holds(maximum, attempt, lambda count: count >= smallest)
     assert outcome == (smallest if smallest <= maximum else None)
     assert all(1 <= count <= maximum for count in attempted)
     assert len(attempted) <= maximum.bit_length()
@@ -271,8 +271,8 @@ def test_a_run_for_a_missing_target_is_built_in_the_precision_that_it_named() ->
 def test_fields_of_any_engine_have_an_effect_where_it_is_chosen() -> None:
     fields = {"model": Path("model"), "data": "rows.tsv", "shapes": ("1x8",), "calibration_rows": 9}
     chosen = Recipe(target="auto", precision="auto", **fields)
-    assert not list(of_unused_fields(chosen, None, learns=False))
-    (shapes, rows) = of_unused_fields(Recipe(target="ort", keep=1, **fields), None, learns=False)
+    assert not list(unused_field_notes(chosen, None, learns=False))
+    (shapes, rows) = unused_field_notes(Recipe(target="ort", keep=1, **fields), None, learns=False)
     assert ("--shapes" in shapes.text, "--calibration-rows" in rows.text) == (True, True)
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, Latency, NoteCode, Speed
 from compressor.run.pruning.budget import (
-    EXCESS,
+    MAX_BUDGET_RATIO,
     MAX_ROUNDS,
-    UNUSED,
+    MIN_BUDGET_RATIO,
     Constraint,
+    allocate_until_met,
     choose_counts,
     constraints_of,
     head_table,
-    meet,
     timed_sizes,
 )
 from compressor.run.pruning.budget_rows import delivered_rows
@@ -66,8 +66,8 @@ def test_costs_that_are_predicted_badly_are_corrected_by_measuring(factor: float
         rounds.append(counts)
         return [factor * table.cost(counts)]
 
-    allocation = meet(GROUPS, losses, [Constraint(table, budget)], measure)
-    assert allocation.measured[0] <= EXCESS * budget
+    allocation = allocate_until_met(GROUPS, losses, [Constraint(table, budget)], measure)
+    assert allocation.measured[0] <= MAX_BUDGET_RATIO * budget
     assert len(rounds) <= MAX_ROUNDS
     assert allocation.measured == (factor * table.cost(allocation.counts),)
     assert allocation.predicted == (table.cost(allocation.counts),)
@@ -87,10 +87,10 @@ def test_budgets_are_used_where_predictions_err_differently_by_size(share: float
 
     least, whole = (measure({"a": count})[0] for count in (0, 1024))
     budget = least + share * (whole - least)
-    allocation = meet([group], losses, [Constraint(table, budget)], measure)
-    assert allocation.measured[0] <= EXCESS * budget
+    allocation = allocate_until_met([group], losses, [Constraint(table, budget)], measure)
+    assert allocation.measured[0] <= MAX_BUDGET_RATIO * budget
     wider = group.counts[min(group.counts.index(allocation.counts["a"]) + 1, len(group.counts) - 1)]
-    assert allocation.measured[0] >= UNUSED * budget or measure({"a": wider})[0] > EXCESS * budget
+    assert allocation.measured[0] >= MIN_BUDGET_RATIO * budget or measure({"a": wider})[0] > MAX_BUDGET_RATIO * budget
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -102,8 +102,8 @@ def test_budgets_are_met_when_times_repeat_within_a_percent(seed: int) -> None:
     def measure(counts: Mapping[str, int]) -> list[float]:
         return [1.1 * rng.uniform(0.99, 1.01) * table.cost(counts)]
 
-    allocation = meet(GROUPS, losses, [Constraint(table, budget)], measure)
-    assert max(measure(allocation.counts)[0] for _ in range(20)) <= EXCESS * budget
+    allocation = allocate_until_met(GROUPS, losses, [Constraint(table, budget)], measure)
+    assert max(measure(allocation.counts)[0] for _ in range(20)) <= MAX_BUDGET_RATIO * budget
 
 
 def test_the_smallest_plan_is_measured_before_a_budget_is_missed() -> None:
@@ -115,7 +115,7 @@ def test_the_smallest_plan_is_measured_before_a_budget_is_missed() -> None:
         rounds.append(counts)
         return [(1.0 if counts == nothing else 1.3) * table.cost(counts)]
 
-    allocation = meet(GROUPS, losses, [Constraint(table, 1.1 * table.least)], measure)
+    allocation = allocate_until_met(GROUPS, losses, [Constraint(table, 1.1 * table.least)], measure)
     assert rounds[0] != nothing
     assert allocation.counts == nothing
 
@@ -125,20 +125,26 @@ def test_every_size_holds() -> None:
     _, other = random_problem(2)
     constraints = [Constraint(part, part.least + 0.5 * (part.whole - part.least)) for part in (table, other)]
     counts = choose_counts(GROUPS, losses, constraints)
-    assert all(constraint.predicted(counts) <= constraint.budget + 1e-9 for constraint in constraints)
+    assert all(constraint.predicted_cost(counts) <= constraint.budget + 1e-9 for constraint in constraints)
 
 
 def test_a_budget_below_the_least_is_refused_with_the_least() -> None:
     losses, table = random_problem(0)
-    with pytest.raises(UsageError) as error:
-        choose_counts(GROUPS, losses, [Constraint(table, 0.9 * table.least)])
+    with pytest.raises(BudgetError) as error:
+        choose_counts(GROUPS, losses, [Constraint(table, table.whole), Constraint(table, 0.9 * table.least)])
     assert error.value.code is ErrorCode.BUDGET_UNREACHABLE
-    assert error.value.details["least"] == pytest.approx(table.least)
+    assert error.value.details == {
+        "budgets": (table.whole, 0.9 * table.least),
+        "least": pytest.approx((table.least, table.least)),
+        "exceeded": (1,),
+    }
 
 
 def test_a_budget_above_dense_keeps_everything() -> None:
     losses, table = random_problem(0)
-    allocation = meet(GROUPS, losses, [Constraint(table, 2 * table.whole)], lambda counts: [table.cost(counts)])
+    allocation = allocate_until_met(
+        GROUPS, losses, [Constraint(table, 2 * table.whole)], lambda counts: [table.cost(counts)]
+    )
     assert allocation.counts == {group.name: group.units for group in GROUPS}
 
 
@@ -178,7 +184,8 @@ def test_a_size_that_is_not_timed_has_no_budget() -> None:
 
 @pytest.mark.parametrize(("ratio", "met"), [(2.0, True), (1.97, True), (1.9, False)])
 def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool) -> None:
-    timed = BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
+    size = {"label": "batch 1, length 128", "batch": 1, "seq": 128}
+    timed = BudgetRow(**size, unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
     counted = BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=5e6, reached=5e6, dense=1e7)
     latency = Latency(p50=4.0, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
     speed = Speed(

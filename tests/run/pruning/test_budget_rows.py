@@ -41,13 +41,13 @@ def test_a_row_compares_the_plan_with_its_budget(reached: float, met: bool) -> N
     allocation = Allocation(COUNTS, (TABLE.cost(COUNTS),), (reached,))
     (row,) = budget_rows([Constraint(TABLE, 5.0)], allocation)
     fields = {"requested": 5.0, "predicted": 5.0, "reached": reached, "dense": 12.0, "met": met}
-    assert row == BudgetRow(label="batch 8, 128 tokens", unit="ms", **fields)
+    assert row == BudgetRow(label="batch 8, length 128", batch=8, seq=128, unit="ms", **fields)
 
 
 def test_a_count_of_the_whole_model_has_no_size() -> None:
     table = TABLE.model_copy(update={"unit": "parameters", "batch": 0, "seq": None})
     (row,) = budget_rows([Constraint(table, 5.0)], Allocation(COUNTS, (5.0,), (5.0,)))
-    assert (row.label, row.unit) == ("whole model", "parameters")
+    assert (row.label, row.batch, row.seq, row.unit) == ("whole model", None, None, "parameters")
 
 
 def test_costs_of_types_add_up_to_the_table() -> None:
@@ -83,4 +83,4 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
     model = folders.bert()
     LearningStore(tmp_path).finish(selected, model)
-    assert LearningStore(tmp_path).finished(model) == selected
+    assert LearningStore(tmp_path).load_finished_plan(model) == selected

@@ -75,18 +75,18 @@ def time_whole_model(monkeypatch: pytest.MonkeyPatch, dense: float, whole: float
 
 def test_a_stored_table_is_scaled_to_the_times_of_today(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_in_turn(monkeypatch, table(3.0))
-    source.timed(table(1.0))
+    source.time_tables(table(1.0))
     time_whole_model(monkeypatch, 20.0, 10.0)
-    (again,) = source.timed(table(1.0))
+    (again,) = source.time_tables(table(1.0))
     assert source.log.codes == [NoteCode.COSTS_REUSED]  # type: ignore[attr-defined]
     assert (again.dense, again.whole, again.saving("a", 0)) == pytest.approx((20.0, 10.0, 6.0))
 
 
 def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_in_turn(monkeypatch, table(3.0), table(2.0, whole=2.5))
-    source.timed(table(1.0))
+    source.time_tables(table(1.0))
     time_whole_model(monkeypatch, 10.0, 2.5)
-    (again,) = source.timed(table(1.0))
+    (again,) = source.time_tables(table(1.0))
     assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
     assert again == table(2.0, whole=2.5)
 

@@ -12,7 +12,7 @@ import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.errors import BudgetError, CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
@@ -191,8 +191,8 @@ def test_the_same_run_gives_the_same_plan(inputs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "code"),
     [
-        ({"macs": "0.1%"}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
-        ({"parameters": "0.1%"}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"macs": "0.1%"}, BudgetError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"parameters": "0.1%"}, BudgetError, ErrorCode.BUDGET_UNREACHABLE),
         ({"macs": "60%", "data": "few.tsv"}, InputError, ErrorCode.TOO_FEW_ROWS),
         ({"speedup": 2, "budget_at": "3x8"}, UsageError, ErrorCode.CONTRADICTION),
     ],

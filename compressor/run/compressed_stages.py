@@ -1,0 +1,81 @@
+"""The stages that make the compressed engine of a run: its graph, its engine, and what both are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from compressor.results import Note, NoteCode
+from compressor.run import run_notes
+from compressor.run.engine_choice.choose_engine import choose_engine
+from compressor.run.engine_choice.engine_trials import EngineTrials
+from compressor.run.learn_stages import LearnedPlan
+from compressor.run.products import Choice, ChosenEngine, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
+from compressor.run.run_context import RunContext
+from compressor.run.variant import drops_unread
+from compressor.targets import DEFAULT_TARGET, target
+
+
+def compress_graph(run: RunContext, reference: ExportedGraph, selected: SelectedPlan) -> ShrunkGraph:
+    """The graph without the units that the plan drops.
+
+    Args:
+        run: the run, whose model has the weights of the plan.
+        reference: reference graph of the whole model, which is reused with other gates and weights.
+        selected: the plan.
+    """
+    lower = _lowered_sites(run, selected)
+    gated = run.export("compressed", selected.plan, template=reference)
+    graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe))
+    run.log.add_notes(run_notes.thinned_product_notes(graph))
+    run.log.add_notes(run_notes.shared_norm_notes(graph))
+    return graph
+
+
+def _lowered_sites(run: RunContext, selected: SelectedPlan) -> Collection[str]:
+    """Masked sites where block-sparse attention is faster than the mask as a bias."""
+    if not selected.plan.masks:
+        return frozenset()
+    runtime = run.recipe.engine.target
+    if runtime != DEFAULT_TARGET and run.model.missing is None:
+        text = f"whether masks pay was timed with ONNX Runtime, not with {runtime}"
+        run.log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
+    with run.log.stage("timing masked attention"):
+        return run.selector.lowered(selected.plan)
+
+
+def build_rewritten(
+    run: RunContext, reference: ExportedGraph, graph: ShrunkGraph, selected: SelectedPlan
+) -> Variant | None:
+    """The dense engine with the rewrites of the compressed one; None where there are none, or nothing else was done.
+
+    Args:
+        run: the run.
+        reference: reference graph of the whole model.
+        graph: the graph of the compressed variant.
+        selected: the plan.
+    """
+    engine = run.built.engine
+    is_rewritten = graph.thinned or "norm_seconds" in target(engine.reference.target).options
+    if not is_rewritten or not (selected.plan.drops_any or engine.chooses):
+        return None
+    thinned = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.recipe))
+    return run.build(thinned, engine.reference)
+
+
+def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learned: LearnedPlan) -> ChosenEngine:
+    """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric.
+
+    Args:
+        run: the run.
+        graph: the graph of the compressed variant.
+        dense: the dense variant, to compare with.
+        learned: the plan, and the engine that units were pruned for, if they were.
+    """
+    if not run.built.engine.chooses:
+        return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
+    trials = EngineTrials(graph, dense, run.data, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
+    if learned.engine is None:
+        return choose_engine(trials, None)
+    chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])
+    return replace(chosen, candidates=learned.engine.candidates)
