@@ -83,7 +83,7 @@ class NodeCall:
     inputs: tuple[Operand | None, ...]
     outputs: int
     imports: tuple[tuple[str, int], ...]
-    ir_version: int | None
+    ir_version: int
 
     @property
     def bytes(self) -> int:
@@ -142,7 +142,7 @@ def node_call(
         inputs=tuple(operand(number, value) for number, value in enumerate(node.inputs)),
         outputs=len(node.outputs),
         imports=tuple(model.graph.opset_imports.items()),
-        ir_version=model.ir_version,
+        ir_version=model.ir_version or onnx.IR_VERSION,
     )
 
 
