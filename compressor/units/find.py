@@ -6,7 +6,6 @@ outside of it.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
+from compressor.units.call_kind import ForwardArguments, kind_of_call
 from compressor.units.dependencies import DependencyTracker, hidden_from_modes, tracked_modules
 from compressor.units.functional_attention import called_projections
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
@@ -37,11 +37,7 @@ SUPPORTED = (
 )
 """The supported families, for error messages."""
 _unread = WeakKeyDictionary[nn.Module, frozenset[str]]()  # model -> the sites that were left out
-_CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
-
-ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one forward of a module."""
 
 
 @dataclass(frozen=True)
@@ -263,43 +259,4 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     groups = getattr(call.module, "num_key_value_groups", 1)
     if kv_heads == heads and groups > 1:  # the family repeats the key/value heads before it calls the interface
         kv_heads = heads // groups
-    return Site(call.site, _kind(call, arguments), heads, kv_heads, output.shape[3])
-
-
-def _kind(call: Call, arguments: ForwardArguments) -> Kind:
-    """The kind of attention of a call, from the arguments of its module's forward and from its mask."""
-    if _has_second_sequence(call.module, arguments):
-        return "cross"
-    if call.query.shape[2] == call.key.shape[2]:
-        return "causal" if _is_causal(call) else "bidirectional"
-    # More keys than queries in self-attention: a memory before them, or persistent vectors that every query sees.
-    is_self_attention = call.mask is not None and getattr(call.module, "is_causal", False)
-    return "causal" if is_self_attention and _is_causal(call) else "cross"
-
-
-def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool:
-    """Whether a module received a second sequence to attend to, by a named parameter of its forward.
-
-    Modules of self-attention may receive the same argument in `**kwargs` and ignore it.
-    """
-    args, kwargs = arguments
-    names = list(inspect.signature(type(module).forward).parameters)[1:]  # without `self`
-    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
-    return any(name in names and by_name.get(name) is not None for name in _CROSS_INPUTS)
-
-
-def _is_causal(call: Call) -> bool:
-    """Whether no query attends to a later key, in any row."""
-    flag = call.options.get("is_causal")
-    flag = getattr(call.module, "is_causal", True) if flag is None else flag
-    visible = call.visible
-    if visible is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
-        return bool(flag) and call.implementation == "sdpa"
-    if visible.dim() != 4 or not flag:
-        return False
-    length = call.query.shape[2]
-    hidden = ~visible.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries
-    later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-    # The keys of the queries' own positions follow a memory of any length.
-    starts = range(hidden.shape[3] - length + 1)
-    return any(bool(hidden[..., start : start + length][..., later].all()) for start in starts)
+    return Site(call.site, kind_of_call(call, arguments), heads, kv_heads, output.shape[3])
