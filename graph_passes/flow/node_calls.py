@@ -109,8 +109,8 @@ def node_call(
     shapes: Mapping[ir.Value, Shape],
     types: Mapping[ir.Value, ir.DataType],
     constants: Mapping[ir.Value, np.ndarray],
-) -> NodeCall:
-    """The call of a node with what is known of its inputs.
+) -> NodeCall | None:
+    """The call of a node with what is known of its inputs; None for a damaged attribute.
 
     Args:
         node: the node.
@@ -134,11 +134,15 @@ def node_call(
             content=None if content is None else Content(content.dtype, content.shape, content.tobytes()),
         )
 
+    try:
+        serialized = tuple(ir.serde.serialize_attribute(attribute).SerializeToString() for attribute in attributes)
+    except ir.serde.SerdeError:
+        return None
     return NodeCall(
         domain=node.domain,
         op_type=node.op_type,
         opset=node.version or model.graph.opset_imports.get(node.domain, 1),
-        attributes=tuple(ir.serde.serialize_attribute(attribute).SerializeToString() for attribute in attributes),
+        attributes=serialized,
         inputs=tuple(operand(number, value) for number, value in enumerate(node.inputs)),
         outputs=len(node.outputs),
         imports=tuple(model.graph.opset_imports.items()),

@@ -44,11 +44,11 @@ def infer(
     if shape is not None:
         yield from _infer_foreign(node, shape, types)
         return
-    if not _is_safe(node, shapes):
+    call = node_call(node, model, shapes, types, constants) if _is_safe(node, shapes) else None
+    if call is None:
         yield from ((value, None, None) for value in node.outputs)
         return
-    inferred = output_types(node_call(node, model, shapes, types, constants))
-    for value, (shape, dtype) in zip(node.outputs, inferred, strict=True):
+    for value, (shape, dtype) in zip(node.outputs, output_types(call), strict=True):
         yield value, shape, dtype
 
 
@@ -109,4 +109,6 @@ def evaluate(
     outputs = [shapes.get(value) for value in node.outputs]
     if any(shape is None or np.prod(shape, dtype=np.int64) > LARGEST_CONSTANT for shape in outputs):
         return
-    constants.update(zip(node.outputs, output_contents(node_call(node, model, shapes, types, constants)), strict=False))
+    call = node_call(node, model, shapes, types, constants)
+    if call is not None:
+        constants.update(zip(node.outputs, output_contents(call), strict=False))

@@ -1,0 +1,74 @@
+"""What nodes compute from given inputs: equal for equal calls, whatever the names of tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graph_passes.flow.node_calls import node_call, output_contents, output_types
+from tests.graph_passes.graphs import graph
+
+
+def of_only_node(text: str) -> tuple[ir.Node, ir.Model]:
+    model = graph(text)
+    return next(iter(model.graph)), model
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("first", "second")])
+def test_names_of_tensors_are_no_part_of_a_call(names: tuple[str, str]) -> None:
+    source, result = names
+    node, model = of_only_node(f"{result} = Concat <axis=0> ({source}, {source})")
+    content = {value: np.arange(3) for value in node.inputs if value is not None}
+    types = dict.fromkeys(content, ir.DataType.INT64)
+    call = node_call(node, model, dict.fromkeys(content, (3,)), types, content)
+    assert call is not None
+    other, other_model = of_only_node("c = Concat <axis=0> (a, b)")
+    values = [value for value in other.inputs if value is not None]
+    expected = node_call(
+        other,
+        other_model,
+        dict.fromkeys(values, (3,)),
+        dict.fromkeys(values, ir.DataType.INT64),
+        dict.fromkeys(values, np.arange(3)),
+    )
+    assert call == expected
+    assert output_types(call) == (((6,), ir.DataType.INT64),)
+    assert output_contents(call)[0].tolist() == [0, 1, 2, 0, 1, 2]
+    assert output_contents(call)[0] is output_contents(call)[0]
+
+
+@pytest.mark.parametrize("change", ["content", "shape", "dtype", "attribute"])
+def test_everything_that_a_result_depends_on_is_part_of_a_call(change: str) -> None:
+    node, model = of_only_node("y = Concat <axis=0> (x, x)")
+    other, other_model = of_only_node(f"y = Concat <axis={int(change == 'attribute')}> (x, x)")
+    (value, *_), (other_value, *_) = node.inputs, other.inputs
+    assert value is not None
+    assert other_value is not None
+    array = np.zeros((2, 2), np.int64)
+    changed = {"content": array + 1, "shape": array.reshape(4, 1), "dtype": array.astype(np.int32)}.get(change, array)
+    calls = [
+        node_call(part, owner, {key: content.shape}, {key: ir.DataType.from_numpy(content.dtype)}, {key: content})
+        for part, owner, key, content in (
+            (node, model, value, array),
+            (other, other_model, other_value, changed),
+        )
+    ]
+    assert calls[0] != calls[1]
+
+
+def test_a_large_call_is_computed_and_not_remembered() -> None:
+    node, model = of_only_node("y = Neg (x)")
+    (value,) = node.inputs
+    assert value is not None
+    content = np.arange(4096)
+    call = node_call(node, model, {value: content.shape}, {value: ir.DataType.INT64}, {value: content})
+    assert call is not None
+    assert np.array_equal(output_contents(call)[0], -content)
+    assert output_contents(call)[0] is not output_contents(call)[0]
+
+
+def test_a_damaged_attribute_gives_no_call() -> None:
+    node, model = of_only_node("y = Softmax <axis=1> (x)")
+    node.attributes["axis"] = ir.Attr("axis", ir.AttributeType.UNDEFINED, None)
+    assert node_call(node, model, {}, {}, {}) is None
