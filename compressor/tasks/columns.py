@@ -22,7 +22,7 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
-_BLOCK_ROWS = 10_000
+_CHUNK_ROWS = 10_000
 """Rows whose texts are checked at once."""
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
@@ -161,10 +161,10 @@ def is_text(rows: Dataset, name: str) -> bool:
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:
-    """Numbers of the rows without a text, counted from 1; blocks of rows are read one after another."""
+    """Numbers of the rows without a text, counted from 1; chunks of rows are read one after another."""
     start = 1
-    for block in rows.select_columns(name).with_format("arrow").iter(batch_size=_BLOCK_ROWS):
-        column = block.column(0)
+    for chunk in rows.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
+        column = chunk.column(0)
         unusable = pc.is_null(column)
         if not allows_empty:
             unusable = pc.or_(unusable, pc.equal(pc.utf8_trim_whitespace(column.fill_null("")), ""))

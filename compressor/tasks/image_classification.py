@@ -156,8 +156,8 @@ class ImageClassification(ClassLabels):
         remaining, images = iter(labels), image_sources(rows, column, source)
         store = RowStore()
         store.add(_table([], []))
-        while block := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(block, list(itertools.islice(remaining, len(block)))))
+        while chunk := list(itertools.islice(images, _STORED_ROWS)):
+            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk)))))
         return store.finish()
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:

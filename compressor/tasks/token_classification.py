@@ -14,7 +14,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import blocks_of, require_fast_tokenizer
+from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
 from compressor.tasks.entities import entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric, token_accuracy
@@ -156,12 +156,12 @@ class TokenClassification(TokenLabels):
             InputError: a word has no piece.
         """
         store, cut = RowStore(), 0
-        for before, block in blocks_of(rows):
-            sentences = words_of(block, column, source, before)
+        for before, chunk in chunks_of(rows):
+            sentences = words_of(chunk, column, source, before)
             if tags is None:
                 classes = [[0] * len(words) for words in sentences]
             else:
-                classes = self._tags.of(block, tags, sentences, source, before)
+                classes = self._tags.of(chunk, tags, sentences, source, before)
             encodings = self._tokenize([with_spaces(words) for words in sentences])
             labels = []
             for row, (encoding, words) in enumerate(zip(encodings, sentences, strict=True)):
