@@ -53,7 +53,7 @@ def file_text(svg: str) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + text.replace("<svg ", head, 1) + "\n"
 
 
-def spread(
+def lines_with_ranges(
     lines: Mapping[str, Points],
     x_label: str,
     y_label: str,
@@ -62,7 +62,16 @@ def spread(
     log: bool = False,
     wide: bool = True,
 ) -> Figure:
-    """One line per name: the mean, and a band from minimum to maximum. `level` (name, values) is drawn too."""
+    """One line per name: the mean of the values at each x, and a band from their minimum to their maximum.
+
+    Args:
+        lines: name -> points.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        level: name and values of a horizontal line and band, for comparison.
+        log: whether the x axis is logarithmic, with a tick at each x.
+        wide: whether the figure fills the width of the page, instead of half of it.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(wide, 3.6 if wide else 2.6)
         if level:
@@ -120,7 +129,15 @@ def maps(
     diverging: bool = False,
     marks: np.ndarray | None = None,
 ) -> Figure:
-    """Maps `[sites, heads]` side by side on one scale; NaN is blank. `marks`, of the same shape, puts dots on heads."""
+    """Maps `[sites, heads]` side by side on one scale; NaN is blank.
+
+    Args:
+        panels: title and values `[sites, heads]` of each map.
+        low: lower end of the scale; None: the smallest value.
+        high: upper end of the scale; None: the largest value.
+        diverging: whether the scale is symmetric around zero.
+        marks: heads that get a dot, `[sites, heads]`; None: none.
+    """
     with matplotlib.rc_context(STYLE):
         sites, heads = panels[0][1].shape
         columns = min(len(panels), 3 if heads <= 16 else 2)
@@ -128,9 +145,9 @@ def maps(
         width = _WIDE if len(panels) > 1 else _HALF
         each = (width - 0.9) / columns
         figure = Figure((width, rows * (each * min(sites / heads, 1.6) + 0.55)), layout="constrained")
-        everything = np.concatenate([values.ravel() for _, values in panels])
-        bottom = float(np.nanmin(everything)) if low is None else low
-        top = float(np.nanmax(everything)) if high is None else high
+        all_values = np.concatenate([values.ravel() for _, values in panels])
+        bottom = float(np.nanmin(all_values)) if low is None else low
+        top = float(np.nanmax(all_values)) if high is None else high
         if diverging:
             top = max(abs(bottom), abs(top)) or 1.0
             bottom = -top
@@ -183,7 +200,15 @@ def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
 
 
 def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
-    """A map `[rows, columns]` with its values as text; rows are numbered from `first`."""
+    """A map with its values as text.
+
+    Args:
+        values: `[rows, columns]`.
+        columns: labels of the columns.
+        x_label: label of the x axis.
+        places: number of decimal places.
+        first: number of the first row.
+    """
     with matplotlib.rc_context(STYLE):
         rows, count = values.shape
         figure, axes = _axes(False, 0.7 + min(0.3 * rows, 6.0))
@@ -207,7 +232,14 @@ def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, place
 
 
 def histogram(values: Sequence[float], x_label: str, *, line: float | None = None, whole: bool = False) -> Figure:
-    """Counts of values; `line` marks a value for comparison. With `whole`, every integer has its own bar."""
+    """A histogram of values.
+
+    Args:
+        values: the values.
+        x_label: label of the x axis.
+        line: a value that a vertical line marks, for comparison.
+        whole: whether every integer has its own bar.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(False, 2.3)
         ends = [*values, *([] if line is None else [line])]

@@ -66,7 +66,11 @@ class CausalLM(Task):
             )
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode the text as segments: columns `input_ids` and `length`."""
+        """Encode the text as segments: columns `input_ids` and `length`.
+
+        Raises:
+            InputError: the column of text is missing, or no token can be predicted in the text.
+        """
         (name,) = self.text_columns.find(rows, self._columns, source)
         texts = list(rows[name])
         ids = self.token_stream(texts, lines=rows.column_names == ["text"])

@@ -173,7 +173,17 @@ def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[
 
 
 def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
-    """Raise InputError unless a column of this name exists, which the field of the recipe named."""
+    """Check that a column which the recipe names exists.
+
+    Args:
+        rows: the rows.
+        name: name of the column.
+        source: name of the rows in error messages.
+        field: field of the recipe that names the column.
+
+    Raises:
+        InputError: the rows have no such column.
+    """
     if name not in rows.column_names:
         flag = f"--{field.replace('_', '-')}"
         raise InputError(

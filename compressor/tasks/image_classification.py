@@ -181,7 +181,7 @@ def _digest(image: ImageSource) -> str:
     """The hash of an image that can be opened; its pixels are not decoded.
 
     Raises:
-        InputError: its file is missing, or no image.
+        InputError: its file is missing, or is not an image.
     """
     import PIL.Image
 
@@ -189,5 +189,5 @@ def _digest(image: ImageSource) -> str:
     try:
         PIL.Image.open(io.BytesIO(content)).close()
     except Exception as error:
-        raise unreadable(image.name, f"is no image that can be read ({reason_of(error)})", path=image.path) from error
+        raise unreadable(image.name, f"is not a readable image ({reason_of(error)})", path=image.path) from error
     return digest(content)

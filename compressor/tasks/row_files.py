@@ -73,7 +73,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
             names = _add(store, path)
             columns = columns or names
             if set(names) != set(columns):
-                raise _other_columns(path, names, files[0], columns)
+                raise _columns_differ_error(path, names, files[0], columns)
         return store.finish()
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
@@ -141,7 +141,7 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
         ) from error
 
 
-def _other_columns(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
+def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
     """The error for a file of a folder whose columns are not those of the first file."""
     listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
     return InputError(

@@ -14,7 +14,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextFile(io.RawIOBase):
-    """A binary file without its byte order mark; reading raises an error at the first bytes that are no text.
+    """A binary file without its byte order mark; reading raises an error at the first bytes that are not text.
 
     Args:
         path: the file, as error messages name it.

@@ -73,7 +73,7 @@ class TokenClassification(TokenLabels):
         if metric == _F1 and invalid is not None:
             raise InputError(
                 f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
-                " or S-, so it is no part of an entity; correct the names, or score each tag (--metric accuracy)",
+                " or S-, so it is not a part of an entity; correct the names, or score each tag (--metric accuracy)",
                 code=ErrorCode.LABEL_MISMATCH,
                 path=folder.path,
                 field="metric",

@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.selection.options import option_names
 from compressor.selection.subset_evaluator import EvaluatorFactory
 from compressor.studies import run, study
-from compressor.studies.cell_store import Cell, StudyFolder
+from compressor.studies.cell_store import Cell, CellStore
 from compressor.studies.run_method import check_options
 from tests.command import compress
 from tests.studies.requests import AXES, StageRecorder, request_of
@@ -127,12 +127,12 @@ def test_a_study_whose_workers_fail_claims_no_folder(
 
 
 def test_a_folder_that_another_study_has_claimed_is_refused(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path, {"kind": "grid"})
-    StudyFolder(tmp_path, {"kind": "blocks"}).run([], lambda cell, work, on_progress: {}, StageRecorder())
+    folder = CellStore(tmp_path, {"kind": "grid"})
+    CellStore(tmp_path, {"kind": "blocks"}).run([], lambda cell, work, on_progress: {}, StageRecorder())
     with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
         folder.run([Cell("a", {})], lambda cell, work, on_progress: {}, StageRecorder())
     with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
-        StudyFolder(tmp_path, {"kind": "grid"})
+        CellStore(tmp_path, {"kind": "grid"})
 
 
 def test_a_folder_of_another_recipe_is_refused(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_folder_of_another_recipe_is_refused(inputs: Path, finished: Callable[
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path, {})
+    folder = CellStore(tmp_path, {})
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "a.json").write_text("{")
     with pytest.raises(InputError, match=r"a\.json: is damaged"):
