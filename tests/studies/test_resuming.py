@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ def test_a_grid_resumes_after_an_interruption(inputs: Path, finished: Callable[[
     methods = ("ste", "taylor")
     request = request_of(inputs, tmp_path / "grid", axes={**AXES["grid"], "methods": methods})
     first = StageRecorder("taylor-k4", interrupt)
-    with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
+    with pytest.raises(KeyboardInterrupt, match=re.escape(str(tmp_path / "grid"))):
         study("grid", request, first)
     second = StageRecorder()
     study("grid", request, second)
@@ -59,7 +60,7 @@ def test_an_interrupted_cell_gives_the_result_of_an_uninterrupted_cell(
         request_of(inputs, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped")
     )
     study(kind, uninterrupted)
-    with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
+    with pytest.raises(KeyboardInterrupt, match=re.escape(str(tmp_path / "stopped"))):
         study(kind, interrupted, StageRecorder(stage, interrupt, after=after))
     assert any((tmp_path / "stopped").glob(remaining_files))
     study(kind, interrupted)

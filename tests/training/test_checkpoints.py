@@ -80,7 +80,7 @@ def test_the_message_names_what_differs(tmp_path: Path) -> None:
         f"{tmp_path}: the checkpoints are of another run (layers 2, now 3; seed 0, now 1); repeat its settings, choose"
         " another output folder, or start from the beginning (--force)"
     )
-    with pytest.raises(UsageError, match=r"of another run \(rows\);"):
+    with fails_with(ErrorCode.RUN_DIFFERS, UsageError, fields=("rows",)):
         claim(tmp_path, {**SETTINGS, "rows": []}, refuse_others=True)
 
 
