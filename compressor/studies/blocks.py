@@ -18,6 +18,7 @@ from compressor.config.study import StudyRequest
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
+from compressor.studies.attention_figure import attention_figure
 from compressor.studies.base import Result, Study
 from compressor.studies.blocks_findings import ALL, DENSE, FROM_THIS_DATA, RANDOM, RETRAINED, BlocksFindings
 from compressor.studies.cell_store import Cell
@@ -243,7 +244,7 @@ class Blocks(Study):
                     f"Average map and mask, {kind} attention",
                     "Mean over heads: attention (left), share of heads that keep the pair (right), as far as rows go;"
                     f" {subject}. Rows are query positions, columns key positions.",
-                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
+                    attention_figure([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
                     wide=True,
                 )
             )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE, inline
+from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE
 
 _HALF, _WIDE = 4.4, 9.2
 """Widths in inches: two figures side by side on a page, or one that fills it."""
@@ -31,26 +29,8 @@ _COLOURS = (
     "#a0522d",
     "#6b7280",
 )
-_FILE_COLOURS = {"dense": "#98a1ae", "compressed": "#0b7a75", "ink": "#1a1d21", "line": "#dcdfe4", "muted": "#59616c"}
-"""The page's light colours, for a figure in a separate file."""
-
 Points = Sequence[tuple[float, Sequence[float]]]
 """(x, values at x), values of several seeds."""
-
-
-def styled(figure: Figure) -> Markup:
-    """The figure as an inline `<svg>` that takes its colours from the page."""
-    with matplotlib.rc_context(STYLE):
-        return inline(figure)
-
-
-def file_text(svg: str) -> str:
-    """An inline `<svg>` as a self-contained file, on white."""
-    text = re.sub(r"var\(--(\w+)\)", lambda name: _FILE_COLOURS[name[1]], svg)
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    size = f'width="{box[1]}pt" height="{box[2]}pt" ' if box else ""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}font-family="sans-serif" style="background: #ffffff" '
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + text.replace("<svg ", head, 1) + "\n"
 
 
 def lines_with_ranges(
@@ -169,34 +149,6 @@ def maps(
             axes.set_title(title, fontsize=9, color=INK)
         figure.colorbar(picture, ax=figure.axes, shrink=0.8, aspect=24, pad=0.02).outline.set_visible(False)
         return figure
-
-
-def attention(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
-    """Map and mask `[query, key]` of each layer side by side; in long maps a dot is the mean of several positions."""
-    with matplotlib.rc_context(STYLE):
-        columns = min(len(panels), 3)
-        rows = math.ceil(len(panels) / columns)
-        figure = Figure((_WIDE, rows * (_WIDE / columns / 2 + 0.3)), layout="constrained")
-        for index, (title, weights, mask) in enumerate(panels):
-            row, column = divmod(index, columns)
-            for side, (values, top) in enumerate(((weights, float(np.quantile(weights, 0.99)) or 1.0), (mask, 1.0))):
-                axes = figure.add_subplot(rows, 2 * columns, row * 2 * columns + 2 * column + side + 1)
-                axes.imshow(_smaller(values), cmap="YlGnBu", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
-                axes.set_xticks([])
-                axes.set_yticks([])
-                axes.set_title(title if side == 0 else "mask", fontsize=8, color=INK)
-        return figure
-
-
-def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
-    """Averages neighbours until there are at most `most` values along each axis."""
-    for axis in (0, 1):
-        starts = np.unique(np.linspace(0, values.shape[axis], min(most, values.shape[axis]) + 1).astype(int)[:-1])
-        counts = np.diff(np.append(starts, values.shape[axis]))
-        shape = [1, 1]
-        shape[axis] = -1
-        values = np.add.reduceat(values, starts, axis=axis) / counts.reshape(shape)
-    return values
 
 
 def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
