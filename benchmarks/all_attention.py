@@ -40,7 +40,7 @@ from compressor.models.shrink_model import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.studies import page
-from compressor.studies.cell_store import Cell, StudyFolder, write
+from compressor.studies.cell_store import Cell, CellStore, write
 from compressor.tasks import Data, open_data
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training.checkpoints import Checkpoints
@@ -65,7 +65,7 @@ class Study:
 
     def __init__(self, level: str, size: Size, out: Path) -> None:
         self.level, self.size, self.metric = level, size, LEVELS[level]
-        self.folder = StudyFolder(out, {"level": level, **asdict(size)})
+        self.folder = CellStore(out, {"level": level, **asdict(size)})
         self.recipe = Recipe(
             model=self._begin(out / "start"),
             data=str(_cut(TRAIN, size.tokens, level, out)),

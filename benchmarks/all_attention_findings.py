@@ -73,7 +73,7 @@ def _figure3(metric: str, groups: dict[str, list[dict[str, Any]]], description: 
         name = "Transformer-XL" if kind == "transformer-xl" else "All-attention, whole and pruned"
         size = float(np.mean([cell["parameters"] for cell in same])) / 1e6
         lines.setdefault(name, []).append((size, [cell["scores"]["test"] for cell in same]))
-    figure = figures.spread(lines, "parameters without embedding, millions", f"test {metric}")
+    figure = figures.lines_with_ranges(lines, "parameters without embedding, millions", f"test {metric}")
     return Picture(
         "figure3", "Metric against parameters", f"Mean over seeds and their spread; {description}.", figure, True
     )

@@ -23,7 +23,7 @@ from benchmarks.quantization import reference_engine, repeated, starting_model
 from benchmarks.speed import table
 from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
-from compressor.config.recipe_file import recipes_of
+from compressor.config.ladder import recipes_of
 from compressor.report import load as load_report
 from compressor.run.ladder import compress_ladder
 from compressor.targets import target

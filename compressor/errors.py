@@ -70,7 +70,7 @@ class ErrorCode(StrEnum):
     PRODUCTS_IN_FLOAT = "products-in-float"
     """The runtime computes products in floats that the graph has in int8."""
     NUMBERS_DIFFER = "numbers-differ"
-    """Two products of a run that must compute the same function do not."""
+    """Two models, graphs or engines of a run should compute the same function but differ."""
     SITE_REFUSED = "site-refused"
     """A site cannot be gated or shrunk."""
     METRIC_FELL = "metric-fell"
@@ -116,7 +116,7 @@ class ErrorCode(StrEnum):
 
 
 class CompressorError(Exception):
-    """Base class of all errors that the product raises deliberately.
+    """Base class of the errors that compressor raises on purpose.
 
     Args:
         message: one line: what happened, why, and how to fix it.
@@ -159,7 +159,7 @@ class MetricDropError(CompressorError):
 
 
 class MismatchError(CompressorError):
-    """Two stages that must compute the same numbers do not."""
+    """Two stages of a run should compute the same numbers but differ."""
 
     exit_code = 5
 
@@ -190,7 +190,7 @@ class SlowdownError(CompressorError):
 
 
 class SiteRefusedError(CompressorError):
-    """A site could not be gated or shrunk; the message names it and the operator or family that is in the way."""
+    """A site could not be gated or shrunk; the message names it and the operator or family that prevents it."""
 
     exit_code = 8
 
@@ -211,14 +211,14 @@ _LISTED = 20
 """Longest list of names that is printed beside the most similar one."""
 
 
-def closest(name: str, names: Sequence[str]) -> str | None:
+def most_similar(name: str, names: Sequence[str]) -> str | None:
     """The most similar of `names`, or None if none is similar."""
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
+def suggestion(name: str, names: Sequence[str]) -> str:
     """How to correct a name that is not among `names`: the most similar one, and all of them if they are few."""
-    match = closest(name, names)
-    suggestion = [f"did you mean {match}?"] if match else []
+    match = most_similar(name, names)
+    questions = [f"did you mean {match}?"] if match else []
     choices = [f"choose one of {', '.join(names)}"] if not match or len(names) <= _LISTED else []
-    return " ".join(suggestion + choices)
+    return " ".join(questions + choices)

@@ -54,7 +54,7 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
         from graph_passes.errors import GraphPassError
 
         try:
-            return checked({**defaults, **options, "model": model}, request.node.add_report_section)
+            return run_check({**defaults, **options, "model": model}, request.node.add_report_section)
         except (CompressorError, GraphPassError) as error:
             reason = str(error)
         # Outside of the handler: pytest would show the error as the cause of the failure.
@@ -63,7 +63,7 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     return run
 
 
-def checked(
+def run_check(
     options: Mapping[str, Any],
     add_section: Callable[[str, str, str], object],
     lock: AbstractContextManager[Any] | None = None,
@@ -105,14 +105,14 @@ def split_options(options: Mapping[str, Any]) -> tuple[Callable[[], CheckRequest
     Raises:
         UsageError: an option that `compress check` does not have, or a file that cannot be written.
     """
-    from compressor.errors import ErrorCode, UsageError, nearest
+    from compressor.errors import ErrorCode, UsageError, suggestion
     from compressor.latency import CheckArtifacts, CheckRequest
 
     names = (*CheckRequest.model_fields, *CheckArtifacts.model_fields)
     for name in options:
         if name not in names:
             raise UsageError(
-                f"latency_gate: unknown option {name}; {nearest(name, names)} (as for compress check)",
+                f"latency_gate: unknown option {name}; {suggestion(name, names)} (as for compress check)",
                 code=ErrorCode.UNKNOWN_NAME,
                 field=name,
             )

@@ -22,9 +22,10 @@ from compressor.units import find_sites, gated, keep_all
 from compressor.units.hook import Attention
 from graph_passes import BlockMask, Plan
 from tests.faults import fails_with
+from tests.random_plans import random_plan
 from tests.tasks.translations import marian
 from tests.unchanged import unchanged
-from tests.zoo import FAMILIES, pair, pixels, random_plan, speech, text
+from tests.zoo import FAMILIES, pair, pixels, speech, text
 
 Inputs = dict[str, Tensor]
 

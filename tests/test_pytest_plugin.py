@@ -61,7 +61,7 @@ def test_checks_wait_for_each_other(tmp_path: Path) -> None:
 
     missing = {"model": tmp_path / "none.onnx", "baseline": "none.onnx"}
     with pytest.raises(CompressorError) as error:
-        pytest_plugin.checked(missing, lambda *section: None, lock())
+        pytest_plugin.run_check(missing, lambda *section: None, lock())
     assert error.value.code is ErrorCode.FILE_MISSING
     assert held == [True], "the check ran while the lock was held, and its error went through it"
     assert pytest_plugin.LOCK_FILE.name.startswith("compressor-latency-check-")

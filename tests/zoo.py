@@ -1,14 +1,12 @@
 """Tiny random models of the supported families, with inputs of three rows, of which the last one is padded.
 
 Sizes differ from one another (batch 3, lengths 7 and 5, memories of 10, four heads of 8, width 32 or 24) so that no
-axis can pass for another.
-"""
+axis can pass for another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import torch
 import transformers as hf
 from torch import Tensor
@@ -16,12 +14,11 @@ from transformers import PreTrainedModel
 
 from compressor import models
 from compressor.segment_memory import memory_names
-from compressor.units import PrunableGroup, Site
-from graph_passes import NeuronPlan, Plan, SitePlan
 
 Case = tuple[PreTrainedModel, dict[str, Tensor]]
 
 VOCABULARY, BATCH, LENGTH, TARGET = 99, 3, 7, 5
+
 PERSISTENT, MEMORY = 6, 10
 
 
@@ -266,38 +263,12 @@ FAMILIES: dict[str, Callable[[int], Case]] = {
     "all_attention": _family(all_attention, text),
     "transformer_xl": _family(transformer_xl, text),
 }
+
 WITH_MEMORY: dict[str, Callable[[int], Case]] = {
     "all_attention": _family(all_attention, segment),
     "transformer_xl": _family(transformer_xl, segment),
 }
 """Families with memory, on a segment in the middle of a text."""
+
 GROUPED: Callable[[int], Case] = _family(llama_of_four_queries, text)
 """Four query heads for each of two key/value heads, in three layers."""
-
-
-def random_groups(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
-    """A plan that keeps random heads and neurons at random scales; none, one and all of them in some groups."""
-    plans = list(random_plan([group.site for group in groups if group.site is not None], rng).groups)
-    feed_forwards = [group for group in groups if group.site is None]
-    counts = [int(rng.integers(0, group.units + 1)) for group in feed_forwards]
-    for index, count in zip(rng.permutation(len(feed_forwards)), (0, 1, None), strict=False):
-        counts[index] = feed_forwards[index].units if count is None else count
-    for group, count in zip(feed_forwards, counts, strict=True):
-        kept = tuple(sorted(int(unit) for unit in rng.choice(group.units, count, replace=False)))
-        scale = tuple(float(value) for value in rng.uniform(0.5, 1.5, count).astype(np.float32))
-        plans.append(NeuronPlan(group.name, group.units, kept, scale))
-    return Plan(groups=tuple(plans))
-
-
-def random_plan(sites: Sequence[Site | SitePlan], rng: np.random.Generator) -> Plan:
-    """A plan that keeps random heads at random scales: none at one site, one at another, every head at a third."""
-    counts = [int(rng.integers(0, site.heads + 1)) for site in sites]
-    chosen = rng.permutation(len(sites))
-    for index, count in zip(chosen, (0, 1, None), strict=False):
-        counts[index] = sites[index].heads if count is None else count
-    plans = []
-    for site, count in zip(sites, counts, strict=True):
-        kept = tuple(sorted(int(head) for head in rng.choice(site.heads, count, replace=False)))
-        scale = tuple(float(value) for value in rng.uniform(0.5, 1.5, count).astype(np.float32))
-        plans.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, kept, scale))
-    return Plan(sites=tuple(plans))

@@ -27,7 +27,7 @@ from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
 from compressor.cli.train import train
-from compressor.errors import CompressorError, InputError, closest
+from compressor.errors import CompressorError, InputError, most_similar
 
 
 @click.group(cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"]})
@@ -105,7 +105,7 @@ def _unknown_option(error: click.NoSuchOption) -> str:
     click's own suggestions compare the leading dashes too, which every option has, so that `--bogus` resembles `--out`.
     """
     options = {name.lstrip("-"): name for name in error.possibilities or ()}
-    match = closest(error.option_name.lstrip("-"), list(options))
+    match = most_similar(error.option_name.lstrip("-"), list(options))
     return f"no such option: {error.option_name}{f', did you mean {options[match]}?' if match else '.'}"
 
 

@@ -11,7 +11,7 @@ from compressor.config.fields import reference_rows
 from compressor.config.methods import METHODS
 from compressor.config.recipe_file import FILE_NAME, json_schema
 from compressor.config.run import FIELDS
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 
 
 @click.command(short_help="List the keys of compress.toml.")
@@ -37,7 +37,7 @@ def recipe(console: Console, schema: bool, method: str | None) -> None:
 def _print_options(console: Console, method: str) -> None:
     if method not in METHODS:
         raise UsageError(
-            f"--options {method}: unknown method; {nearest(method, list(METHODS))}",
+            f"--options {method}: unknown method; {suggestion(method, list(METHODS))}",
             code=ErrorCode.UNKNOWN_NAME,
             field="options",
             value=method,

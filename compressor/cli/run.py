@@ -8,10 +8,10 @@ import click
 
 from compressor.cli.command_group import CommandGroup, common
 from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
+from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.config.methods import PENALISED_METHODS
-from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import FIELDS, FORMER_NAMES
-from compressor.errors import ErrorCode, UsageError, closest
+from compressor.errors import ErrorCode, UsageError, most_similar
 
 
 @click.command(
@@ -65,6 +65,6 @@ def _unexpected(ctx: click.Context, word: str) -> str:
     """The message for a command line of several words: the first of them was most likely meant as a command."""
     group = ctx.parent.command if ctx.parent else None
     commands = group.list_commands(ctx) if isinstance(group, CommandGroup) else []
-    if match := closest(word, commands):
+    if match := most_similar(word, commands):
         return f"unknown command {word}; did you mean {match}?"
     return f"unknown command {word}, and only one model folder is accepted; commands: {', '.join(commands)}."

@@ -17,7 +17,7 @@ from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS, FORMER_NAMES
 from compressor.config.sections import SelectionConfig
 from compressor.config.study import RESERVED, StudyAxes, axes_of
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 
 _SEPARATE = ("model", "data", "ray")
 """Fields of the recipe whose option differs from that of `compress run`."""
@@ -53,7 +53,9 @@ def study(console: Console, kind: str, model: str | None, size: str, file: str |
 
     if size not in studies.SIZES:
         raise UsageError(
-            f"--size {size}: unknown; {nearest(size, list(studies.SIZES))}", code=ErrorCode.UNKNOWN_NAME, field="size"
+            f"--size {size}: unknown; {suggestion(size, list(studies.SIZES))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="size",
         )
     sources = tuple(sources) or ((recipe.rows.data,) if recipe.rows.data else ())
     request = studies.StudyRequest(recipe, studies.SIZES[size], sources, axes, ray)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
 from compressor.config.request import OutputFile, Request
 from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive
-from compressor.errors import ErrorCode, nearest
+from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
@@ -57,7 +57,9 @@ def _as_scenarios(value: Any) -> tuple[Scenario, ...]:
     names = [str(name).lower() for name in as_list(value)]
     for name in names:
         if name not in by_name:
-            raise InvalidValueError(f"unknown scenario {name}; {nearest(name, list(by_name))}", ErrorCode.UNKNOWN_NAME)
+            raise InvalidValueError(
+                f"unknown scenario {name}; {suggestion(name, list(by_name))}", ErrorCode.UNKNOWN_NAME
+            )
     return tuple(by_name[name] for name in dict.fromkeys(names))
 
 

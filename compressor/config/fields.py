@@ -10,7 +10,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 
@@ -150,7 +150,7 @@ def usage_error(
         return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
     if fault["type"] == "extra_forbidden":
         unknown = str(fault["loc"][-1])
-        message = f"unknown field {unknown}; {nearest(unknown, list(fields))}"
+        message = f"unknown field {unknown}; {suggestion(unknown, list(fields))}"
         return UsageError(message, code=ErrorCode.UNKNOWN_NAME, field=unknown, value=fault["input"])
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
     if fault["type"] == "missing" and name:
@@ -172,7 +172,7 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
     if isinstance(cause, InvalidValueError):
         return cause.code, str(cause)
     if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):
-        return ErrorCode.UNKNOWN_NAME, f"unknown; {nearest(str(fault['input']), names)}"
+        return ErrorCode.UNKNOWN_NAME, f"unknown; {suggestion(str(fault['input']), names)}"
     if kind == "float_parsing" and (share := _share_of(str(fault["input"]))) is not None:
         return ErrorCode.INVALID_VALUE, f"not a number; write {share:g}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
@@ -193,11 +193,11 @@ def _share_of(text: str) -> float | None:
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A validator that accepts only the given names."""
+    """A validator that accepts the given names and raises InvalidValueError for others."""
 
     def check(value: str) -> str:
         if value not in names:
-            raise InvalidValueError(f"unknown; {nearest(value, names)}", ErrorCode.UNKNOWN_NAME)
+            raise InvalidValueError(f"unknown; {suggestion(value, names)}", ErrorCode.UNKNOWN_NAME)
         return value
 
     return check

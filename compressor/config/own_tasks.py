@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from compressor.config.tasks import TASK_NAMES
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.silence_libraries import one_line
 
 GROUP = "compressor.tasks"
@@ -66,7 +66,7 @@ def load_own_task(name: str | None) -> OwnTask | None:
     task_class = getattr(module, class_name, None)
     tasks = [key for key, value in vars(module).items() if _is_task(value) and value.__module__ == module.__name__]
     if task_class is None:
-        remedy = nearest(class_name, tasks) if tasks else "write a class that inherits from compressor.tasks.Task"
+        remedy = suggestion(class_name, tasks) if tasks else "write a class that inherits from compressor.tasks.Task"
         raise _refuse(name, f"{module_name} has no {class_name}; {remedy}", ErrorCode.UNKNOWN_NAME)
     _check_task(name, class_name, task_class)
     return OwnTask(task_class, path, _source_hash(name, task_class))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from compressor.config.budget_checks import check_budget
+from compressor.config.distillation_checks import check_distillation
 from compressor.config.fields import FieldConflictError
 from compressor.config.methods import BUDGET_METHODS, PENALISED_METHODS, SEARCH_METHODS
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import AUTO, DistillationConfig
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, target
 
@@ -16,9 +17,9 @@ def check_agreement(recipe: RecipeSections) -> None:
     _check_rows(recipe)
     _check_engine(recipe)
     _check_blocks(recipe)
-    _check_distillation(recipe)
+    check_distillation(recipe)
     _check_grouping(recipe)
-    _check_budget(recipe)
+    check_budget(recipe)
     _check_prune_units(recipe)
     _check_selection(recipe)
     _check_certificate(recipe)
@@ -93,57 +94,6 @@ def _check_blocks(recipe: RecipeSections) -> None:
         )
 
 
-def _check_distillation(recipe: RecipeSections) -> None:
-    distillation = recipe.distillation
-    if distillation.distill and recipe.rows.data is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            "<distill>: there are no rows to train on; add training rows (<data>), whose labels are not needed",
-            *("distill", "data"),
-        )
-    if distillation.distill and not recipe.learns and recipe.plan_file is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            "<distill>: nothing is removed from the model, so there is nothing to learn again; set a budget"
-            " (<speedup>), the number of heads (<keep>), or a plan (<plan>)",
-            *("distill", "speedup"),
-        )
-    if distillation.distill and recipe.selection.certify is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {recipe.selection.certify:g}, <distill>: the loss before the training is certified, not that"
-            " of the trained model; omit one of them",
-            *("certify", "distill"),
-        )
-    if recipe.budget.match_dense and distillation.teacher is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<match_dense>, <teacher> {distillation.teacher}: documents are those of the whole model, not of another"
-            " teacher; omit one of them",
-            *("match_dense", "teacher"),
-        )
-    if recipe.budget.match_dense and not (recipe.prunes or recipe.distills):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
-            *("match_dense", "macs"),
-        )
-    unused = [name for name in DistillationConfig.model_fields if name in recipe.fields_set - {"distill"}]
-    if unused and not distillation.distill:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<{unused[0]}>: nothing is distilled; add <distill>, or omit it",
-            *(unused[0], "distill"),
-        )
-    if distillation.quantized_share and recipe.engine.precision not in ("int8", AUTO):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<quantized_share>: engines in {recipe.engine.precision} do not round to 8 bits; set <precision> int8 or"
-            " auto, or omit it",
-            *("quantized_share", "precision"),
-        )
-
-
 def _check_grouping(recipe: RecipeSections) -> None:
     budget = recipe.budget
     if budget.group_by == "kv" or recipe.rows.data is None or recipe.plan_file is not None:
@@ -160,55 +110,6 @@ def _check_grouping(recipe: RecipeSections) -> None:
             ErrorCode.CONTRADICTION,
             f"<group_by> {budget.group_by}, <prune_units> neurons: no head is removed; omit one of them",
             *("group_by", "prune_units"),
-        )
-
-
-def _check_budget(recipe: RecipeSections) -> None:
-    budget, keep = recipe.budget, recipe.selection.keep
-    set_budgets = [name for name in BUDGETS if getattr(budget, name) is not None]
-    prunes_alone = recipe.selection.method in BUDGET_METHODS
-    if not set_budgets and not prunes_alone:
-        return
-    first = set_budgets[0] if set_budgets else "method"
-    if recipe.rows.data is None and recipe.plan_file is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"<{first}>: there are no rows to choose units by; add training rows (<data>), whose labels are not"
-            " needed, or a plan (<plan>)",
-            *(first, "data"),
-        )
-    if budget.speedup is not None and budget.latency is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<speedup> {budget.speedup:g}, <latency> {budget.latency}: both bound the time of a call; omit one",
-            *("speedup", "latency"),
-        )
-    if budget.budget_at and not (budget.is_timed or budget.macs is not None):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
-            *("budget_at", "speedup"),
-        )
-    if budget.start_from is not None and not prunes_alone:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<start_from> {budget.start_from}: {recipe.selection.method} selects heads of the whole model; omit one"
-            f" of them, or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
-            *("start_from", "method"),
-        )
-    if recipe.blocks.drops_any:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<{first}>: blocks are dropped by training, after which units would have to be refitted again; drop"
-            " blocks in a second run, on the output folder of the first",
-            *(first, "drop_blocks"),
-        )
-    if prunes_alone and keep is not None and set_budgets:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<keep> {keep}, <{first}>: {recipe.selection.method} decides by the budget how many heads stay; omit one"
-            " of them, or choose another method for the heads (<method>)",
-            *("keep", first),
         )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.config.fields import as_list, extra_of, flag_of
-from compressor.config.methods import BUDGET_METHODS
+from compressor.config.fields import extra_of, flag_of
 from compressor.config.own_tasks import is_own_task
-from compressor.config.run import BUDGETS, FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
+from compressor.errors import ErrorCode, UsageError, suggestion
 
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
@@ -57,7 +55,7 @@ def recipe_of(
         UsageError: the file cannot be read, a key is unknown, a value is out of its range, or the model folder's own
             file sets a field that only the command line or `--recipe` may set. The message names the flag or key.
     """
-    stored = _stored_recipe(model, file)
+    stored = stored_recipe(model, file)
     fields = {**stored.fields, **({"model": model} if model else {}), **flags}
     fields = {name: value for name, value in fields.items() if name not in reserved}
     if "keep" in reserved and "data" in fields:
@@ -76,96 +74,17 @@ def recipe_of(
     return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
 
 
-def recipes_of(
-    model: str | None, file: str | None, flags: Mapping[str, Any], *, options: Mapping[str, Any] | None = None
-) -> tuple[Recipe, ...]:
-    """The recipe of a command, or the rungs of a ladder where a budget has several values: `--speedup 2,4,8`.
-
-    Rungs are ordered from the mildest budget to the strictest. Each writes a folder of its own inside the output
-    folder, and starts from the units and weights of the rung before.
+def stored_recipe(model: str | None, file: str | None) -> RecipeFile:
+    """The recipe file of a command; one without fields where the model folder has none.
 
     Args:
         model: the model folder; None where the file names it.
-        file: a recipe file; see `recipe_of`.
-        flags: field name -> value of its flag.
-        options: see `recipe_of`.
+        file: a recipe file (`--recipe`); None for `compress.toml` in the model folder, if it exists.
 
     Raises:
-        UsageError: see `recipe_of`; or two budgets have several values each, or a rung is named twice.
+        UsageError: neither is set, the file cannot be read, or the model folder's own file sets a field that only the
+            command line or `--recipe` may set.
     """
-    stored = _stored_recipe(model, file)
-    fields = {**stored.fields, **flags}
-    several = {name: as_list(fields[name]) for name in BUDGETS if len(as_list(fields.get(name))) > 1}
-    if not several:
-        return (recipe_of(model, file, flags, options=options),)
-    if len(several) > 1:
-        raise UsageError(
-            f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",
-            code=ErrorCode.CONTRADICTION,
-            fields=tuple(several),
-        )
-    ((name, values),) = several.items()
-    out = Path(fields.get("out", FIELDS["out"].default))
-    rungs = [
-        recipe_of(model, file, {**flags, name: value, "out": out / rung_name(name, value)}, options=options)
-        for value in values
-    ]
-    if len({recipe.output.out for recipe in rungs}) < len(rungs):
-        raise UsageError(
-            f"{flag_of(name)}: a value is given twice; give each once",
-            code=ErrorCode.CONTRADICTION,
-            field=name,
-        )
-    if (minutes := rungs[0].distillation.minutes) is not None:
-        rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
-    rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
-    if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
-        return tuple(rungs)
-    chained = [recipe.updated(start_from=before.output.out) for before, recipe in itertools.pairwise(rungs)]
-    return (rungs[0], *chained)
-
-
-def compared_ladders(
-    model: str | None, file: str | None, flags: Mapping[str, Any], recipes: Sequence[Recipe]
-) -> dict[str, tuple[Recipe, ...]]:
-    """The ladders of the methods that a ladder is compared with, by method.
-
-    Args:
-        model: the model folder; None where the file names it.
-        file: a recipe file; see `recipe_of`.
-        flags: field name -> value of its flag.
-        recipes: the rungs of the ladder; see `recipes_of`.
-
-    Raises:
-        UsageError: the budget has one value only.
-    """
-    methods = recipes[0].budget.compare_with
-    if methods and len(recipes) == 1:
-        raise UsageError(
-            "--compare-with: methods are compared along a ladder; give the budget several values: --speedup 2,4",
-            code=ErrorCode.CONTRADICTION,
-            field="compare_with",
-        )
-    out = recipes[0].output.out.parent
-    return {
-        method: recipes_of(model, file, {**flags, "method": method, "out": str(out / method)}) for method in methods
-    }
-
-
-def rung_name(name: str, value: Any) -> str:
-    """The folder of a rung: `speedup-4`, `macs-50`."""
-    return f"{name}-{str(value).removesuffix('%')}"
-
-
-def _mildness(recipe: Recipe, name: str) -> float:
-    """A number that is larger the more a budget allows."""
-    if name == "latency":
-        return recipe.budget.milliseconds or 0.0
-    return -recipe.value(name) if name == "speedup" else recipe.value(name)
-
-
-def _stored_recipe(model: str | None, file: str | None) -> RecipeFile:
-    """The recipe file of a command; one without fields where the model folder has none."""
     if file:
         return read_recipe(Path(file))
     if not model:
@@ -238,7 +157,7 @@ def _check_key(path: Path, name: str) -> None:
         )
     if name not in FIELDS:
         raise UsageError(
-            f"{path}: unknown key {name}; {nearest(name, [*FIELDS, *SECTIONS])}",
+            f"{path}: unknown key {name}; {suggestion(name, [*FIELDS, *SECTIONS])}",
             code=ErrorCode.UNKNOWN_NAME,
             field=name,
             path=path,

@@ -25,7 +25,7 @@ _CODES = {
     Fault.TIMEOUT: ErrorCode.SERVER_TIMEOUT,
     Fault.UNREACHABLE: ErrorCode.SERVER_UNREACHABLE,
     Fault.MALFORMED: ErrorCode.SERVER_ERROR,
-    Fault.OTHER: ErrorCode.SERVER_ERROR,
+    Fault.SERVER_FAILED: ErrorCode.SERVER_ERROR,
 }
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,11 @@ class TritonModel:
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
 
     def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
-        """A random batch that is valid as far as names, types and shapes of the inputs tell."""
+        """A random batch that is valid as far as names, types and shapes of the inputs tell.
+
+        Raises:
+            UsageError: an input is text.
+        """
         for tensor in self.inputs:
             if tensor.dtype == ir.DataType.STRING:
                 raise UsageError(
@@ -146,7 +150,7 @@ class TritonModel:
                 Fault.TIMEOUT: f"no response within {self._deadline:g} s ({reason}); allow more with --deadline",
                 Fault.UNREACHABLE: f"no connection ({reason}); check that the server runs, and its port and protocol",
                 Fault.MALFORMED: f"the response is not of the protocol ({reason}); check the port",
-                Fault.OTHER: f"{reason}; see the server's log",
+                Fault.SERVER_FAILED: f"{reason}; see the server's log",
             }
             raise ServerError(f"{subject} {texts[fault]}", code=_CODES[fault], url=self.url, model=self.name) from error
 

@@ -25,7 +25,8 @@ class Fault(Enum):
     """No connection, or it was closed."""
     MALFORMED = auto()
     """The response violates the protocol: it is not HTTP, not JSON, or lacks required keys."""
-    OTHER = auto()
+    SERVER_FAILED = auto()
+    """The server reports an internal error or an unknown status."""
 
 
 class TritonProtocol(Protocol):
@@ -118,7 +119,7 @@ class GrpcProtocol:
             "DEADLINE_EXCEEDED": Fault.TIMEOUT,
             "UNAVAILABLE": Fault.UNREACHABLE,
         }
-        return faults.get(status, Fault.OTHER)
+        return faults.get(status, Fault.SERVER_FAILED)
 
     def close(self) -> None:
         self._client.close()
@@ -173,7 +174,7 @@ class HttpProtocol:
 
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, self.module.InferenceServerException):
-            return Fault.REFUSED if error.status() == "400" else Fault.OTHER
+            return Fault.REFUSED if error.status() == "400" else Fault.SERVER_FAILED
         if isinstance(error, TimeoutError):
             return Fault.TIMEOUT
         if isinstance(error, (OSError, self._closed)):

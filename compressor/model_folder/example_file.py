@@ -1,4 +1,4 @@
-"""Example inputs from a file, for a forward whose inputs cannot be made up."""
+"""Example inputs from a file, for a forward whose inputs cannot be generated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError, nearest
+from compressor.errors import ErrorCode, InputError, suggestion
 from compressor.targets.array_file import read_arrays
 
 _TOKENS = "input_ids"
@@ -24,7 +24,7 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
     Floating-point arrays become float32, integers int64.
 
     Raises:
-        InputError: the file is missing or damaged, an array is no input of the model, or rows are missing.
+        InputError: the file is missing or damaged, an array is not an input of the model, or rows are missing.
     """
     path = Path(path)
     if not path.is_file():
@@ -38,7 +38,7 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
     parameters = list(inspect.signature(model.forward).parameters)
     for name, array in arrays.items():
         if name not in parameters:
-            raise _mismatch(path, name, f"{type(model).__name__} has no such input; {nearest(name, parameters)}")
+            raise _mismatch(path, name, f"{type(model).__name__} has no such input; {suggestion(name, parameters)}")
         if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
             raise _mismatch(path, name, f"{array.dtype} {list(array.shape)} has no rows of numbers; give them")
         if len(array) != len(next(iter(arrays.values()))):
@@ -49,10 +49,16 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def resize_example(example: Mapping[str, Tensor], batch: int, seq: int, seed: int) -> dict[str, Tensor]:
-    """Inputs of another number of rows and tokens, from those of an example.
+    """Inputs with another number of rows and tokens, from those of an example.
 
-    Rows are taken in turn, from row `seed` on. Inputs with an axis of positions beside the rows, as many as
-    `input_ids` has, are cut or repeated to `seq` positions; other axes keep their sizes.
+    Rows are taken in turn. An input whose second axis is as long as that of `input_ids` is cut or repeated along it;
+    other axes keep their sizes.
+
+    Args:
+        example: inputs `[row, ...]`, by name.
+        batch: number of rows.
+        seq: number of tokens of a row.
+        seed: index of the first row that is taken.
     """
     positions = example[_TOKENS].shape[1] if _TOKENS in example and example[_TOKENS].dim() > 1 else None
     resized = {}

@@ -31,7 +31,7 @@ def pixels_of(content: bytes, processor: Any) -> Tensor:
         processor: an image processor of transformers.
 
     Raises:
-        Exception: the content is no image, or the processor refuses it; both raise errors of any type.
+        Exception: the content is not an image, or the processor refuses it; both raise errors of any type.
     """
     import PIL.Image  # not installed on a machine that only reads texts
 

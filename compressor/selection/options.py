@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
 from compressor.config.methods import METHODS
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.training.schedule import MixedPrecision, Schedule
 from graph_passes.plan import Kind
 
@@ -125,7 +125,7 @@ def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence
     for name, value in options.items():
         if name not in names:
             raise UsageError(
-                f"option {name}={value!r} of {subject}: unknown; {nearest(name, sorted(names))}",
+                f"option {name}={value!r} of {subject}: unknown; {suggestion(name, sorted(names))}",
                 code=ErrorCode.UNKNOWN_NAME,
                 field=name,
                 value=value,

@@ -2,13 +2,13 @@
 
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.serving.inputs import Rows, real_rows
-from compressor.serving.repository import Exported, export
+from compressor.serving.repository import ExportResult, export
 from compressor.targets.tensor_specs import TensorSpec, input_specs, output_specs
 
 __all__ = [
     "Backend",
     "Device",
-    "Exported",
+    "ExportResult",
     "Rows",
     "ServeRequest",
     "TensorSpec",

@@ -236,19 +236,7 @@ def _version_folder(path: Path, graph: ir.Model) -> dict[str, Path]:
 
 def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
     """The TensorRT engines; their metadata determine the inputs, batches and lengths."""
-    if request.device == "cpu":
-        raise UsageError(
-            "--device cpu: TensorRT runs on GPUs only; omit it, or use --backend onnxruntime",
-            code=ErrorCode.CONTRADICTION,
-            field="device",
-        )
-    for field_, flag in (("plain", "--plain"), ("threads", f"--threads {request.threads}")):
-        if getattr(request, field_):
-            raise UsageError(
-                f"{flag}: this has no effect on a TensorRT engine; omit it, or use --backend onnxruntime",
-                code=ErrorCode.CONTRADICTION,
-                field=field_,
-            )
+    tensorrt_engines.check_request(request)
     engines = tensorrt_engines.load_engines(request.out, paths)
     path = request.out / GRAPH
     graph = graph_passes.load(path)

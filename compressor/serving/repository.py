@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """The result of an export.
 
     Attributes:
@@ -51,7 +51,7 @@ ServiceWriter = Callable[[Path, Sequence[Path], str | None, str | None], str]
 """A function that returns the YAML of a service; `compressor.serving.kserve.service` is the default."""
 
 
-def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Exported:
+def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> ExportResult:
     """Write one model into a repository, and the KServe service of all its models.
 
     Args:
@@ -71,7 +71,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
     with _temporary_folder(request.repository) as temporary:
         model = temporary / "model"
         _write_model(model, files, config, requests)
-        models = [*_other_models(request), model]
+        models = [*_remaining_models(request), model]
         text = service(request.repository, models, request.storage_uri, request.runtime_version)
         service_file = temporary / kserve.FILE_NAME
         service_file.write_text(text, encoding="utf-8")
@@ -79,7 +79,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
         replace_folder(model, request.model_dir, aside=temporary / "old")
         service_file.replace(request.repository / kserve.FILE_NAME)
     _log.debug("wrote %s for the %s backend", request.model_dir, files.backend)
-    return Exported(
+    return ExportResult(
         model=request.model_dir,
         service=request.repository / kserve.FILE_NAME,
         backend=files.backend,
@@ -116,7 +116,7 @@ def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence
     (model / triton_config.FILE_NAME).write_text(config, encoding="utf-8")
 
 
-def _other_models(request: ServeRequest) -> list[Path]:
+def _remaining_models(request: ServeRequest) -> list[Path]:
     """Folders of the other models of the repository."""
     folders = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
     return [path for path in folders if path.name != request.model]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
 from compressor.targets.graph_facts import graph_digest
@@ -117,6 +118,27 @@ class EngineSet:
 def find_engines(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
     """The engines in the folder of a run, sorted by name, then the additional ones, without repeats."""
     return tuple({path.resolve(): path for path in (*sorted(out.glob("*.plan")), *more)}.values())
+
+
+def check_request(request: ServeRequest) -> None:
+    """Refuse options that do not apply to TensorRT.
+
+    Raises:
+        UsageError: the request names the CPU, the plain graph or a number of threads.
+    """
+    if request.device == "cpu":
+        raise UsageError(
+            "--device cpu: TensorRT runs on GPUs only; omit it, or use --backend onnxruntime",
+            code=ErrorCode.CONTRADICTION,
+            field="device",
+        )
+    for field, flag in (("plain", "--plain"), ("threads", f"--threads {request.threads}")):
+        if getattr(request, field):
+            raise UsageError(
+                f"{flag}: this has no effect on a TensorRT engine; omit it, or use --backend onnxruntime",
+                code=ErrorCode.CONTRADICTION,
+                field=field,
+            )
 
 
 def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:

@@ -42,23 +42,23 @@ class Ablate(Study):
     def cells(self) -> list[Cell]:
         return [Cell(f"layer-{index}", {"layer": index}) for index in range(len(self.context.sites))]
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         context = self.context
-        context.fresh()
+        context.reset_model()
         site, task = context.sites[cell.settings["layer"]], context.data.task.chooser
         all_heads = frozenset(context.heads)
         layer_heads = [(site.name, head) for head in range(site.heads)]
         on_eval = context.evaluator(context.data.eval, work / "eval.npz")
         on_test = context.evaluator(context.data.test, work / "test.npz")
         on_test.evaluate_without(all_heads, layer_heads)
-        tell(1, 3)
+        on_progress(1, 3)
         dense = on_test.statistics(all_heads)
         alone = []
         for head in layer_heads:
             without = on_test.statistics(all_heads - {head})
             result = difference(task, [dense], [without], CONFIDENCE)
             alone.append({"head": head[1], "test": task.score(without), "difference": result})
-        tell(2, 3)
+        on_progress(2, 3)
         rest = all_heads - set(layer_heads)
         # Larger is better here, whatever the metric; the first of equal heads wins.
         best = layer_heads[int(np.argmax(on_eval.evaluate_all([rest | {head} for head in layer_heads])))]

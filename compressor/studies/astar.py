@@ -14,7 +14,7 @@ from typing import ClassVar
 from datasets import Dataset
 
 from compressor.config.study import StudyRequest
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.results import MetricUnit
 from compressor.selection.search import AStarOptions, AStarSearch, Head, RandomOptions, RandomSearch, Step
@@ -40,7 +40,7 @@ class AStar(Study):
         for variant in cls.values(request, "variants"):
             if variant not in VARIANTS:
                 raise UsageError(
-                    f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}",
+                    f"--variants {variant}: unknown; {suggestion(variant, VARIANTS)}",
                     code=ErrorCode.UNKNOWN_NAME,
                     field="variants",
                     value=variant,
@@ -70,20 +70,20 @@ class AStar(Study):
             Cell(f"{RANDOM}-b{largest:g}", {"variant": RANDOM, "budget": largest}),
         ]
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        self.context.fresh()
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
+        self.context.reset_model()
         budget = cell.settings["budget"] / self.context.data.task.chooser.metric_unit.scale
         if cell.settings["variant"] == RANDOM:
-            return self._run_random(budget, tell)
-        return self._run_search(cell.settings["variant"], budget, tell)
+            return self._run_random(budget, on_progress)
+        return self._run_search(cell.settings["variant"], budget, on_progress)
 
-    def _run_search(self, variant: str, budget: float, tell: ProgressCallback) -> Result:
+    def _run_search(self, variant: str, budget: float, on_progress: ProgressCallback) -> Result:
         context, heads = self.context, self.context.heads
         on_searched, on_test = self._evaluator(), context.evaluator(context.data.test, self.folder.scratch("test.npz"))
         steps = []
         for step in AStarSearch(AStarOptions(variant=variant)).choose(on_searched, None, budget):
             steps.append(step)
-            tell(len(heads) - len(step.kept), len(heads))
+            on_progress(len(heads) - len(step.kept), len(heads))
         for step in steps:  # in this order each evaluation reruns only the layers that changed
             on_test.evaluate(step.kept)
         last, costs = steps[-1], {head: cost for step in steps for head, cost in step.costs.items()}
@@ -106,14 +106,14 @@ class AStar(Study):
             "notes": [note.text for note in last.notes],
         }
 
-    def _run_random(self, budget: float, tell: ProgressCallback) -> Result:
+    def _run_random(self, budget: float, on_progress: ProgressCallback) -> Result:
         evaluator = self._evaluator()
         options = RandomOptions(trials=self.request.size.trials, seed=self.request.recipe.selection.seed)
         orders = RandomSearch(options).orders(self.context.heads)
         walks = []
         for number, order in enumerate(orders):
             walks.append(random_walk(evaluator, order, budget))
-            tell(number + 1, len(orders))
+            on_progress(number + 1, len(orders))
         # Larger is better in a search, whatever the metric.
         return {"dense": evaluator.evaluate(frozenset(self.context.heads)), "walks": walks}
 

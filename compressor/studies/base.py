@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.selection.ray_search.cluster import check_reachable
-from compressor.studies.cell_store import Cell, StudyFolder
+from compressor.studies.cell_store import Cell, CellStore
 from compressor.studies.context import StudyContext
 from compressor.studies.results import Findings
 from compressor.tasks.row_files import is_file_name
@@ -44,7 +44,7 @@ class Study(ABC):
     uses_ray: ClassVar[bool] = False
     """Whether all evaluations go through `StudyContext.evaluator`, which can distribute them with Ray."""
 
-    def __init__(self, request: StudyRequest, context: StudyContext, folder: StudyFolder) -> None:
+    def __init__(self, request: StudyRequest, context: StudyContext, folder: CellStore) -> None:
         self.request, self.context, self.folder = request, context, folder
 
     @classmethod  # noqa: B027 - some kinds have nothing to refuse
@@ -61,13 +61,13 @@ class Study(ABC):
         """All cells of the request; a cell comes after the cells that it needs."""
 
     @abstractmethod
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         """The result of one cell. It does not depend on the cells that ran before in this process.
 
         Args:
             cell: the cell.
             work: a folder for intermediate files; after an interruption it holds those of the interrupted run.
-            tell: receives the progress of the cell.
+            on_progress: receives the progress of the cell.
         """
 
     @abstractmethod

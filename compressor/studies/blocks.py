@@ -15,14 +15,15 @@ from compressor.block_masks.mask_settings import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import train_with_masks
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
+from compressor.studies.attention_figure import attention_figure
 from compressor.studies.base import Result, Study
-from compressor.studies.blocks_findings import ALL, DENSE, OWN, RANDOM, RETRAINED, BlocksFindings
+from compressor.studies.blocks_findings import ALL, DENSE, FROM_THIS_DATA, RANDOM, RETRAINED, BlocksFindings
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture
-from compressor.studies.run_method import check_options, choose
+from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.data import rows_hash
 from compressor.tasks.splits import named_splits, pick
 from compressor.units import keep_all
@@ -42,7 +43,7 @@ class Blocks(Study):
     axes: ClassVar = {
         "shares": (0.0, 0.2, 0.4, 0.5, 0.6, 0.8),
         "kinds": (ALL,),
-        "masks": (OWN, RANDOM),
+        "masks": (FROM_THIS_DATA, RANDOM),
         "seeds": (),
     }
     groups: ClassVar[tuple[str, ...]] = ("Heads", "Blocks")
@@ -56,23 +57,23 @@ class Blocks(Study):
             for kind in kinds.split("+"):
                 if kind not in known:
                     raise UsageError(
-                        f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}",
+                        f"--kinds {kinds}: there is no {kind} attention; {suggestion(kind, known)}",
                         code=ErrorCode.UNKNOWN_NAME,
                         field="kinds",
                         value=kind,
                     )
         for masks in cls.values(request, "masks"):
-            if masks not in (OWN, RANDOM):
+            if masks not in (FROM_THIS_DATA, RANDOM):
                 raise UsageError(
-                    f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
-                    " further --data",
+                    f"--masks {masks}: unknown; {suggestion(masks, (FROM_THIS_DATA, RANDOM))}; another data set is"
+                    " named with a further --data",
                     code=ErrorCode.UNKNOWN_NAME,
                     field="masks",
                     value=masks,
                 )
         first, *further = [Path(name).name for name in request.sources] or [""]
         for name in further:
-            if name in (OWN, RANDOM, DENSE, RETRAINED, first) or further.count(name) > 1:
+            if name in (FROM_THIS_DATA, RANDOM, DENSE, RETRAINED, first) or further.count(name) > 1:
                 raise UsageError(
                     f"--data {name}: two sources with this name, or a reserved name; rename the file",
                     code=ErrorCode.CONTRADICTION,
@@ -86,7 +87,7 @@ class Blocks(Study):
             for kind in kinds.split("+"):
                 if kind not in known:
                     raise UsageError(
-                        f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, known)}",
+                        f"--kinds {kinds}: the model has no {kind} attention; {suggestion(kind, known)}",
                         code=ErrorCode.UNKNOWN_NAME,
                         field="kinds",
                         value=kind,
@@ -107,24 +108,24 @@ class Blocks(Study):
                         cells.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", settings, (base,)))
         return cells
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         context, data, seed = self.context, self.context.data, cell.settings["seed"]
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
         plan = keep_all(context.sites)
         if cell.settings["masks"] == DENSE:
-            context.fresh()
-            choose(context, "dsp", "100%", seed, work, tell)
+            context.reset_model()
+            select_heads(context, "dsp", "100%", seed, work, on_progress)
             context.save(weights)
             return {**self._measured(plan), "density": None}
         settings = self.recipe_for(cell.settings["kind"], cell.settings["share"])
         kept: dict[str, list[float]] = {}
         if cell.settings["share"]:
-            maps = self._maps(cell.settings["masks"], seed, plan, tell)
+            maps = self._maps(cell.settings["masks"], seed, plan, on_progress)
             plan = plan.masked(self._masks(maps, plan, settings, seed if cell.settings["masks"] == RANDOM else None))
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
-        context.fresh(None if settings.blocks.from_original_weights else weights)
+        context.reset_model(None if settings.blocks.from_original_weights else weights)
         pace = settings.updated(steps=context.steps(), seed=seed, options=self._pace())
-        train_with_masks(context.model, data, pace, plan, work / "checkpoints", tell)
+        train_with_masks(context.model, data, pace, plan, work / "checkpoints", on_progress)
         return {**self._measured(plan), "density": kept}
 
     def recipe_for(self, kind: str, share: float) -> Recipe:
@@ -160,21 +161,21 @@ class Blocks(Study):
         chosen, test = (context.answers(plan, rows) for rows in (data.eval, data.test))
         return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
 
-    def _maps(self, source: str, seed: int, plan: Plan, tell: ProgressCallback) -> AttentionMaps:
+    def _maps(self, source: str, seed: int, plan: Plan, on_progress: ProgressCallback) -> AttentionMaps:
         """Attention maps of the dense run over the training rows, or over those of another data set; collected once."""
-        maps_source = source if source not in (OWN, RANDOM) else OWN
+        maps_source = source if source not in (FROM_THIS_DATA, RANDOM) else FROM_THIS_DATA
         path = self.folder.scratch(f"maps-{maps_source}-s{seed}.safetensors")
         if path.exists():
             return AttentionMaps.load(path)
         context, recipe = self.context, self.request.recipe
         data = context.data
-        if maps_source != OWN:
+        if maps_source != FROM_THIS_DATA:
             named = {Path(name).name: name for name in self.request.sources}
             splits = named_splits(named[maps_source])
             rows = splits[pick(splits, "train") or next(iter(splits))]
             texts = data.task.encode_unlabelled(rows, named[maps_source])
             data = replace(data, train=texts, train_hash=rows_hash(texts))
-        context.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
+        context.reset_model(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = mask_length(context.model, context.data, recipe)
         results = collect_attention_maps(
             context.model,
@@ -185,7 +186,7 @@ class Blocks(Study):
             batch_size=recipe.selection.batch_size,
             rows=recipe.blocks.map_rows,
             seed=seed,
-            on_progress=tell,
+            on_progress=on_progress,
         )
         results.save(path)
         return results
@@ -200,7 +201,7 @@ class Blocks(Study):
         """Average maps with their masks, and the share of blocks left in each head; middle share, first seed.
 
         Each kind of attention is shown from the cell that masks its layers and the most layers in all."""
-        own_cells = [cell for cell in results if cell["settings"]["masks"] == OWN]
+        own_cells = [cell for cell in results if cell["settings"]["masks"] == FROM_THIS_DATA]
         if not own_cells:
             return []
         kinds = {site.name: site.kind for site in self.context.sites}
@@ -227,7 +228,7 @@ class Blocks(Study):
                 figures.maps([("share left", self.context.map(left))], low=0.0, high=1.0),
             )
         ]
-        path = self.folder.scratch(f"maps-{OWN}-s{seed}.safetensors")
+        path = self.folder.scratch(f"maps-{FROM_THIS_DATA}-s{seed}.safetensors")
         if not path.exists():
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.context.sites)
@@ -243,7 +244,7 @@ class Blocks(Study):
                     f"Average map and mask, {kind} attention",
                     "Mean over heads: attention (left), share of heads that keep the pair (right), as far as rows go;"
                     f" {subject}. Rows are query positions, columns key positions.",
-                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
+                    attention_figure([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
                     wide=True,
                 )
             )

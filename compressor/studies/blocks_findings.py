@@ -19,7 +19,7 @@ from compressor.studies.results import Findings, Picture, Table, difference
 
 DENSE, RETRAINED = "dense", "retrained"
 ALL = "all"
-OWN, RANDOM = "own", "random"
+FROM_THIS_DATA, RANDOM = "own", "random"
 _SHARE = "share of blocks dropped, p"
 _SAVED = (
     "the share of attention's multiply-accumulates that is skipped (scores and weighted sums, not projections): the"
@@ -93,7 +93,7 @@ class BlocksFindings:
             "metric_vs_p",
             "Metric against the share of blocks dropped",
             f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {self.base}.",
-            figures.spread(scores, _SHARE, f"test {self.task.metric_heading}", level=level),
+            figures.lines_with_ranges(scores, _SHARE, f"test {self.task.metric_heading}", level=level),
             wide=True,
         )
 
@@ -103,7 +103,7 @@ class BlocksFindings:
             "macs_saved",
             "Multiply-accumulates of attention saved",
             f"Here {_SAVED}.",
-            figures.spread(saved, _SHARE, "saved, %"),
+            figures.lines_with_ranges(saved, _SHARE, "saved, %"),
             wide=True,
         )
 
@@ -118,7 +118,7 @@ class BlocksFindings:
     def _crossed(self) -> tuple[list[Table], list[Picture]]:
         """Masks of every source on the rows of the first data set, by share (figure 6); empty for a single source."""
         target = self.names[0] if self.names else ""
-        shown = {OWN: target, **{name: name for name in self.names[1:]}, RANDOM: RANDOM}
+        shown = {FROM_THIS_DATA: target, **{name: name for name in self.names[1:]}, RANDOM: RANDOM}
         tables, pictures = list[Table](), list[Picture]()
         for kind in dict.fromkeys(kind for _, kind, share in self.groups if share):
             sources = [masks for masks in shown if any(key[:2] == (masks, kind) for key in self.groups)]
@@ -170,5 +170,5 @@ class BlocksFindings:
 
 def _order(cell: Result) -> tuple[Any, ...]:
     settings = cell["settings"]
-    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(settings["masks"], 4)
+    first = {DENSE: 0, RETRAINED: 1, FROM_THIS_DATA: 2, RANDOM: 3}.get(settings["masks"], 4)
     return first, settings["masks"], settings["kind"], settings["share"], settings["seed"]

@@ -44,7 +44,7 @@ RunCell = Callable[[Cell, Path, ProgressCallback], Mapping[str, Any]]
 """Runs a cell in its working folder, which keeps the files of an interrupted run of the same cell."""
 
 
-class StudyFolder:
+class CellStore:
     """The folder of one study. Several processes may work in it at once.
 
     Args:
@@ -90,7 +90,7 @@ class StudyFolder:
         """
         return read_results(self.path)
 
-    def run(self, cells: Sequence[Cell], run_cell: RunCell, listen: Listener) -> None:
+    def run(self, cells: Sequence[Cell], run_cell: RunCell, listener: Listener) -> None:
         """Run the cells that are not finished, and wait for those that other processes run.
 
         Raises:
@@ -101,24 +101,24 @@ class StudyFolder:
         while left := [cell for cell in cells if not self._file(cell.name).exists()]:
             ran = False
             for cell in filter(self._ready, left):
-                ran |= self._run(cell, run_cell, listen, f"{cells.index(cell) + 1} of {total}")
+                ran |= self._run(cell, run_cell, listener, f"{cells.index(cell) + 1} of {total}")
             if (
                 not ran
             ):  # other processes run all that is ready: wait until the first is finished or its process has ended
                 first = next(filter(self._ready, left))
-                self._run(first, run_cell, listen, f"{cells.index(first) + 1} of {total}", wait=True)
+                self._run(first, run_cell, listener, f"{cells.index(first) + 1} of {total}", wait=True)
 
     def _ready(self, cell: Cell) -> bool:
         return all(self._file(name).exists() for name in cell.needs)
 
-    def _run(self, cell: Cell, run_cell: RunCell, listen: Listener, number: str, *, wait: bool = False) -> bool:
+    def _run(self, cell: Cell, run_cell: RunCell, listener: Listener, number: str, *, wait: bool = False) -> bool:
         with _claimed(self._file(cell.name), wait) as free:
             if not free:
                 return False
             work = self._file(cell.name).with_suffix(".partial")
             work.mkdir(exist_ok=True)
-            with listen.stage(f"{cell.name} ({number})") as tell:
-                results = {"cell": cell.name, "settings": dict(cell.settings), **run_cell(cell, work, tell)}
+            with listener.stage(f"{cell.name} ({number})") as on_progress:
+                results = {"cell": cell.name, "settings": dict(cell.settings), **run_cell(cell, work, on_progress)}
             write(self._file(cell.name), json.dumps(results))
             shutil.rmtree(work, ignore_errors=True)
             return True

@@ -33,7 +33,7 @@ class StudyContext:
     """The model, its sites, and as many rows as the size allows, drawn with the recipe's seed.
 
     Attributes:
-        folder: the model folder; its model holds the weights of the cell that ran last, see `fresh`.
+        folder: the model folder; its model holds the weights of the cell that ran last, see `reset_model`.
         sites: attention sites, in call order.
         heads: all heads in (site, head) order.
         rows: the rows; None where the recipe names none.
@@ -78,7 +78,7 @@ class StudyContext:
     def model(self) -> PreTrainedModel:
         return self.folder.model
 
-    def fresh(self, weights: Path | None = None) -> PreTrainedModel:
+    def reset_model(self, weights: Path | None = None) -> PreTrainedModel:
         """The model with the folder's weights or those of a file, in evaluation mode, on a GPU if there is one."""
         if weights is None:
             self.model.load_state_dict(self._start)

@@ -15,7 +15,7 @@ from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
-from compressor.studies.run_method import check_options, choose, kept_heads, options_of
+from compressor.studies.run_method import check_options, kept_heads, options_of, select_heads
 
 _ANNEALED, _HELD = "annealed", "held"
 _EVALUATIONS = 12
@@ -40,15 +40,16 @@ class Dynamics(Study):
             for way in (_ANNEALED, _HELD)
         ]
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         context, data = self.context, self.context.data
-        context.fresh()
+        context.reset_model()
         options: dict[str, Any] = {**default_options("dsp", data.task.name), **options_of(context, "dsp")}
         if not {"evaluations", "dsp.evaluations"} & context.recipe.selection.options.keys():
             options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
         if cell.settings["way"] == _HELD:
             options["tau_end"] = options["tau_ini"]
-        selected = choose(context, "dsp", cell.settings["keep"], cell.settings["seed"], work, tell, **options)
+        keep, seed = cell.settings["keep"], cell.settings["seed"]
+        selected = select_heads(context, "dsp", keep, seed, work, on_progress, **options)
         return {
             "heads": selected.plan.heads_kept,
             "kept": kept_heads(selected.plan),

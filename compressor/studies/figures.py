@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE, inline
+from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE
 
 _HALF, _WIDE = 4.4, 9.2
 """Widths in inches: two figures side by side on a page, or one that fills it."""
@@ -31,29 +29,11 @@ _COLOURS = (
     "#a0522d",
     "#6b7280",
 )
-_FILE_COLOURS = {"dense": "#98a1ae", "compressed": "#0b7a75", "ink": "#1a1d21", "line": "#dcdfe4", "muted": "#59616c"}
-"""The page's light colours, for a figure in a separate file."""
-
 Points = Sequence[tuple[float, Sequence[float]]]
 """(x, values at x), values of several seeds."""
 
 
-def styled(figure: Figure) -> Markup:
-    """The figure as an inline `<svg>` that takes its colours from the page."""
-    with matplotlib.rc_context(STYLE):
-        return inline(figure)
-
-
-def file_text(svg: str) -> str:
-    """An inline `<svg>` as a self-contained file, on white."""
-    text = re.sub(r"var\(--(\w+)\)", lambda name: _FILE_COLOURS[name[1]], svg)
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    size = f'width="{box[1]}pt" height="{box[2]}pt" ' if box else ""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}font-family="sans-serif" style="background: #ffffff" '
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + text.replace("<svg ", head, 1) + "\n"
-
-
-def spread(
+def lines_with_ranges(
     lines: Mapping[str, Points],
     x_label: str,
     y_label: str,
@@ -62,7 +42,16 @@ def spread(
     log: bool = False,
     wide: bool = True,
 ) -> Figure:
-    """One line per name: the mean, and a band from minimum to maximum. `level` (name, values) is drawn too."""
+    """One line per name: the mean of the values at each x, and a band from their minimum to their maximum.
+
+    Args:
+        lines: name -> points.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        level: name and values of a horizontal line and band, for comparison.
+        log: whether the x axis is logarithmic, with a tick at each x.
+        wide: whether the figure fills the width of the page, instead of half of it.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(wide, 3.6 if wide else 2.6)
         if level:
@@ -120,7 +109,15 @@ def maps(
     diverging: bool = False,
     marks: np.ndarray | None = None,
 ) -> Figure:
-    """Maps `[sites, heads]` side by side on one scale; NaN is blank. `marks`, of the same shape, puts dots on heads."""
+    """Maps `[sites, heads]` side by side on one scale; NaN is blank.
+
+    Args:
+        panels: title and values `[sites, heads]` of each map.
+        low: lower end of the scale; None: the smallest value.
+        high: upper end of the scale; None: the largest value.
+        diverging: whether the scale is symmetric around zero.
+        marks: heads that get a dot, `[sites, heads]`; None: none.
+    """
     with matplotlib.rc_context(STYLE):
         sites, heads = panels[0][1].shape
         columns = min(len(panels), 3 if heads <= 16 else 2)
@@ -128,9 +125,9 @@ def maps(
         width = _WIDE if len(panels) > 1 else _HALF
         each = (width - 0.9) / columns
         figure = Figure((width, rows * (each * min(sites / heads, 1.6) + 0.55)), layout="constrained")
-        everything = np.concatenate([values.ravel() for _, values in panels])
-        bottom = float(np.nanmin(everything)) if low is None else low
-        top = float(np.nanmax(everything)) if high is None else high
+        all_values = np.concatenate([values.ravel() for _, values in panels])
+        bottom = float(np.nanmin(all_values)) if low is None else low
+        top = float(np.nanmax(all_values)) if high is None else high
         if diverging:
             top = max(abs(bottom), abs(top)) or 1.0
             bottom = -top
@@ -154,36 +151,16 @@ def maps(
         return figure
 
 
-def attention(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
-    """Map and mask `[query, key]` of each layer side by side; in long maps a dot is the mean of several positions."""
-    with matplotlib.rc_context(STYLE):
-        columns = min(len(panels), 3)
-        rows = math.ceil(len(panels) / columns)
-        figure = Figure((_WIDE, rows * (_WIDE / columns / 2 + 0.3)), layout="constrained")
-        for index, (title, weights, mask) in enumerate(panels):
-            row, column = divmod(index, columns)
-            for side, (values, top) in enumerate(((weights, float(np.quantile(weights, 0.99)) or 1.0), (mask, 1.0))):
-                axes = figure.add_subplot(rows, 2 * columns, row * 2 * columns + 2 * column + side + 1)
-                axes.imshow(_smaller(values), cmap="YlGnBu", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
-                axes.set_xticks([])
-                axes.set_yticks([])
-                axes.set_title(title if side == 0 else "mask", fontsize=8, color=INK)
-        return figure
-
-
-def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
-    """Averages neighbours until there are at most `most` values along each axis."""
-    for axis in (0, 1):
-        starts = np.unique(np.linspace(0, values.shape[axis], min(most, values.shape[axis]) + 1).astype(int)[:-1])
-        counts = np.diff(np.append(starts, values.shape[axis]))
-        shape = [1, 1]
-        shape[axis] = -1
-        values = np.add.reduceat(values, starts, axis=axis) / counts.reshape(shape)
-    return values
-
-
 def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
-    """A map `[rows, columns]` with its values as text; rows are numbered from `first`."""
+    """A map with its values as text.
+
+    Args:
+        values: `[rows, columns]`.
+        columns: labels of the columns.
+        x_label: label of the x axis.
+        places: number of decimal places.
+        first: number of the first row.
+    """
     with matplotlib.rc_context(STYLE):
         rows, count = values.shape
         figure, axes = _axes(False, 0.7 + min(0.3 * rows, 6.0))
@@ -207,7 +184,14 @@ def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, place
 
 
 def histogram(values: Sequence[float], x_label: str, *, line: float | None = None, whole: bool = False) -> Figure:
-    """Counts of values; `line` marks a value for comparison. With `whole`, every integer has its own bar."""
+    """A histogram of values.
+
+    Args:
+        values: the values.
+        x_label: label of the x axis.
+        line: a value that a vertical line marks, for comparison.
+        whole: whether every integer has its own bar.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(False, 2.3)
         ends = [*values, *([] if line is None else [line])]

@@ -14,14 +14,14 @@ import numpy as np
 
 from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.config.study import StudyRequest
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.context import site_numbers
 from compressor.studies.results import Findings, Picture, Table, difference, interval_text
-from compressor.studies.run_method import check_options, choose, kept_heads
+from compressor.studies.run_method import check_options, kept_heads, select_heads
 
 DENSE = "dense"
 
@@ -41,7 +41,7 @@ class Grid(Study):
         for method in cls.values(request, "methods"):
             if method not in HEAD_METHODS:
                 raise UsageError(
-                    f"--methods {method}: no method of this study; {nearest(method, HEAD_METHODS)}",
+                    f"--methods {method}: no method of this study; {suggestion(method, HEAD_METHODS)}",
                     code=ErrorCode.UNKNOWN_NAME,
                     field="methods",
                     value=method,
@@ -64,16 +64,16 @@ class Grid(Study):
             for method in self.axis("methods")
         ]
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         method, keep, seed = (cell.settings[name] for name in ("method", "keep", "seed"))
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
         context, data = self.context, self.context.data
-        context.fresh(None if method == DENSE or _joint(method) else weights)
+        context.reset_model(None if method == DENSE or _joint(method) else weights)
         # With every head kept there is no choice to learn, and joint learning is plain fine-tuning.
         if method == DENSE:
-            selected = choose(context, "dsp", keep, seed, work, tell, pool="model")
+            selected = select_heads(context, "dsp", keep, seed, work, on_progress, pool="model")
         else:
-            selected = choose(context, method, keep, seed, work, tell)
+            selected = select_heads(context, method, keep, seed, work, on_progress)
         if method == DENSE:
             context.save(weights)
         chosen, test = (context.answers(selected.plan, rows) for rows in (data.eval, data.test))
@@ -144,7 +144,7 @@ class Grid(Study):
             if method != DENSE:
                 lines.setdefault(method, []).append((heads, scores))
         level = next(scores for method, _, scores in curves if method == DENSE)
-        figure = figures.spread(lines, "heads kept", f"test {heading}", level=(DENSE, level), log=True)
+        figure = figures.lines_with_ranges(lines, "heads kept", f"test {heading}", level=(DENSE, level), log=True)
         description = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
         return Picture("metric_vs_heads", "Metric against heads kept", description, figure, wide=True)
 

@@ -19,7 +19,7 @@ from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
-from compressor.studies.run_method import check_options, choose
+from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.base import Task
 from compressor.tasks.registry import make_task
 from compressor.tasks.scoring import batches
@@ -75,17 +75,17 @@ class Importance(Study):
                 sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
         return sampled
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         if "domain" in cell.settings:
-            self.context.fresh()
+            self.context.reset_model()
             _, rows, task = self._domains[int(cell.name.rpartition("-")[2])]
             return self._importance(rows, task)
         data, epoch = self.context.data, cell.settings["epoch"]
-        self.context.fresh(self._weights(epoch - 1) if epoch > 1 else None)
+        self.context.reset_model(self._weights(epoch - 1) if epoch > 1 else None)
         if epoch:
             steps = int(np.ceil(len(data.train) / self.request.recipe.selection.batch_size))
             seed = self.request.recipe.selection.seed + epoch
-            choose(self.context, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
+            select_heads(self.context, "dsp", "100%", seed, work, on_progress, steps=steps, evaluations=1)
             self.context.save(self._weights(epoch))
         drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(len(data.train))[
             : self.request.size.sample
@@ -106,61 +106,74 @@ class Importance(Study):
         return {"rows": len(rows), "importance": sampled.tolist()}
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        domains = sorted((cell for cell in results if "domain" in cell["settings"]), key=_number)
-        epochs = sorted((cell for cell in results if "epoch" in cell["settings"]), key=_number)
-        rows = [
+        rows: list[dict[str, Any]] = []
+        tables: list[Table] = []
+        pictures: list[Picture] = []
+        for axis in ("domain", "epoch"):
+            cells = sorted((cell for cell in results if axis in cell["settings"]), key=_number)
+            rows += self._rows(axis, cells)
+            numbers = [str(index + (axis == "domain")) for index in range(len(cells))]
+            names = [str(cell["settings"][axis]) for cell in cells]
+            labels = [
+                f"{number} {name}" if name != number else name for number, name in zip(numbers, names, strict=True)
+            ]
+            values = [cell["importance"] for cell in cells]
+            correlations = _matrix(values, lambda a, b: float(pearsonr(a, b).statistic))
+            rank_correlations = _matrix(values, lambda a, b: float(spearmanr(a, b).statistic))
+            tables.append(_table(f"Correlation of the heads' importance by {axis}", labels, numbers, correlations))
+            tables.append(_table(f"Correlation of their ranks by {axis}", labels, numbers, rank_correlations))
+            description = "; ".join(labels) if axis == "domain" else "0 is the model before training"
+            pictures.append(_correlation_picture(axis, description, numbers, correlations))
+            pictures.append(self._importance_picture(axis, description, numbers, values))
+        return Findings(rows, tables, pictures)
+
+    def _rows(self, axis: str, cells: Sequence[Result]) -> list[dict[str, Any]]:
+        """One row per cell and head, for the CSV file."""
+        return [
             {
-                "what": name,
-                "which": cell["settings"][name],
+                "what": axis,
+                "which": cell["settings"][axis],
                 "site": site,
                 "head": head,
                 "importance": value,
                 "rows": cell["rows"],
                 "seconds": cell["seconds"],
             }
-            for name, cells in (("domain", domains), ("epoch", epochs))
             for cell in cells
             for (site, head), value in zip(self.context.heads, cell["importance"], strict=True)
         ]
-        tables: list[Table] = []
-        pictures: list[Picture] = []
-        for what, cells in (("domain", domains), ("epoch", epochs)):
-            names = [str(cell["settings"][what]) for cell in cells]
-            values = [cell["importance"] for cell in cells]
-            numbers = [str(index + (what == "domain")) for index in range(len(cells))]
-            by_rank = _matrix(values, lambda a, b: float(spearmanr(a, b).statistic))
-            by_value = _matrix(values, lambda a, b: float(pearsonr(a, b).statistic))
-            labels = [
-                f"{number} {name}" if name != number else name for number, name in zip(numbers, names, strict=True)
-            ]
-            tables.append(_table(f"Correlation of the heads' importance by {what}", labels, numbers, by_value))
-            tables.append(_table(f"Correlation of their ranks by {what}", labels, numbers, by_rank))
-            description = "; ".join(labels) if what == "domain" else "0 is the model before training"
-            pictures.append(
-                Picture(
-                    f"{what}_correlation",
-                    f"Correlation of importance by {what}",
-                    f"Pearson's, over the heads. {description}.",
-                    figures.table_map(by_value, numbers, what, places=2, first=int(numbers[0])),
-                )
-            )
-            maps = [
-                (
-                    f"{what} {number}",
-                    self.context.map(dict(zip(self.context.heads, value / np.max(value), strict=True))),
-                )
-                for number, value in zip(numbers, map(np.array, values), strict=True)
-            ]
-            pictures.append(
-                Picture(
-                    f"{what}_importance",
-                    f"Importance of each head by {what}",
-                    f"As a share of the largest. {description}. Rows: attention layers in call order; columns: heads.",
-                    figures.maps(maps, low=0.0, high=1.0),
-                    wide=len(maps) > 1,
-                )
-            )
-        return Findings(rows, tables, pictures)
+
+    def _importance_picture(
+        self, axis: str, description: str, numbers: Sequence[str], values: Sequence[Sequence[float]]
+    ) -> Picture:
+        """A map of the heads for each domain or epoch.
+
+        Args:
+            axis: `domain` or `epoch`.
+            description: what the numbers stand for.
+            numbers: numbers of the domains or epochs.
+            values: importance of every head, for each number.
+        """
+        maps = [
+            (f"{axis} {number}", self.context.map(dict(zip(self.context.heads, value / np.max(value), strict=True))))
+            for number, value in zip(numbers, map(np.array, values), strict=True)
+        ]
+        return Picture(
+            f"{axis}_importance",
+            f"Importance of each head by {axis}",
+            f"As a share of the largest. {description}. Rows: attention layers in call order; columns: heads.",
+            figures.maps(maps, low=0.0, high=1.0),
+            wide=len(maps) > 1,
+        )
+
+
+def _correlation_picture(axis: str, description: str, numbers: Sequence[str], correlations: np.ndarray) -> Picture:
+    return Picture(
+        f"{axis}_correlation",
+        f"Correlation of importance by {axis}",
+        f"Pearson's, over the heads. {description}.",
+        figures.table_map(correlations, numbers, axis, places=2, first=int(numbers[0])),
+    )
 
 
 def _number(cell: Result) -> int:

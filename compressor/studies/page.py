@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compressor.report.templates import environment
-from compressor.studies import figures
 from compressor.studies.cell_store import CSV_NAME, write, write_csv
 from compressor.studies.results import Findings
+from compressor.studies.svg import file_text, styled
 
 PAGE_NAME = "study.html"
 
@@ -34,9 +34,9 @@ def save(
     """
     write_csv(folder / CSV_NAME, findings.rows)
     (folder / "figures").mkdir(exist_ok=True)
-    drawn = [(picture, figures.styled(picture.figure)) for picture in findings.pictures]
+    drawn = [(picture, styled(picture.figure)) for picture in findings.pictures]
     for picture, svg in drawn:
-        write(folder / "figures" / f"{picture.name}.svg", figures.file_text(svg))
+        write(folder / "figures" / f"{picture.name}.svg", file_text(svg))
     page = (
         environment("studies")
         .get_template("page.html")

@@ -14,7 +14,7 @@ from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
-from compressor.studies.run_method import check_options, choose
+from compressor.studies.run_method import check_options, select_heads
 
 _METHOD = "hard-concrete"
 _RESERVED = {
@@ -41,12 +41,13 @@ class Penalty(Study):
             for penalty in self.axis("penalties")
         ]
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         context, data = self.context, self.context.data
-        context.fresh()
+        context.reset_model()
         # Never frozen: the open gates are counted after training, as in the paper.
         free = {"penalty": cell.settings["penalty"], "cooldown": 1.0}
-        selected = choose(context, _METHOD, cell.settings["keep"], cell.settings["seed"], work, tell, **free)
+        keep, seed = cell.settings["keep"], cell.settings["seed"]
+        selected = select_heads(context, _METHOD, keep, seed, work, on_progress, **free)
         last = next(point.values for point in reversed(selected.curves) if "open" in point.values)
         return {
             "open": last["open"],
@@ -92,7 +93,7 @@ class Penalty(Study):
                     "penalty",
                     "Penalty against heads left open",
                     "Mean over seeds; the band reaches from the fewest to the most.",
-                    figures.spread(first, "weight of the penalty", "heads open", log=True),
+                    figures.lines_with_ranges(first, "weight of the penalty", "heads open", log=True),
                     wide=True,
                 )
             ],

@@ -15,7 +15,7 @@ from compressor.config.fields import heading_of
 from compressor.config.run import FIELDS
 from compressor.config.study import RESERVED, StudyRequest, StudySize
 from compressor.environment import machine
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note
 from compressor.selection.ray_search.evaluator import evaluator_factory
@@ -24,7 +24,7 @@ from compressor.studies.ablate import Ablate
 from compressor.studies.astar import AStar
 from compressor.studies.base import Result, Study, check_request
 from compressor.studies.blocks import Blocks
-from compressor.studies.cell_store import Cell, StudyFolder
+from compressor.studies.cell_store import Cell, CellStore
 from compressor.studies.context import StudyContext
 from compressor.studies.dynamics import Dynamics
 from compressor.studies.grid import Grid
@@ -45,7 +45,7 @@ KINDS: dict[str, type[Study]] = {
     "blocks": Blocks,
 }
 """Kind of study by name. To add one: write the file, add one line here."""
-_NOT_ITS_OWN = (*RESERVED, "seed")
+_IGNORED_FIELDS = (*RESERVED, "seed")
 """Fields of a recipe that a study sets itself, that change no result, or that every study depends on."""
 _SHOWN_ELSEWHERE = (
     *("kind", "size", "model", "rows", "seed", "sources"),
@@ -64,7 +64,7 @@ def check(kind: str, request: StudyRequest) -> type[Study]:
     """
     if kind not in KINDS:
         raise UsageError(
-            f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}",
+            f"study {kind!r}: unknown; {suggestion(kind, list(KINDS))}",
             code=ErrorCode.UNKNOWN_NAME,
             field="kind",
             value=kind,
@@ -80,29 +80,29 @@ def study(kind: str, request: StudyRequest, listener: Listener | None = None) ->
         UsageError: the folder holds another study, or this kind of study lacks a requested setting.
         InputError: the model or the rows cannot be used.
     """
-    listen = listener or NullListener()
+    listener = listener or NullListener()
     study_class = check(kind, request)
-    with listen.stage("loading the model and the rows"):
+    with listener.stage("loading the model and the rows"):
         context = StudyContext(request.recipe, request.size)
     notes = (*context.folder.notes, *(context.rows.notes if context.rows else ()))
     for note in notes:
-        listen.note(note)
+        listener.note(note)
     stamp = _recipe(kind, study_class, request, context)
-    folder = StudyFolder(Path(os.path.abspath(request.recipe.output.out)), stamp)  # noqa: PTH100
+    folder = CellStore(Path(os.path.abspath(request.recipe.output.out)), stamp)  # noqa: PTH100
     instance = study_class(request, context, folder)
     cells = instance.cells()
 
-    def run_cell(cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run_cell(cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         started = time.perf_counter()
-        return {**instance.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
+        return {**instance.run(cell, work, on_progress), "seconds": round(time.perf_counter() - started, 3)}
 
     try:
         with evaluator_factory(request.ray) as context.make_evaluator:
-            folder.run(cells, run_cell, listen)
+            folder.run(cells, run_cell, listener)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted; the same command resumes from {folder.path}") from interrupt
     results = folder.results()
-    with listen.stage("writing the findings"):
+    with listener.stage("writing the findings"):
         findings = instance.findings(results)
         seconds = sum(cell["seconds"] for cell in results)
         page.save(
@@ -127,7 +127,7 @@ def _recipe(kind: str, study_class: type[Study], request: StudyRequest, context:
     fields = {
         name: value
         for name, value in request.recipe.flat().items()
-        if heading_of(FIELDS[name]) in study_class.groups and name not in _NOT_ITS_OWN
+        if heading_of(FIELDS[name]) in study_class.groups and name not in _IGNORED_FIELDS
     }
     data, own_task = context.rows, context.folder.own_task
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
@@ -34,14 +34,14 @@ def check_options(
         method, dot, option = name.rpartition(".")
         if dot and method not in methods:
             raise UsageError(
-                f"option {name!r}: {method} is not studied; {nearest(method, methods)}",
+                f"option {name!r}: {method} is not studied; {suggestion(method, methods)}",
                 code=ErrorCode.UNKNOWN_NAME,
                 field=name,
             )
         among = sorted(option_names(method)) if dot else known
         if option not in among:
             raise UsageError(
-                f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(option, among)}",
+                f"option {name!r} of {method or ', '.join(methods)}: unknown; {suggestion(option, among)}",
                 code=ErrorCode.UNKNOWN_NAME,
                 field=name,
             )
@@ -56,27 +56,48 @@ def check_options(
 
 
 def options_of(context: StudyContext, method: str) -> dict[str, Any]:
-    """What a study gives a method: the size's own pace, then the recipe's options that it has (`name=value`), then
-    those that name it (`method.name=value`)."""
+    """The options with which a study runs a method.
+
+    They are the limits of the study's size, overridden by the options of the recipe (`name=value`), overridden by those
+    that name the method (`method.name=value`). Options that the method does not have are left out.
+    """
     size, options = context.size, context.recipe.selection.options
-    paced = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
-    mine = {name.removeprefix(f"{method}."): value for name, value in options.items() if name.startswith(f"{method}.")}
-    return {name: value for name, value in {**paced, **options, **mine}.items() if name in option_names(method)}
+    size_options = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
+    prefix = f"{method}."
+    method_options = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    merged = {**size_options, **options, **method_options}
+    known = option_names(method)
+    return {name: value for name, value in merged.items() if name in known}
 
 
-def choose(
+def select_heads(
     context: StudyContext,
     method: str,
     keep: int | str | None,
     seed: int,
     work: Path,
-    tell: ProgressCallback,
+    on_progress: ProgressCallback,
     *,
     max_drop: float | None = None,
     steps: int | None = None,
     **options: Any,
 ) -> LearningResult:
-    """Select heads of the context's model as it is now; an interrupted run resumes from the checkpoints in `work`."""
+    """Select heads of the context's model as it is now; an interrupted run resumes from the checkpoints in `work`.
+
+    Args:
+        context: its model is trained, on its rows.
+        method: method of selection.
+        keep: number or share of the heads to keep; None where `max_drop` bounds the metric instead.
+        seed: seed of the run.
+        work: working folder of the cell; checkpoints are written below it.
+        on_progress: receives the finished and the total number of steps.
+        max_drop: largest drop of the metric that is allowed.
+        steps: optimizer steps; the default is `StudyContext.steps`.
+        options: options of the method, which override those of the recipe.
+
+    Returns:
+        The plan, and the course of the selection.
+    """
     selection = context.recipe.selection.model_copy(
         update={
             "method": method,
@@ -87,7 +108,7 @@ def choose(
             "seed": seed,
         }
     )
-    return learn(context.model, context.sites, context.data, selection, work / "checkpoints", tell)
+    return learn(context.model, context.sites, context.data, selection, work / "checkpoints", on_progress)
 
 
 def kept_heads(plan: Plan) -> list[list[Any]]:

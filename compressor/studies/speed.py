@@ -128,7 +128,7 @@ class SpeedStudy(Study):
             )
         return collected
 
-    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:
         if cell.settings["what"] == "dense":
             return self._export()
         is_grid = cell.settings["what"] == "grid"
@@ -144,7 +144,7 @@ class SpeedStudy(Study):
         feeds = example_feeds(self.context.folder, batch, seq)
         seed = self.request.recipe.selection.seed
         ratio = interleave(
-            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, on_progress=tell
+            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, on_progress=on_progress
         )
         return {
             "heads": len(kept),
@@ -160,7 +160,7 @@ class SpeedStudy(Study):
 
     def _export(self) -> Result:
         context, recipe = self.context, self.request.recipe
-        context.fresh().to("cpu")  # type: ignore[arg-type]
+        context.reset_model().to("cpu")  # type: ignore[arg-type]
         inputs = example_inputs(context.folder, batch=2, seq=8)
         dense = keep_all(context.sites)
         export_reference(

@@ -90,8 +90,8 @@ class SpeedFindings:
         title = f"Random masks at batch {batch}: times the speed of dense, and the file that they leave"
         columns = ("heads", "masks", "speed", "spread", "parameters", "file smaller by")
         description = "Mean over random masks; the band reaches from the least to the most."
-        of_speed = figures.spread({"speed": list(speed.items())}, "heads kept", _SPEED, wide=False)
-        of_size = figures.spread({"size": list(smaller.items())}, "heads kept", _SMALLER, wide=False)
+        of_speed = figures.lines_with_ranges({"speed": list(speed.items())}, "heads kept", _SPEED, wide=False)
+        of_size = figures.lines_with_ranges({"size": list(smaller.items())}, "heads kept", _SMALLER, wide=False)
         return [Table(title, columns, lines)], [
             Picture("speed_vs_heads", "Speed against heads kept", description, of_speed),
             Picture("size_vs_heads", "Size against heads kept", description, of_size),
@@ -116,7 +116,7 @@ class SpeedFindings:
             name: [(batch, [cell[key] for cell in cells]) for batch, cells in groups.items()]
             for name, key in (("dense", "dense_per_second"), (f"{half} heads", "per_second"))
         }
-        figure = figures.spread(curves, "batch", "examples per second", log=True, wide=False)
+        figure = figures.lines_with_ranges(curves, "batch", "examples per second", log=True, wide=False)
         picture = Picture("speed_vs_batch", "Examples per second", "Dense, and with half of the heads.", figure)
         return [Table(title, ("batch", "dense", "pruned", "faster by"), lines)], [picture]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.targets.base import QUANTIZED, TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
 
 TARGETS: Mapping[str, str] = {
@@ -32,7 +32,7 @@ def target(name: str) -> Target:
     """
     if name not in TARGETS:
         raise UsageError(
-            f"{name}: unknown target; {nearest(name, tuple(TARGETS))}",
+            f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}",
             code=ErrorCode.UNKNOWN_NAME,
             field="target",
             value=name,

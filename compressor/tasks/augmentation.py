@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from compressor.tasks.encoding import blocks_of
+from compressor.tasks.encoding import chunks_of
 from compressor.tasks.row_store import RowStore
 
 _JOINED_SHARE = 0.5
@@ -34,12 +34,12 @@ def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_
         As many rows, with the label zero.
     """
     store = RowStore()
-    for start, block in blocks_of(rows):
+    for start, chunk in chunks_of(rows):
         examples = [
             _replaced(rows, pattern, start + offset, share, seed, special_ids) or row
-            for offset, row in enumerate(block)
+            for offset, row in enumerate(chunk)
         ]
-        columns = {name: [example[name] for example in examples] for name in block.column_names}
+        columns = {name: [example[name] for example in examples] for name in chunk.column_names}
         store.add(Dataset.from_dict({**columns, "labels": [0] * len(examples)}).data.table)
     return store.finish()
 

@@ -28,26 +28,26 @@ PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
 
 class CausalLM(Task):
-    """Perplexity over blocks of equal length, into which the concatenation of the rows is divided.
+    """Perplexity over segments of equal length, into which the concatenation of the rows is divided.
 
     Rows of plain text are lines and are joined by line ends; rows of one column are joined by the end token, or by
-    line ends if the tokenizer has none. The first token of a block is not predicted, because nothing precedes it. The
-    last, shorter block is kept if a token can be predicted in it.
+    line ends if the tokenizer has none. The first token of a segment is not predicted, because nothing precedes it. The
+    last, shorter segment is kept if a token can be predicted in it.
 
     Args:
         folder: its tokenizer encodes the text.
-        request: the text column and the length of a block.
+        request: the text column and the length of a segment.
         metric: one of `metrics`.
 
     Raises:
-        InputError: a block is too short to predict a token.
+        InputError: a segment is too short to predict a token.
     """
 
     name = "causal-lm"
     metrics: ClassVar[tuple[Metric, ...]] = (PERPLEXITY,)
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
-    """Tokens of the shortest block in which a token can be predicted."""
+    """Tokens of the shortest segment in which a token can be predicted."""
     joined_rows: ClassVar[int] = 1000
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -55,23 +55,27 @@ class CausalLM(Task):
         self._tokenizer = folder.processor
         self._columns = request.text_columns
         limit = token_limit(folder.model)
-        self._block = min(request.max_length, limit) if limit else request.max_length
-        if self._block < self.shortest:
+        self._segment_length = min(request.max_length, limit) if limit else request.max_length
+        if self._segment_length < self.shortest:
             raise InputError(
-                f"{folder.path}: no token can be predicted in blocks of {self._block}; raise --max-length",
+                f"{folder.path}: no token can be predicted in segments of {self._segment_length}; raise --max-length",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="max_length",
-                value=self._block,
+                value=self._segment_length,
                 minimum=self.shortest,
             )
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode the text as blocks: columns `input_ids` and `length`."""
+        """Encode the text as segments: columns `input_ids` and `length`.
+
+        Raises:
+            InputError: the column of text is missing, or no token can be predicted in the text.
+        """
         (name,) = self.text_columns.find(rows, self._columns, source)
         texts = list(rows[name])
         ids = self.token_stream(texts, lines=rows.column_names == ["text"])
         self._check_vocabulary(texts, ids, source)
-        starts, ends = self._block_bounds(len(ids))
+        starts, ends = self._segment_bounds(len(ids))
         if not len(starts):
             raise InputError(
                 f"{source}: no token can be predicted in {len(ids)} token(s); give more text",
@@ -81,20 +85,20 @@ class CausalLM(Task):
         return _slice_rows(ids, starts, ends)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Blocks `[batch, block]` with their mask; `labels` are the ids themselves, which the model shifts.
+        """Segments `[batch, segment]` with their mask; `labels` are the ids themselves, which the model shifts.
 
-        A shorter block is padded on the right, masked and without labels (-100) there.
+        A shorter segment is padded on the right, masked and without labels (-100) there.
         """
-        blocks = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
-        ids, labels = (pad_sequence(blocks, batch_first=True, padding_value=fill) for fill in (0, -100))
+        segments = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
+        ids, labels = (pad_sequence(segments, batch_first=True, padding_value=fill) for fill in (0, -100))
         return {"input_ids": ids, "attention_mask": (labels != -100).long(), "labels": labels}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
+        """Summed loss in nats and predicted tokens of each segment, from logits `[batch, segment, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The metric of each block."""
+        """The metric of each segment."""
         return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]
 
     def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
@@ -116,10 +120,10 @@ class CausalLM(Task):
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
         """Raise InputError if the tokenizer lacks the words of the text; this class accepts any text."""
 
-    def _block_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of each block of a text of `tokens`, each with a token to predict."""
-        starts = np.arange(0, max(0, tokens - 1), self._block)
-        return starts, np.minimum(starts + self._block, tokens)
+    def _segment_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of each segment of a text of `tokens`, each with a token to predict."""
+        starts = np.arange(0, max(0, tokens - 1), self._segment_length)
+        return starts, np.minimum(starts + self._segment_length, tokens)
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
         """Join the ids of consecutive chunks to those of the whole text."""

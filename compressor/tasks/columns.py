@@ -22,7 +22,7 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
-_BLOCK_ROWS = 10_000
+_CHUNK_ROWS = 10_000
 """Rows whose texts are checked at once."""
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
@@ -161,10 +161,10 @@ def is_text(rows: Dataset, name: str) -> bool:
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:
-    """Numbers of the rows without a text, counted from 1; blocks of rows are read one after another."""
+    """Numbers of the rows without a text, counted from 1; chunks of rows are read one after another."""
     start = 1
-    for block in rows.select_columns(name).with_format("arrow").iter(batch_size=_BLOCK_ROWS):
-        column = block.column(0)
+    for chunk in rows.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
+        column = chunk.column(0)
         unusable = pc.is_null(column)
         if not allows_empty:
             unusable = pc.or_(unusable, pc.equal(pc.utf8_trim_whitespace(column.fill_null("")), ""))
@@ -173,7 +173,17 @@ def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[
 
 
 def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
-    """Raise InputError unless a column of this name exists, which the field of the recipe named."""
+    """Check that a column which the recipe names exists.
+
+    Args:
+        rows: the rows.
+        name: name of the column.
+        source: name of the rows in error messages.
+        field: field of the recipe that names the column.
+
+    Raises:
+        InputError: the rows have no such column.
+    """
     if name not in rows.column_names:
         flag = f"--{field.replace('_', '-')}"
         raise InputError(

@@ -22,7 +22,7 @@ from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
 
-_BLOCK_ROWS = 2000
+_CHUNK_ROWS = 2000
 """Rows that are encoded at once."""
 
 
@@ -79,10 +79,10 @@ def pad(rows: Sequence[Any], fill: int) -> Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
-def blocks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
-    """Consecutive rows that are encoded at once, with the number of rows before them; one empty block without rows."""
-    for start in range(0, max(1, len(rows)), _BLOCK_ROWS):
-        yield start, rows.select(range(start, min(start + _BLOCK_ROWS, len(rows))))
+def chunks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
+    """Consecutive rows that are encoded at once, with the number of rows before them; one empty chunk without rows."""
+    for start in range(0, max(1, len(rows)), _CHUNK_ROWS):
+        yield start, rows.select(range(start, min(start + _CHUNK_ROWS, len(rows))))
 
 
 class LabelledTexts(LabelledRows):
@@ -140,7 +140,7 @@ class LabelledTexts(LabelledRows):
         return {**texts, "labels": labels}
 
     def _encode_texts(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """The tokens of every row, its label and `length`, encoded block by block; many rows are memory-mapped.
+        """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
 
         Raises:
             InputError: a column is missing, or a row has no token.
@@ -148,15 +148,15 @@ class LabelledTexts(LabelledRows):
         names = self.text_columns.find(rows, self._request.text_columns, source)
         remaining = iter(labels)
         store = RowStore()
-        for start, block in blocks_of(rows):
-            columns = self._tokenize([list(block[name]) for name in names])
+        for start, chunk in chunks_of(rows):
+            columns = self._tokenize([list(chunk[name]) for name in names])
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
                 row = start + lengths.index(0) + 1
                 raise InputError(
                     f"{source}: row {row} has no text; fill it or remove the row", code=ErrorCode.INVALID_ROWS, row=row
                 )
-            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(block)))}
+            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
             store.add(Dataset.from_dict(encoded).data.table)
         return store.finish()
 

@@ -156,8 +156,8 @@ class ImageClassification(ClassLabels):
         remaining, images = iter(labels), image_sources(rows, column, source)
         store = RowStore()
         store.add(_table([], []))
-        while block := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(block, list(itertools.islice(remaining, len(block)))))
+        while chunk := list(itertools.islice(images, _STORED_ROWS)):
+            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk)))))
         return store.finish()
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
@@ -181,7 +181,7 @@ def _digest(image: ImageSource) -> str:
     """The hash of an image that can be opened; its pixels are not decoded.
 
     Raises:
-        InputError: its file is missing, or no image.
+        InputError: its file is missing, or is not an image.
     """
     import PIL.Image
 
@@ -189,5 +189,5 @@ def _digest(image: ImageSource) -> str:
     try:
         PIL.Image.open(io.BytesIO(content)).close()
     except Exception as error:
-        raise unreadable(image.name, f"is no image that can be read ({reason_of(error)})", path=image.path) from error
+        raise unreadable(image.name, f"is not a readable image ({reason_of(error)})", path=image.path) from error
     return digest(content)

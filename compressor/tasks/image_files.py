@@ -22,7 +22,7 @@ from compressor.tasks.splits import is_saved, named_splits, pick
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
-_BLOCK_ROWS = 256
+_CHUNK_ROWS = 256
 """Rows whose images are in memory at once."""
 
 
@@ -136,8 +136,8 @@ def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSour
         InputError: a row has no image.
     """
     number = 0
-    for block in rows.select_columns(column).with_format("arrow").iter(batch_size=_BLOCK_ROWS):
-        for value in block.column(0).to_pylist():
+    for chunk in rows.select_columns(column).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
+        for value in chunk.column(0).to_pylist():
             number += 1
             content, path = _content_and_path(value)
             name = f"{source}: row {number}" + (f" ({path})" if path else "")

@@ -133,7 +133,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
             value = math.nan
         if not math.isfinite(value):
             raise InputError(
-                f"{source}: row {row}: {column!r} is {text!r}, which is no finite number; correct it",
+                f"{source}: row {row}: {column!r} is {text!r}, which is not a finite number; correct it",
                 code=ErrorCode.INVALID_ROWS,
                 column=column,
                 row=row,

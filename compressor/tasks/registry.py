@@ -6,7 +6,7 @@ from typing import Any
 
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
-from compressor.errors import ErrorCode, InputError, UsageError, nearest
+from compressor.errors import ErrorCode, InputError, UsageError, suggestion
 from compressor.model_folder import ModelFolder
 from compressor.tasks.base import Task
 from compressor.tasks.metrics import Metric
@@ -83,7 +83,7 @@ def metric_named(name: str, folder: ModelFolder | None = None) -> Metric:
     metrics = {metric.name: metric for task in classes for metric in task.metrics}
     if name not in metrics:
         raise UsageError(
-            f"metric {name!r}: unknown; {nearest(name, list(metrics))}",
+            f"metric {name!r}: unknown; {suggestion(name, list(metrics))}",
             code=ErrorCode.UNKNOWN_NAME,
             field="metric",
             value=name,

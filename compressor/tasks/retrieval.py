@@ -9,7 +9,7 @@ import numpy as np
 
 TOP = 10
 """Number of documents that are retrieved for a query."""
-_BLOCK = 256
+_CHUNK_ROWS = 256
 """Queries that are compared with all documents at once."""
 
 Gains = dict[int, float]
@@ -67,13 +67,13 @@ def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.
     """
     count = min(count, len(documents))
     first, second = unit_rows(queries), unit_rows(documents).T
-    blocks = [np.zeros((0, count), np.int64)]
-    for start in range(0, len(first), _BLOCK):
-        cosines = first[start : start + _BLOCK] @ second
+    chunks = [np.zeros((0, count), np.int64)]
+    for start in range(0, len(first), _CHUNK_ROWS):
+        cosines = first[start : start + _CHUNK_ROWS] @ second
         best = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
         order = np.argsort(-np.take_along_axis(cosines, best, 1), axis=1, kind="stable")
-        blocks.append(np.take_along_axis(best, order, 1))
-    return np.concatenate(blocks)
+        chunks.append(np.take_along_axis(best, order, 1))
+    return np.concatenate(chunks)
 
 
 def ranking_scores(retrieved: np.ndarray, gains: Sequence[Gains]) -> np.ndarray:

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_blocks import FORMATS, PARQUET, PLAIN_TEXT, LineError, parse_blocks
+from compressor.tasks.row_chunks import FORMATS, PARQUET, PLAIN_TEXT, LineError, parse_chunks
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 
 _PACKED: Mapping[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
@@ -56,7 +56,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
     """Every row of some files, one file after another; cells of TSV and CSV are text.
 
     TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line. Files are
-    parsed block by block, and many rows are memory-mapped (`RowStore`).
+    parsed chunk by chunk, and many rows are memory-mapped (`RowStore`).
 
     Args:
         files: files with the same columns.
@@ -73,7 +73,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
             names = _add(store, path)
             columns = columns or names
             if set(names) != set(columns):
-                raise _other_columns(path, names, files[0], columns)
+                raise _columns_differ_error(path, names, files[0], columns)
         return store.finish()
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
@@ -91,7 +91,7 @@ def _add(store: RowStore, path: Path) -> tuple[str, ...]:
     """Add the rows of a file to a store; return its columns."""
     columns: dict[str, None] = {}
     rows = 0
-    for table in _blocks(path):
+    for table in _chunks(path):
         names = table.column_names
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(
@@ -110,8 +110,8 @@ def _add(store: RowStore, path: Path) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _blocks(path: Path) -> Iterator[pa.Table]:
-    """The rows of a file, block by block.
+def _chunks(path: Path) -> Iterator[pa.Table]:
+    """The rows of a file, chunk by chunk.
 
     Raises:
         InputError: the file is missing, damaged, or of an unknown format.
@@ -126,7 +126,7 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
         )
     try:
         with _PACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
-            yield from parse_blocks(path, file_format, cast("BinaryIO", file))
+            yield from parse_chunks(path, file_format, cast("BinaryIO", file))
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InputError(
             f"{path}: is damaged and cannot be decompressed ({one_line(error)}); download it again",
@@ -141,7 +141,7 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
         ) from error
 
 
-def _other_columns(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
+def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
     """The error for a file of a folder whose columns are not those of the first file."""
     listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
     return InputError(

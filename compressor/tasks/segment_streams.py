@@ -76,11 +76,11 @@ class Streams(CausalLM):
                 minimum=config.memory_length + 1,
             )
         self._independent = IndependentSegments(folder, request, metric)
-        self._path, self._block = folder.path, min(self._block, room)
-        if self._block < request.max_length:
+        self._path, self._segment_length = folder.path, min(self._segment_length, room)
+        if self._segment_length < request.max_length:
             text = (
-                f"segments have {self._block} tokens instead of the {request.max_length} of --max-length: a memory of"
-                f" {config.memory_length} leaves no more room in {config.max_position_embeddings} positions"
+                f"segments have {self._segment_length} tokens instead of the {request.max_length} of --max-length: a"
+                f" memory of {config.memory_length} leaves no more room in {config.max_position_embeddings} positions"
             )
             self.notes = (Note(text=text, code=NoteCode.SEGMENT_SHORTENED),)
 
@@ -131,9 +131,9 @@ class Streams(CausalLM):
         unknown = self._tokenizer.unk_token_id
         return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
 
-    def _block_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        starts = np.arange(0, max(0, tokens - 1), self._block)
-        return starts, np.minimum(starts + self._block + 1, tokens)
+    def _segment_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        starts = np.arange(0, max(0, tokens - 1), self._segment_length)
+        return starts, np.minimum(starts + self._segment_length + 1, tokens)
 
 
 class CharacterStreams(Streams):

@@ -20,7 +20,7 @@ from compressor.results import MetricUnit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import blocks_of, pad, row_length
+from compressor.tasks.encoding import chunks_of, pad, row_length
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
 from compressor.tasks.retrieval import Judgements, unit_rows
@@ -206,14 +206,14 @@ class SentenceSimilarity(Task):
     def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float]) -> Dataset:
         """The tokens and the numbers of the texts of every row; many rows are memory-mapped."""
         store = RowStore()
-        for start, block in blocks_of(rows):
-            texts = [list(block[name]) for name in names]
+        for start, chunk in chunks_of(rows):
+            texts = [list(chunk[name]) for name in names]
             tokens = [self._tokenize(column, number) for number, column in enumerate(texts)]
             encoded = {
                 "input_ids": [list(row) for row in zip(*tokens, strict=True)],
                 "numbers": [[self._number(text) for text in row] for row in zip(*texts, strict=True)],
                 "length": [max(map(len, row)) for row in zip(*tokens, strict=True)],
-                "labels": labels[start : start + len(block)],
+                "labels": labels[start : start + len(chunk)],
             }
             store.add(Dataset.from_dict(encoded).data.table)
         return store.finish()

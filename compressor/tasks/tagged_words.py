@@ -40,7 +40,7 @@ def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[l
         before: number of rows before these.
 
     Raises:
-        InputError: a row has no words, or a word is empty or no text.
+        InputError: a row has no words, or a word is empty or not a text.
     """
     sentences = []
     for row, words in enumerate(rows[column], before + 1):
@@ -144,7 +144,14 @@ def with_spaces(words: Sequence[str]) -> list[str]:
 
 
 def invalid_row(source: str, row: int, column: str, problem: str) -> InputError:
-    """The error of a row whose column cannot be read."""
+    """The error of a row whose column cannot be read.
+
+    Args:
+        source: name of the rows in error messages.
+        row: number of the row, counted from 1.
+        column: name of the column.
+        problem: what is wrong with its value and how to correct it; follows the column's name.
+    """
     return InputError(f"{source}: row {row}: {column!r} {problem}", code=ErrorCode.INVALID_ROWS, column=column, row=row)
 
 

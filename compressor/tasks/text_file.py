@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 from compressor.errors import ErrorCode, InputError
 
-_BLOCK = 2**20
+_CHUNK_BYTES = 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextFile(io.RawIOBase):
-    """A binary file without its byte order mark; reading raises an error at the first bytes that are no text.
+    """A binary file without its byte order mark; reading raises an error at the first bytes that are not text.
 
     Args:
         path: the file, as error messages name it.
@@ -26,7 +26,7 @@ class TextFile(io.RawIOBase):
         self._path, self._file = path, file
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._lines = 0
-        self._ahead = file.read(_BLOCK).removeprefix(_BYTE_ORDER_MARK)
+        self._ahead = file.read(_CHUNK_BYTES).removeprefix(_BYTE_ORDER_MARK)
         self._check(self._ahead)
 
     def readable(self) -> bool:
@@ -40,25 +40,25 @@ class TextFile(io.RawIOBase):
         """
         if self._ahead:
             size = len(self._ahead) if size < 0 else size
-            block, self._ahead = self._ahead[:size], self._ahead[size:]
-            return block
-        block = self._file.read(size)
-        self._check(block)
-        return block
+            chunk, self._ahead = self._ahead[:size], self._ahead[size:]
+            return chunk
+        chunk = self._file.read(size)
+        self._check(chunk)
+        return chunk
 
     def is_blank(self) -> bool:
         """Whether all that was not read yet is white space."""
         while not self._ahead.strip():
-            block = self._file.read(_BLOCK)
-            self._check(block)
-            if not block:
+            chunk = self._file.read(_CHUNK_BYTES)
+            self._check(chunk)
+            if not chunk:
                 return True
-            self._ahead += block
+            self._ahead += chunk
         return False
 
-    def _check(self, block: bytes) -> None:
+    def _check(self, chunk: bytes) -> None:
         try:
-            self._decoder.decode(block, final=not block)
+            self._decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             line = self._lines + error.object.count(b"\n", 0, error.start) + 1
             raise InputError(
@@ -67,12 +67,12 @@ class TextFile(io.RawIOBase):
                 path=self._path,
                 line=line,
             ) from error
-        if (zero := block.find(b"\x00")) >= 0:
-            line = self._lines + block.count(b"\n", 0, zero) + 1
+        if (zero := chunk.find(b"\x00")) >= 0:
+            line = self._lines + chunk.count(b"\n", 0, zero) + 1
             raise InputError(
                 f"{self._path}: line {line} holds a zero byte and is not text; save the file as UTF-8",
                 code=ErrorCode.FILE_UNREADABLE,
                 path=self._path,
                 line=line,
             )
-        self._lines += block.count(b"\n")
+        self._lines += chunk.count(b"\n")

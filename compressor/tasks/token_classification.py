@@ -14,7 +14,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import blocks_of, require_fast_tokenizer
+from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
 from compressor.tasks.entities import entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric, token_accuracy
@@ -73,7 +73,7 @@ class TokenClassification(TokenLabels):
         if metric == _F1 and invalid is not None:
             raise InputError(
                 f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
-                " or S-, so it is no part of an entity; correct the names, or score each tag (--metric accuracy)",
+                " or S-, so it is not a part of an entity; correct the names, or score each tag (--metric accuracy)",
                 code=ErrorCode.LABEL_MISMATCH,
                 path=folder.path,
                 field="metric",
@@ -156,12 +156,12 @@ class TokenClassification(TokenLabels):
             InputError: a word has no piece.
         """
         store, cut = RowStore(), 0
-        for before, block in blocks_of(rows):
-            sentences = words_of(block, column, source, before)
+        for before, chunk in chunks_of(rows):
+            sentences = words_of(chunk, column, source, before)
             if tags is None:
                 classes = [[0] * len(words) for words in sentences]
             else:
-                classes = self._tags.of(block, tags, sentences, source, before)
+                classes = self._tags.of(chunk, tags, sentences, source, before)
             encodings = self._tokenize([with_spaces(words) for words in sentences])
             labels = []
             for row, (encoding, words) in enumerate(zip(encodings, sentences, strict=True)):

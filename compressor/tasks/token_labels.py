@@ -19,7 +19,7 @@ from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import blocks_of, pad, row_length
+from compressor.tasks.encoding import chunks_of, pad, row_length
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
@@ -72,8 +72,8 @@ class TokenLabels(Task):
         """
         (column,) = self.text_columns.find(rows, self._request.text_columns, source)
         store, kept = RowStore(), 0
-        for _, block in blocks_of(rows):
-            examples = [self.label_text(ids) for ids in self._tokenize_texts(list(block[column]))]
+        for _, chunk in chunks_of(rows):
+            examples = [self.label_text(ids) for ids in self._tokenize_texts(list(chunk[column]))]
             scored = [example for example in examples if set(example[1]) - {IGNORED}]
             kept += len(scored)
             store.add(table_of(*zip(*scored, strict=True)) if scored else table_of((), ()))

@@ -20,7 +20,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.beam import beam_search
 from compressor.tasks.columns import TextColumns, is_text
-from compressor.tasks.encoding import blocks_of, longest_row, pad
+from compressor.tasks.encoding import chunks_of, longest_row, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 from compressor.tasks.row_store import RowStore
 
@@ -115,11 +115,11 @@ class Translation(Task):
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         names = self.text_columns.find(rows, self._columns, source)
         store = RowStore()
-        for _, block in blocks_of(rows):
-            store.add(self._encode_block(*(list(block[name]) for name in names)).data.table)
+        for _, chunk in chunks_of(rows):
+            store.add(self._encode_chunk(*(list(chunk[name]) for name in names)).data.table)
         return store.finish()
 
-    def _encode_block(self, sources: list[str], targets: list[str]) -> Dataset:
+    def _encode_chunk(self, sources: list[str], targets: list[str]) -> Dataset:
         settings = {"truncation": True, "max_length": self._longest, "return_token_type_ids": False}
         with quiet_transformers():
             encoded = self._tokenizer(sources, return_attention_mask=True, **settings)

@@ -64,17 +64,17 @@ def claim(
     former = run.read_text(encoding="utf-8") if run.exists() else None
     if former != description:
         if refuse_others and former is not None and any(folder.glob("checkpoint-*")):
-            raise _other_run(folder, json.loads(former), json.loads(description))
+            raise _settings_differ_error(folder, json.loads(former), json.loads(description))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run.write_text(description, encoding="utf-8")
-    checkpoint = newest(folder, memory_files)
+    checkpoint = newest_checkpoint(folder, memory_files)
     if checkpoint is not None:
         logger.debug("resuming %s", checkpoint)
     return checkpoint
 
 
-def newest(folder: Path, memory_files: int = 0) -> Path | None:
+def newest_checkpoint(folder: Path, memory_files: int = 0) -> Path | None:
     """The last complete checkpoint of a folder; incomplete ones after it are deleted.
 
     Args:
@@ -117,7 +117,7 @@ def _is_complete(checkpoint: Path, memory_files: int) -> bool:
     return True
 
 
-def _other_run(folder: Path, former: Mapping[str, Any], current: Mapping[str, Any]) -> UsageError:
+def _settings_differ_error(folder: Path, former: Mapping[str, Any], current: Mapping[str, Any]) -> UsageError:
     """The error for checkpoints of a run with other settings; it names what differs, single values first."""
     changed = [name for name in {**former, **current} if former.get(name) != current.get(name)]
     values = [name for name in changed if not isinstance(current.get(name), (dict, list))]

@@ -69,7 +69,15 @@ class Distillation:
         hidden_weight: float = 1.0,
         teacher_precision: MixedPrecision = "no",
     ) -> Distillation:
-        """Distillation from a copy of a model, which may change afterwards."""
+        """Distillation from a copy of a model, so that the model itself may change afterwards.
+
+        Args:
+            model: the whole model.
+            outputs: names of its outputs that the task scores.
+            temperature: T in the loss, see the class.
+            hidden_weight: weight of the error of the hidden states.
+            teacher_precision: precision of the teacher's matrix products in training steps.
+        """
         teacher = copy.deepcopy(model).eval().requires_grad_(False)
         return cls(teacher, outputs, temperature, hidden_weight, teacher_precision)
 
@@ -85,12 +93,12 @@ class Distillation:
         ]
 
     def keep_outputs(self, folder: Path, rows: int, tokens: int) -> Distillation:
-        """The same loss, with the teacher's outputs computed once for each row.
+        """A copy of this distillation that computes the teacher's outputs once for each row and keeps them in a file.
 
         Args:
-            folder: folder of the file in which they are kept; runs with the same teacher may share it.
-            rows: number of rows that are learned from.
-            tokens: their number of tokens.
+            folder: folder of the file; runs with the same teacher may share it.
+            rows: number of training rows.
+            tokens: number of tokens in the training rows.
         """
         name = hashlib.sha256(
             json.dumps([digest(self.teacher), self.outputs, self.hidden_weight > 0, self.teacher_precision]).encode()

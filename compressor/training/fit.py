@@ -22,7 +22,7 @@ from compressor.tasks.segment_streams import Streams, assign_streams
 from compressor.training.arguments import training_arguments
 from compressor.training.batch_order import row_order
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
-from compressor.training.checkpoints import Checkpoints, claim, digest, newest
+from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation
 from compressor.training.evaluation import Evaluation
 from compressor.training.fake_quantization import Rounding, fake_quantized
@@ -104,7 +104,7 @@ def fit(
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except DivergedError as error:
-            last = newest(checkpoints.folder, setup.memory_files(arguments.world_size))
+            last = newest_checkpoint(checkpoints.folder, setup.memory_files(arguments.world_size))
             raise _with_remedy(error, remedy, last) from error
     return list(trainer.state.log_history)
 

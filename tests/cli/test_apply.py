@@ -24,7 +24,7 @@ from tests.command import compress
 from tests.graph_passes.exporters import trace
 from tests.graph_passes.graphs import error, graph, run
 from tests.graph_passes.test_shrink_exports import feeds
-from tests.zoo import random_groups
+from tests.random_plans import random_groups
 
 Cap = pytest.CaptureFixture[str]
 NEURONS = "bert.encoder.layer.0.output.dense"

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import onnx
 import pytest
-import torch
-import transformers as hf
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
 from compressor.units import find_sites, keep_all
-from graph_passes import GraphErrorCode, Plan, save, shrink
-from graph_passes import load as load_graph
+from graph_passes import GraphErrorCode
 from tests import folders
+from tests.cli.bad_inputs import (
+    Arguments,
+    already_shrunk_graph,
+    another_model,
+    apply_command,
+    bench_command,
+    data_outside_the_folder,
+    empty_evaluation,
+    empty_folder,
+    gate_command,
+    learn_command,
+    missing_folder,
+    nan_weights,
+    no_label_column,
+    no_tokenizer,
+    one_class,
+    pickled_weights,
+    plan_next_to_its_weights,
+    plan_of_trained_weights,
+    remote_code,
+    run_with_plan,
+    search_command,
+    truncate,
+    truncated_data,
+    truncated_graph,
+    truncated_weights,
+    unknown_key,
+    unknown_label,
+    unsupported_family,
+)
 from tests.command import compress
 
 Cap = pytest.CaptureFixture[str]
-Arguments = list[str | Path]
+
 SITE = "bert.encoder.layer.0.attention.self"
 
 
@@ -49,170 +71,6 @@ def valid_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inputs(valid_inputs: Path, tmp_path: Path) -> Path:
     """A copy of the valid inputs, which a test may damage."""
     return shutil.copytree(valid_inputs, tmp_path / "place")
-
-
-LEARN = ["--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8"]
-
-
-def learn_command(inputs: Path) -> Arguments:
-    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN]
-
-
-def search_command(inputs: Path) -> Arguments:
-    """A search without a number of heads, which ends at the maximum drop."""
-    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "astar"]
-
-
-def gate_command(inputs: Path) -> Arguments:
-    """A gate without a number of heads, which needs a budget."""
-    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "dsp"]
-
-
-def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
-    """A run with the plan, some fields of its only site changed."""
-    plan = json.loads((inputs / "plan.json").read_text())
-    plan["groups"][0].update(fields)
-    (inputs / "plan.json").write_text(json.dumps(plan))
-    return [inputs / "model", "--plan", inputs / "plan.json"]
-
-
-def missing_folder(inputs: Path) -> Arguments:
-    return [inputs / "nowhere"]
-
-
-def empty_folder(inputs: Path) -> Arguments:
-    (inputs / "empty").mkdir()
-    return [inputs / "empty"]
-
-
-def no_tokenizer(inputs: Path) -> Arguments:
-    for file in (inputs / "model").glob("tokenizer*"):
-        file.unlink()
-    return [inputs / "model"]
-
-
-def pickled_weights(inputs: Path) -> Arguments:
-    (inputs / "model" / "model.safetensors").unlink()
-    torch.save(folders.bert().state_dict(), inputs / "model" / "pytorch_model.bin")
-    return [inputs / "model"]
-
-
-def remote_code(inputs: Path) -> Arguments:
-    config = json.loads((inputs / "model" / "config.json").read_text())
-    config["auto_map"] = {"AutoModel": "modeling.Mine"}
-    (inputs / "model" / "config.json").write_text(json.dumps(config))
-    return [inputs / "model"]
-
-
-def nan_weights(inputs: Path) -> Arguments:
-    model = folders.bert()
-    with torch.no_grad():
-        next(model.parameters())[0, 0] = torch.nan
-    model.save_pretrained(inputs / "model")
-    return [inputs / "model"]
-
-
-def truncated_weights(inputs: Path) -> Arguments:
-    truncate(inputs / "model" / "model.safetensors")
-    return [inputs / "model"]
-
-
-def truncated_graph(inputs: Path) -> Arguments:
-    truncate(inputs / "dense.onnx")
-    return apply_command(inputs)
-
-
-def truncated_data(inputs: Path) -> Arguments:
-    truncate(inputs / "dense.onnx.data")
-    return apply_command(inputs)
-
-
-def data_outside_the_folder(inputs: Path) -> Arguments:
-    graph = onnx.load(inputs / "dense.onnx", load_external_data=False)
-    for tensor in graph.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = "../dense.onnx.data"
-    onnx.save(graph, inputs / "dense.onnx")
-    return apply_command(inputs)
-
-
-def apply_command(inputs: Path) -> Arguments:
-    return ["apply", inputs / "dense.onnx", "--plan", inputs / "plan.json"]
-
-
-def another_model(inputs: Path) -> Arguments:
-    torch.manual_seed(7)
-    folders.save(folders.bert(), inputs / "model")
-    return run_with_plan(inputs)
-
-
-def plan_of_trained_weights(inputs: Path) -> Arguments:
-    plan = json.loads((inputs / "plan.json").read_text())
-    (inputs / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1", "method": "dsp"}))
-    return [inputs / "model", "--plan", inputs / "plan.json"]
-
-
-def plan_next_to_its_weights(inputs: Path) -> Arguments:
-    plan_of_trained_weights(inputs)
-    (inputs / "run").mkdir()
-    (inputs / "run" / "model.safetensors").touch()
-    return [inputs / "model", "--plan", (inputs / "plan.json").rename(inputs / "run" / "plan.json")]
-
-
-def already_shrunk_graph(inputs: Path) -> Arguments:
-    plan = Plan.load(inputs / "plan.json")
-    site = plan.sites[0]
-    smaller = plan.model_copy(update={"groups": (replace(site, kept=site.kept[1:], scale=()),)})
-    save(shrink(load_graph(inputs / "dense.onnx"), smaller).model, inputs / "dense.onnx")
-    smaller.save(inputs / "plan.json")
-    return apply_command(inputs)
-
-
-def unknown_label(inputs: Path) -> Arguments:
-    config = json.loads((inputs / "model" / "config.json").read_text())
-    config |= {"id2label": {"0": "asyncio", "1": "email"}, "label2id": {"asyncio": 0, "email": 1}}
-    (inputs / "model" / "config.json").write_text(json.dumps(config))
-    text = (inputs / "rows.tsv").read_text().replace("\n0\t", "\nasyncio\t").replace("\n1\t", "\nemail\t")
-    (inputs / "rows.tsv").write_text(text + "zebra\tthe plot\n")
-    return learn_command(inputs)
-
-
-def bench_command(inputs: Path, graph: str | Path) -> Arguments:
-    return ["bench", inputs / "dense.onnx" if isinstance(graph, Path) else inputs / graph, inputs / "dense.onnx"]
-
-
-def no_label_column(inputs: Path) -> Arguments:
-    text = (inputs / "rows.tsv").read_text()
-    (inputs / "rows.tsv").write_text(text.replace("label\ttext", "verdict\ttext"))
-    return learn_command(inputs)
-
-
-def one_class(inputs: Path) -> Arguments:
-    text = (inputs / "rows.tsv").read_text()
-    (inputs / "rows.tsv").write_text(text.replace("\n1\t", "\n0\t"))
-    return learn_command(inputs)
-
-
-def empty_evaluation(inputs: Path) -> Arguments:
-    (inputs / "eval.tsv").write_text("label\ttext\n")
-    return [*learn_command(inputs), "--eval-data", inputs / "eval.tsv"]
-
-
-def unsupported_family(inputs: Path) -> Arguments:
-    config = hf.FNetConfig(vocab_size=25, hidden_size=16, num_hidden_layers=1, intermediate_size=20)
-    folders.save(hf.FNetForSequenceClassification(config), inputs / "fnet")
-    return [inputs / "fnet"]
-
-
-def unknown_key(inputs: Path) -> Arguments:
-    (inputs / "model" / "compress.toml").write_text("kep = 3")
-    return [inputs / "model"]
-
-
-def truncate(file: Path) -> Path:
-    os.truncate(file, file.stat().st_size // 2)
-    return file
 
 
 BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {

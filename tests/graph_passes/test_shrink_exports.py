@@ -18,7 +18,8 @@ from compressor.units import find_groups, gated
 from graph_passes import Plan, shrink
 from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace
 from tests.graph_passes.graphs import error, operators, run
-from tests.zoo import FAMILIES, random_groups
+from tests.random_plans import random_groups
+from tests.zoo import FAMILIES
 
 TOLERANCE = 1e-4
 

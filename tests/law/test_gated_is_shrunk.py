@@ -13,7 +13,8 @@ from graph_passes.attention.gate_initializers import find_gates
 from tests.law.outputs import relative_error, run
 from tests.law.references import Reference, gated, reference, write_graph
 from tests.law.removed_parameters import removed_parameters
-from tests.zoo import FAMILIES, random_groups
+from tests.random_plans import random_groups
+from tests.zoo import FAMILIES
 
 TOLERANCE = 1e-4
 FORMS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]

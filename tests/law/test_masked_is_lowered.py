@@ -18,7 +18,8 @@ from graph_passes.passes import LowerBlockSparse, Normalize, ReducePrecision
 from tests.graph_passes.masked_layer import MaskedLayer, random_mask
 from tests.law.outputs import Feeds, relative_error, run
 from tests.law.references import gated, masked_reference, write_graph
-from tests.zoo import pair, random_plan, text
+from tests.random_plans import random_plan
+from tests.zoo import pair, text
 
 LENGTHS = ((7, 5), (21, 13), (32, 32))
 CASES = [

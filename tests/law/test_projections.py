@@ -18,7 +18,7 @@ from graph_passes.attention.gate_initializers import find_gates
 from tests.graph_passes.exporters import trace
 from tests.graph_passes.graphs import error, run
 from tests.projection_zoo import FAMILIES
-from tests.zoo import random_groups
+from tests.random_plans import random_groups
 
 TOLERANCE = 1e-4
 ALWAYS = ("falcon", "xlnet", "siglip", "aimv2")

@@ -21,9 +21,10 @@ from compressor.export import export_reference
 from compressor.models.recurrences import any_length
 from compressor.silence_libraries import quiet_tools
 from compressor.units import find_sites, gated
+from tests.random_plans import random_plan
 from tests.test_export import Session
 from tests.unchanged import unchanged
-from tests.zoo import random_plan, text
+from tests.zoo import text
 
 TOLERANCE = 1e-5
 SIZES = ((1, 2), (3, 4), (3, 13), (2, 16), (1, 90))

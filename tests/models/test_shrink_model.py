@@ -17,8 +17,8 @@ from compressor.units import Site, find_sites, gated, keep_all
 from graph_passes import BlockMask
 from tests.faults import fails_with
 from tests.models.reference import read_in_segments
+from tests.random_plans import random_plan
 from tests.targets.segment_models import FAMILIES, SIZES, head_parameters, plan_of, segment_model, token_ids
-from tests.zoo import random_plan
 
 MODELS = {family: segment_model(family, num_hidden_layers=3) for family in FAMILIES}
 

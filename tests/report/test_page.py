@@ -14,7 +14,7 @@ import pytest
 
 from compressor.report import write
 from compressor.results import Report
-from tests.report import reports
+from tests.report import examples
 from tests.report.test_candidates import report_of
 
 _FLAGS = (
@@ -70,7 +70,7 @@ def _open(chromium: str, page: Path, folder: Path) -> tuple[str, list[str], list
 
 @pytest.mark.parametrize("name", ["won", "not faster"])
 def test_chromium_shows_the_verdict(name: str, chromium: str, tmp_path: Path) -> None:
-    report = reports.REPORTS[name]()
+    report = examples.REPORTS[name]()
     dom, console, requested = _open(chromium, write(report, tmp_path), tmp_path)
 
     verdict = re.search(r'<p id="verdict">(.*?)</p>', dom, re.DOTALL)
@@ -84,7 +84,7 @@ def test_chromium_shows_the_verdict(name: str, chromium: str, tmp_path: Path) ->
 LONG_STAGE = {"timing_the_cost_of_units_" * 4: 1.0}
 
 
-@pytest.mark.parametrize("report", [reports.wide(), report_of(seconds=LONG_STAGE)], ids=["many heads", "many engines"])
+@pytest.mark.parametrize("report", [examples.wide(), report_of(seconds=LONG_STAGE)], ids=["many heads", "many engines"])
 def test_a_phone_cuts_nothing(report: Report, chromium: str, tmp_path: Path) -> None:
     write(report, tmp_path)
     (tmp_path / "phone.html").write_text(_PHONE)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import compressor
-from compressor.config import recipe_file
+from compressor.config import ladder as config_ladder
+from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.config.own_tasks import load_own_task
-from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
 from compressor.report import load
@@ -83,7 +83,9 @@ def ladder(folder: Path) -> tuple[Path, Frontier]:
     """The ladder of the documentation, with short runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(recipe_file, "recipes_of", lambda model, file, flags: recipes_of(model, file, {**flags, **SHORT}))
+        patch.setattr(
+            config_ladder, "recipes_of", lambda model, file, flags: recipes_of(model, file, {**flags, **SHORT})
+        )
         names: dict[str, Any] = {"compressor": compressor, "Path": Path}
         exec(python_block(ROOT / "docs" / "distillation.md"), names)
     return Path("frontier"), names["frontier"]

@@ -11,7 +11,7 @@ import pytest
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import NullListener, ProgressCallback
-from compressor.studies.cell_store import STAMP, Cell, StudyFolder
+from compressor.studies.cell_store import STAMP, Cell, CellStore
 from tests.faults import fails_with
 
 RECIPE = {"kind": "blocks", "map_rows": 20, "weight_by_count": False}
@@ -26,7 +26,7 @@ def test_a_folder_of_version_0_1_is_read_and_resumed(tmp_path: Path) -> None:
     (tmp_path / "cells").mkdir()
     (tmp_path / STAMP).write_text(json.dumps({"kind": "blocks", "watch_rows": 20, "weigh_by_rows": False}))
     (tmp_path / "cells" / "a.json").write_text(json.dumps({"cell": "a", "asked": {"share": 0.5}, "test": 0.75}))
-    folder = StudyFolder(tmp_path, RECIPE)
+    folder = CellStore(tmp_path, RECIPE)
     folder.run([CELL], run_cell, NullListener())
     assert folder.results() == [{"cell": "a", "settings": {"share": 0.5}, "test": 0.75}]
 
@@ -36,4 +36,4 @@ def test_a_folder_of_another_study_is_refused(content: str, tmp_path: Path) -> N
     (tmp_path / "cells").mkdir()
     (tmp_path / STAMP).write_text(content)
     with fails_with(ErrorCode.RUN_DIFFERS, UsageError, path=tmp_path):
-        StudyFolder(tmp_path, RECIPE)
+        CellStore(tmp_path, RECIPE)

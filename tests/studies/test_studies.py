@@ -16,7 +16,7 @@ from compressor.config.recipe_file import recipe_of
 from compressor.config.study import RESERVED
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.studies import base, run, study
-from compressor.studies.cell_store import StudyFolder
+from compressor.studies.cell_store import CellStore
 from compressor.studies.context import StudyContext
 from compressor.studies.grid import Grid
 from compressor.studies.results import difference
@@ -65,7 +65,7 @@ def test_the_rows_of_a_grid(inputs: Path, finished: Callable[[str], Path]) -> No
 
 def test_pipelined_methods_and_searches_start_from_the_dense_run(inputs: Path, tmp_path: Path) -> None:
     request = request_of(inputs, tmp_path, axes=AXES["grid"])
-    cells = Grid(request, StudyContext(request.recipe, TINY), StudyFolder(tmp_path / "cells", {})).cells()
+    cells = Grid(request, StudyContext(request.recipe, TINY), CellStore(tmp_path / "cells", {})).cells()
     assert {cell.settings["method"] for cell in cells if cell.needs} == {"dsp-pipelined", "taylor"}
     assert {cell.needs for cell in cells if cell.needs} == {("dense-s1",)}
 

@@ -56,7 +56,8 @@ class Pruned:
     def __init__(self, family: str, seed: int = 1) -> None:
         from compressor.export import export_reference
         from compressor.units import find_sites
-        from tests.zoo import FAMILIES, random_plan
+        from tests.random_plans import random_plan
+        from tests.zoo import FAMILIES
 
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)

@@ -61,7 +61,7 @@ def test_a_text_of_one_token_is_refused(gpt2: ModelFolder, tmp_path: Path) -> No
         open_data(rows_config(text(tmp_path / "a.txt", "one")), gpt2)
 
 
-def test_blocks_of_one_token_are_refused(gpt2: ModelFolder, tmp_path: Path) -> None:
+def test_segments_of_one_token_are_refused(gpt2: ModelFolder, tmp_path: Path) -> None:
     with fails_with(ErrorCode.OUT_OF_RANGE, field="max_length", value=1, minimum=2):
         open_data(rows_config(text(tmp_path / "a.txt", "one two"), max_length=1), gpt2)
 

@@ -1,4 +1,4 @@
-"""Rows of large files and of folders: read in blocks, joined, and on disk beyond a limit."""
+"""Rows of large files and of folders: read in chunks, joined, and on disk beyond a limit."""
 
 from __future__ import annotations
 

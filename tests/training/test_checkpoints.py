@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.training.checkpoints import claim, digest, memory_file, newest
+from compressor.training.checkpoints import claim, digest, memory_file, newest_checkpoint
 from tests.faults import fails_with
 
 SETTINGS = {"layers": 2, "seed": 0, "rows": ["sha256:a"], "schedule": {"steps": 3}}
@@ -27,14 +27,14 @@ def write_checkpoint(folder: Path, step: int, processes: int = 0) -> Path:
 
 def test_a_checkpoint_is_complete_with_the_memory_of_every_process(tmp_path: Path) -> None:
     before, last = (write_checkpoint(tmp_path, step, processes=2) for step in (9, 10))
-    assert newest(tmp_path, 2) == last
+    assert newest_checkpoint(tmp_path, 2) == last
     second = memory_file(last, 1)
     second.write_bytes(second.read_bytes()[:-4])
-    assert newest(tmp_path, 1) == last
-    assert newest(tmp_path, 2) == before
+    assert newest_checkpoint(tmp_path, 1) == last
+    assert newest_checkpoint(tmp_path, 2) == before
     assert not last.exists()
     memory_file(before, 1).unlink()
-    assert newest(tmp_path, 2) is None
+    assert newest_checkpoint(tmp_path, 2) is None
 
 
 @pytest.mark.parametrize("state", [None, "", '{"global_step": 9, '])
@@ -43,7 +43,7 @@ def test_a_checkpoint_without_the_trainers_state_is_incomplete(state: str | None
     (second / "trainer_state.json").unlink()
     if state is not None:
         (second / "trainer_state.json").write_text(state)
-    assert newest(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == first
     assert not second.exists()
 
 
@@ -80,7 +80,7 @@ def test_the_message_names_what_differs(tmp_path: Path) -> None:
         f"{tmp_path}: the checkpoints are of another run (layers 2, now 3; seed 0, now 1); repeat its settings, choose"
         " another output folder, or start from the beginning (--force)"
     )
-    with pytest.raises(UsageError, match=r"of another run \(rows\);"):
+    with fails_with(ErrorCode.RUN_DIFFERS, UsageError, fields=("rows",)):
         claim(tmp_path, {**SETTINGS, "rows": []}, refuse_others=True)
 
 

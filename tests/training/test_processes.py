@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compressor.report import load as load_report
-from compressor.training.checkpoints import newest
+from compressor.training.checkpoints import newest_checkpoint
 from compressor.training.train import FILE_NAME
 from graph_passes import Plan
 from tests import language
@@ -115,7 +115,7 @@ def test_an_interrupted_command_of_two_processes_resumes_bit_for_bit(tmp_path: P
         time.sleep(0.01)
     process.terminate()
     process.communicate()
-    assert newest(checkpoints, 2) is not None
+    assert newest_checkpoint(checkpoints, 2) is not None
     assert not (tmp_path / "halved").exists()
     finish(start(*train("halved")))
     whole, halved = tmp_path / "whole", tmp_path / "halved"

@@ -19,8 +19,9 @@ from compressor.units import PrunableGroup, compacted, find_groups, find_sites, 
 from compressor.units.trace import float_outputs
 from graph_passes import Plan
 from tests.faults import fails_with
+from tests.random_plans import random_groups
 from tests.units.states import are_equal, snapshot
-from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY, random_groups, text
+from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY, text
 
 CASES = {
     **FAMILIES,

@@ -16,8 +16,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.units import Attention, Site, check_plan, find_sites, gated, keep_all, keep_only
 from graph_passes import Plan
 from tests.faults import fails_with
+from tests.random_plans import random_plan
 from tests.units.states import are_equal, forward, snapshot
-from tests.zoo import FAMILIES, random_plan
+from tests.zoo import FAMILIES
 
 
 @pytest.mark.parametrize("attention", [None, "eager", "sdpa"])

@@ -25,7 +25,11 @@ class TritonPythonModel:
     """One instance of the model; the server calls `initialize` once, then `execute` with one request or more."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model on the instance's device."""
+        """Load the model on the instance's device.
+
+        Raises:
+            RuntimeError: NumPy 2 is installed, which the backend does not support.
+        """
         if int(np.__version__.split(".")[0]) > 1:
             # The backend reads arrays of NumPy 2 as empty ones (python_backend, pull request 384).
             raise RuntimeError(f"NumPy {np.__version__}: Triton's Python backend needs numpy<2")

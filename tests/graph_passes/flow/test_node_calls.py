@@ -6,13 +6,20 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graph_passes.flow.node_calls import node_call, output_contents, output_types
+from graph_passes.flow.node_calls import NodeCall, node_call, output_contents, output_types
 from tests.graph_passes.graphs import graph
 
 
 def of_only_node(text: str) -> tuple[ir.Node, ir.Model]:
     model = graph(text)
     return next(iter(model.graph)), model
+
+
+def call_with(node: ir.Node, model: ir.Model, value: ir.Value, content: np.ndarray) -> NodeCall | None:
+    """The call of a node whose inputs are one tensor."""
+    return node_call(
+        node, model, {value: content.shape}, {value: ir.DataType.from_numpy(content.dtype)}, {value: content}
+    )
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("first", "second")])
@@ -47,14 +54,9 @@ def test_everything_that_a_result_depends_on_is_part_of_a_call(change: str) -> N
     assert other_value is not None
     array = np.zeros((2, 2), np.int64)
     changed = {"content": array + 1, "shape": array.reshape(4, 1), "dtype": array.astype(np.int32)}.get(change, array)
-    calls = [
-        node_call(part, owner, {key: content.shape}, {key: ir.DataType.from_numpy(content.dtype)}, {key: content})
-        for part, owner, key, content in (
-            (node, model, value, array),
-            (other, other_model, other_value, changed),
-        )
-    ]
-    assert calls[0] != calls[1]
+    first = call_with(node, model, value, array)
+    second = call_with(other, other_model, other_value, changed)
+    assert first != second
 
 
 def test_a_large_call_is_computed_and_not_remembered() -> None:

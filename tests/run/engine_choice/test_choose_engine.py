@@ -13,8 +13,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import compressor
 from compressor.config.run import Recipe, definite_fields
@@ -22,7 +20,6 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
-from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.choose_engine import choices
 from compressor.run.run_notes import unused_field_notes
 from compressor.targets import target
@@ -200,20 +197,6 @@ def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs:
         compressor.compress(int8_recipe(inputs, tmp_path / "out", keep=None, data=None, precision=precision))
     assert caught.value.code is ErrorCode.MISSING_VALUE
     assert not (tmp_path / "out").exists()
-
-
-@given(st.integers(0, 40), st.integers(1, 50))
-def test_the_fewest_that_hold_are_searched_in_few_attempts(maximum: int, smallest: int) -> None:
-    attempted: list[int] = []
-
-    def attempt(count: int) -> int:
-        attempted.append(count)
-        return count
-
-    outcome = smallest_that_holds(maximum, attempt, lambda count: count >= smallest)
-    assert outcome == (smallest if smallest <= maximum else None)
-    assert all(1 <= count <= maximum for count in attempted)
-    assert len(attempted) <= maximum.bit_length()
 
 
 def constant_factor(node: ir.Node) -> np.ndarray:

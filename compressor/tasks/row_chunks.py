@@ -1,4 +1,4 @@
-"""Parse files of rows block by block, so that a file may exceed the memory.
+"""Parse files of rows chunk by chunk, so that a file may exceed the memory.
 
 Tables are read by Arrow, on which `datasets` is built. The CSV builder of `datasets` uses pandas, which silently fills
 rows that are too short and uses the first column of rows that are too long as an index. JSON is read by Python, because
@@ -22,8 +22,8 @@ from compressor.tasks.text_file import TextFile
 
 PLAIN_TEXT, PARQUET = ".txt", ".parquet"
 FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
-_BLOCK = 2**21
-"""Bytes that are parsed at once; a row may not be longer."""
+_CHUNK_BYTES = 2**21
+"""Size of what is parsed at once; a row may not be longer."""
 _DOCUMENT = "-DOCSTART-"
 """First column of the lines of CoNLL between documents."""
 
@@ -36,7 +36,7 @@ class LineError(ValueError):
         self.line = line
 
 
-def parse_blocks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
+def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
     """The rows of a file as tables, one after another; none if it has no rows.
 
     Args:
@@ -55,22 +55,22 @@ def parse_blocks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
         return
     text = TextFile(path, file)
     if file_format == PLAIN_TEXT:
-        yield from _plain_blocks(text)
+        yield from _plain_chunks(text)
     elif file_format == ".jsonl":
-        yield from _json_blocks(text)
+        yield from _json_chunks(text)
     elif file_format == ".conll":
-        yield from _sentence_blocks(text)
+        yield from _sentence_chunks(text)
     else:
-        yield from _table_blocks(text, is_quoted=file_format == ".csv")
+        yield from _table_chunks(text, is_quoted=file_format == ".csv")
 
 
-def _table_blocks(text: TextFile, *, is_quoted: bool) -> Iterator[pa.Table]:
+def _table_chunks(text: TextFile, *, is_quoted: bool) -> Iterator[pa.Table]:
     """The rows of CSV or TSV; the first table has the columns, if no rows."""
     if text.is_blank():
         return
     reader = pyarrow.csv.open_csv(
         pa.PythonFile(text, "r"),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter="," if is_quoted else "\t",
             quote_char='"' if is_quoted else False,
@@ -84,25 +84,25 @@ def _table_blocks(text: TextFile, *, is_quoted: bool) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
-def _plain_blocks(text: TextFile) -> Iterator[pa.Table]:
+def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
     """One row per line, without the blank lines at the end."""
     if text.is_blank():
         return
     blank = 0
-    for _, block in _line_blocks(text):
-        lines = [""] * blank + block.split("\n")
+    for _, chunk in _line_chunks(text):
+        lines = [""] * blank + chunk.split("\n")
         blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
         if blank < len(lines):
             yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})
 
 
-def _sentence_blocks(text: TextFile) -> Iterator[pa.Table]:
+def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
     """One row per sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
     columns = 0
     sentence: list[list[str]] = []
-    for first, block in _line_blocks(text):
+    for first, chunk in _line_chunks(text):
         sentences = []
-        for number, line in enumerate(block.split("\n"), first):
+        for number, line in enumerate(chunk.split("\n"), first):
             cells = re.split(r"[ \t]+", line.strip(" \t\r"))
             if cells[0] not in ("", _DOCUMENT):
                 columns = columns or len(cells)
@@ -129,12 +129,12 @@ def _tables_of_sentences(sentences: list[list[list[str]]], *, has_tags: bool) ->
         )
 
 
-def _line_blocks(text: TextFile) -> Iterator[tuple[int, str]]:
-    """Blocks of whole lines without the last line end, each with the number of its first line."""
+def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
+    """Chunks of whole lines without the last line end, each with the number of its first line."""
     rest: list[bytes] = []
     first = 1
-    while block := text.read(_BLOCK):
-        head, end, tail = block.rpartition(b"\n")
+    while chunk := text.read(_CHUNK_BYTES):
+        head, end, tail = chunk.rpartition(b"\n")
         if end:
             lines = b"".join([*rest, head]).decode()
             yield first, lines
@@ -145,11 +145,11 @@ def _line_blocks(text: TextFile) -> Iterator[tuple[int, str]]:
         yield first, last.decode()
 
 
-def _json_blocks(text: TextFile) -> Iterator[pa.Table]:
+def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
     """The rows of a text with one JSON object per line; a key that a line lacks is null in its row."""
-    for first, block in _line_blocks(text):
+    for first, chunk in _line_chunks(text):
         rows = []
-        for number, line in enumerate(block.split("\n"), first):
+        for number, line in enumerate(chunk.split("\n"), first):
             if not line.strip():
                 continue
             try:

@@ -1,0 +1,109 @@
+"""Checks of the budgets against the other fields of a recipe, one function for each rule."""
+
+from __future__ import annotations
+
+from compressor.config.fields import FieldConflictError
+from compressor.config.methods import BUDGET_METHODS
+from compressor.config.recipe_fields import BUDGETS
+from compressor.config.recipe_sections import RecipeSections
+from compressor.errors import ErrorCode
+
+
+def check_budget(recipe: RecipeSections) -> None:
+    """Apply the rules of budgets, in order, to a recipe that sets a budget or names a method for budgets.
+
+    Raises:
+        FieldConflictError: a rule is violated.
+    """
+    if _set_budgets(recipe) or _prunes_alone(recipe):
+        for rule in _RULES:
+            rule(recipe)
+
+
+def _set_budgets(recipe: RecipeSections) -> list[str]:
+    """Names of the budgets that are set."""
+    return [name for name in BUDGETS if getattr(recipe.budget, name) is not None]
+
+
+def _prunes_alone(recipe: RecipeSections) -> bool:
+    """Whether the method itself removes units until the budgets are met."""
+    return recipe.selection.method in BUDGET_METHODS
+
+
+def _field_to_name(recipe: RecipeSections) -> str:
+    """The field that messages name: the first budget, or the method where there is none."""
+    return next(iter(_set_budgets(recipe)), "method")
+
+
+def _has_rows_or_a_plan(recipe: RecipeSections) -> None:
+    if recipe.rows.data is None and recipe.plan_file is None:
+        field = _field_to_name(recipe)
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            f"<{field}>: there are no rows to choose units by; add training rows (<data>), whose labels are not"
+            " needed, or a plan (<plan>)",
+            *(field, "data"),
+        )
+
+
+def _bounds_the_time_once(recipe: RecipeSections) -> None:
+    budget = recipe.budget
+    if budget.speedup is not None and budget.latency is not None:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<speedup> {budget.speedup:g}, <latency> {budget.latency}: both bound the time of a call; omit one",
+            *("speedup", "latency"),
+        )
+
+
+def _depends_on_the_size(recipe: RecipeSections) -> None:
+    budget = recipe.budget
+    if budget.budget_at and not (budget.is_timed or budget.macs is not None):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
+            *("budget_at", "speedup"),
+        )
+
+
+def _starts_from_a_run_of_its_method(recipe: RecipeSections) -> None:
+    start_from, method = recipe.budget.start_from, recipe.selection.method
+    if start_from is not None and not _prunes_alone(recipe):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<start_from> {start_from}: {method} selects heads of the whole model; omit one"
+            f" of them, or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
+            *("start_from", "method"),
+        )
+
+
+def _drops_no_blocks(recipe: RecipeSections) -> None:
+    if recipe.blocks.drops_any:
+        field = _field_to_name(recipe)
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<{field}>: blocks are dropped by training, after which units would have to be refitted again; drop"
+            " blocks in a second run, on the output folder of the first",
+            *(field, "drop_blocks"),
+        )
+
+
+def _leaves_the_number_of_heads_to_the_budget(recipe: RecipeSections) -> None:
+    keep, budgets = recipe.selection.keep, _set_budgets(recipe)
+    if _prunes_alone(recipe) and keep is not None and budgets:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<keep> {keep}, <{budgets[0]}>: {recipe.selection.method} decides by the budget how many heads stay; omit"
+            " one of them, or choose another method for the heads (<method>)",
+            *("keep", budgets[0]),
+        )
+
+
+_RULES = (
+    _has_rows_or_a_plan,
+    _bounds_the_time_once,
+    _depends_on_the_size,
+    _starts_from_a_run_of_its_method,
+    _drops_no_blocks,
+    _leaves_the_number_of_heads_to_the_budget,
+)

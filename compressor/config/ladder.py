@@ -1,0 +1,102 @@
+"""Ladders of recipes: one recipe for each value of a budget, from the mildest to the strictest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.config.fields import as_list, flag_of
+from compressor.config.methods import BUDGET_METHODS
+from compressor.config.recipe_file import recipe_of, stored_recipe
+from compressor.config.run import BUDGETS, FIELDS, Recipe
+from compressor.errors import ErrorCode, UsageError
+
+
+def recipes_of(
+    model: str | None, file: str | None, flags: Mapping[str, Any], *, options: Mapping[str, Any] | None = None
+) -> tuple[Recipe, ...]:
+    """The recipe of a command, or the rungs of a ladder where a budget has several values: `--speedup 2,4,8`.
+
+    Rungs are ordered from the mildest budget to the strictest. Each writes a folder of its own inside the output
+    folder, and starts from the units and weights of the rung before.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file; see `recipe_of`.
+        flags: field name -> value of its flag.
+        options: see `recipe_of`.
+
+    Raises:
+        UsageError: see `recipe_of`; or two budgets have several values each, or a rung is named twice.
+    """
+    stored = stored_recipe(model, file)
+    fields = {**stored.fields, **flags}
+    several = {name: as_list(fields[name]) for name in BUDGETS if len(as_list(fields.get(name))) > 1}
+    if not several:
+        return (recipe_of(model, file, flags, options=options),)
+    if len(several) > 1:
+        raise UsageError(
+            f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",
+            code=ErrorCode.CONTRADICTION,
+            fields=tuple(several),
+        )
+    ((name, values),) = several.items()
+    out = Path(fields.get("out", FIELDS["out"].default))
+    rungs = [
+        recipe_of(model, file, {**flags, name: value, "out": out / rung_name(name, value)}, options=options)
+        for value in values
+    ]
+    if len({recipe.output.out for recipe in rungs}) < len(rungs):
+        raise UsageError(
+            f"{flag_of(name)}: a value is given twice; give each once",
+            code=ErrorCode.CONTRADICTION,
+            field=name,
+        )
+    if (minutes := rungs[0].distillation.minutes) is not None:
+        rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
+    rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
+    if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
+        return tuple(rungs)
+    chained = [recipe.updated(start_from=before.output.out) for before, recipe in itertools.pairwise(rungs)]
+    return (rungs[0], *chained)
+
+
+def compared_ladders(
+    model: str | None, file: str | None, flags: Mapping[str, Any], recipes: Sequence[Recipe]
+) -> dict[str, tuple[Recipe, ...]]:
+    """The ladders of the methods that a ladder is compared with, by method.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file; see `recipe_of`.
+        flags: field name -> value of its flag.
+        recipes: the rungs of the ladder; see `recipes_of`.
+
+    Raises:
+        UsageError: the budget has one value only.
+    """
+    methods = recipes[0].budget.compare_with
+    if methods and len(recipes) == 1:
+        raise UsageError(
+            "--compare-with: methods are compared along a ladder; give the budget several values: --speedup 2,4",
+            code=ErrorCode.CONTRADICTION,
+            field="compare_with",
+        )
+    out = recipes[0].output.out.parent
+    return {
+        method: recipes_of(model, file, {**flags, "method": method, "out": str(out / method)}) for method in methods
+    }
+
+
+def rung_name(name: str, value: Any) -> str:
+    """The folder of a rung: `speedup-4`, `macs-50`."""
+    return f"{name}-{str(value).removesuffix('%')}"
+
+
+def _mildness(recipe: Recipe, name: str) -> float:
+    """A number that is larger the more a budget allows."""
+    if name == "latency":
+        return recipe.budget.milliseconds or 0.0
+    return -recipe.value(name) if name == "speedup" else recipe.value(name)
