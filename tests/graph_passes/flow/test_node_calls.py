@@ -53,7 +53,12 @@ def test_everything_that_a_result_depends_on_is_part_of_a_call(change: str) -> N
     assert value is not None
     assert other_value is not None
     array = np.zeros((2, 2), np.int64)
-    changed = {"content": array + 1, "shape": array.reshape(4, 1), "dtype": array.astype(np.int32)}.get(change, array)
+    variants: dict[str, np.ndarray] = {
+        "content": array + 1,
+        "shape": array.reshape(4, 1),
+        "dtype": array.astype(np.int32),
+    }
+    changed = variants.get(change, array)
     first = call_with(node, model, value, array)
     second = call_with(other, other_model, other_value, changed)
     assert first != second
