@@ -141,7 +141,7 @@ class Benchmark:
 
     def _row(self, pair: tuple[Engine, Engine], heads: int, batch: int, seq: int, goals: Goals) -> None:
         """Time an engine against the dense one at one size, and print the row."""
-        name, sides = f"{heads} heads, batch {batch}, {seq} tokens", (DENSE, heads)
+        name, sides = f"{heads} heads, batch {batch}, length {seq}", (DENSE, heads)
         key = {
             "graphs": [graph_digest(self.graphs[side]) for side in sides],
             "engines": [digest(engine.path) for engine in pair],

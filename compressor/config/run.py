@@ -40,6 +40,8 @@ __all__ = [
     "current_fields",
     "definite_fields",
 ]
+_LEARNED_FORM = 2
+"""Form of plans and checkpoints that an interrupted run leaves; those of another form are learned again."""
 
 
 class Recipe(RecipeSections):
@@ -122,6 +124,7 @@ class Recipe(RecipeSections):
         if self.distills and self.plan_file is not None:
             fingerprints["plan"] = _file_hash(self.plan_file)
         content = {name: value for name, value in self.flat().items() if name in names} | fingerprints
+        content["form"] = _LEARNED_FORM
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

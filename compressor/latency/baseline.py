@@ -13,6 +13,7 @@ import pydantic
 from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.errors import ErrorCode, InputError
 from compressor.latency import artifacts
+from compressor.results.times import size_label
 from compressor.targets.base import Feeds
 from compressor.targets.relative_error import as_bytes
 
@@ -152,7 +153,7 @@ def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], h
         )
     if baseline.inputs != digest(batches):
         raise InputError(
-            f"{path}: measured on other inputs (batch {baseline.batch}, {baseline.seq} tokens); use the"
+            f"{path}: measured on other inputs ({size_label(baseline.batch, baseline.seq)}); use the"
             " same --inputs, --batch, --seq and --seed, or measure it again",
             code=ErrorCode.FILE_MISMATCH,
             path=path,

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from compressor.latency.verdict import Slowdown, Verdict
+from compressor.results.times import size_label
 from graph_passes.files import atomic_replace
 
 _MAX_CHECKS, _MAX_TICKS = 100, 8
@@ -33,7 +34,7 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     slowdowns = [check.slowdown for check in timed if check.slowdown is not None]
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.set_title(f"{last.title}, batch {last.batch}, {last.seq} tokens", fontsize=9)
+    upper.set_title(f"{last.title}, {size_label(last.batch, last.seq)}", fontsize=9)
     _plot_medians(upper, slowdowns)
     _plot_slowdowns(lower, slowdowns)
     labels = [check.time[:16].replace("T", "\n") for check in timed]

@@ -14,6 +14,7 @@ from graph_passes import Kind
 ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one forward of a module."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+"""Arguments by which transformers' attention modules receive a second sequence to attend to."""
 
 
 def kind_of_call(call: Call, arguments: ForwardArguments) -> Kind:

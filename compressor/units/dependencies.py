@@ -53,9 +53,8 @@ class DependencyTracker(TorchDispatchMode):
         super().__init__()
         self._bits: dict[str, int] = {}
         self._marks: dict[int, int] = {}  # memory -> bits of the names that it depends on; views share their memory
-        self._weak_storages: list[
-            StorageWeakRef
-        ] = []  # keep addresses, not memory: another tensor could be given one of them
+        # They keep addresses, not memory: another tensor could be given the address of one that is freed.
+        self._weak_storages: list[StorageWeakRef] = []
         self._untracked = 0  # bits of the names that what cannot be followed depends on
         self._contexts = ExitStack()
 

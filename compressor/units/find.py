@@ -36,8 +36,8 @@ SUPPORTED = (
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
 """The supported families, for error messages."""
-_unread = WeakKeyDictionary[nn.Module, frozenset[str]]()  # model -> the sites that were left out
-"""Arguments by which transformers' attention modules receive a second sequence to attend to."""
+_unread = WeakKeyDictionary[nn.Module, frozenset[str]]()
+"""Model -> the sites that were left out."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from graph_passes.flow.foreign_shapes import Shape
 
 Result = TypeVar("Result")
-_REMEMBERED = 1 << 14
-"""Maximum number of calls whose results are remembered."""
+_REMEMBERED = 1 << 12
+"""Maximum number of calls whose results are remembered; a content takes up to 32 KiB."""
 _LARGEST_BYTES = 4096
 """Bytes of attributes and contents above which a call is not remembered."""
 
@@ -45,11 +45,19 @@ class Content(NamedTuple):
 
     dtype: np.dtype
     shape: Shape
-    data: bytes
+    data: bytes | tuple[object, ...]
+    """The bytes of numbers; strings one by one."""
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Content:
+        data = tuple(array.ravel().tolist()) if array.dtype.hasobject else array.tobytes()
+        return cls(array.dtype, array.shape, data)
 
     @property
     def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+        if isinstance(self.data, bytes):
+            return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+        return np.array(self.data, self.dtype).reshape(self.shape)
 
 
 class Operand(NamedTuple):
@@ -87,7 +95,7 @@ class NodeCall:
 
     @property
     def bytes(self) -> int:
-        """Size of attributes and contents."""
+        """Size of attributes and contents; strings count by their number."""
         contents = [operand.content for operand in self.inputs if operand is not None and operand.content is not None]
         return sum(map(len, self.attributes)) + sum(len(content.data) for content in contents)
 
@@ -131,7 +139,7 @@ def node_call(
             name=value.name or "" if has_graphs else f"input{number}",
             dtype=types.get(value),
             shape=shapes.get(value),
-            content=None if content is None else Content(content.dtype, content.shape, content.tobytes()),
+            content=None if content is None else Content.of(content),
         )
 
     try:
@@ -190,14 +198,15 @@ def output_types(call: NodeCall) -> tuple[tuple[Shape | None, ir.DataType | None
 @_remembered
 def output_contents(call: NodeCall) -> tuple[np.ndarray, ...]:
     """The content of each output by ONNX's reference evaluator, from the contents of all inputs; empty if it fails."""
-    feeds = {operand.name: operand.content.array for operand in call.inputs if operand is not None and operand.content}
+    contents = {operand.name: operand.content for operand in call.inputs if operand is not None and operand.content}
+    feeds = {name: content.array for name, content in contents.items()}
     try:
-        contents = [np.array(content) for content in run_node(call.proto, feeds, call.opset)]
+        results = [np.array(result) for result in run_node(call.proto, feeds, call.opset)]
     except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
         return ()  # Unknown content is not an error: the shape may be enough.
-    for content in contents:
-        content.setflags(write=False)  # later calls have the same arrays
-    return tuple(contents)
+    for result in results:
+        result.setflags(write=False)  # later calls have the same arrays
+    return tuple(results)
 
 
 def run_node(proto: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int) -> list[np.ndarray]:

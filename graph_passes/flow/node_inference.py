@@ -110,5 +110,6 @@ def evaluate(
     if any(shape is None or np.prod(shape, dtype=np.int64) > LARGEST_CONSTANT for shape in outputs):
         return
     call = node_call(node, model, shapes, types, constants)
-    if call is not None:
-        constants.update(zip(node.outputs, output_contents(call), strict=False))
+    contents = () if call is None else output_contents(call)
+    if contents:
+        constants.update(zip(node.outputs, contents, strict=True))

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.node_calls import NodeCall, node_call, output_contents, output_types
 from tests.graph_passes.graphs import graph
 
@@ -79,3 +80,14 @@ def test_a_damaged_attribute_gives_no_call() -> None:
     node, model = of_only_node("y = Softmax <axis=1> (x)")
     node.attributes["axis"] = ir.Attr("axis", ir.AttributeType.UNDEFINED, None)
     assert node_call(node, model, {}, {}, {}) is None
+
+
+def test_strings_are_read_by_the_nodes_after_them() -> None:
+    model = graph('s = Constant <value_strings=["abc", "d"]> () y = Equal (s, s)', outputs="bool[2] y")
+    probe = Probe(model)
+    (output,) = model.graph.outputs
+    assert probe.shape(output) == (2,)
+    assert probe.dtype(output) == ir.DataType.BOOL
+    strings = probe.constant(next(iter(model.graph)).outputs[0])
+    assert strings is not None
+    assert strings.tolist() == ["abc", "d"]

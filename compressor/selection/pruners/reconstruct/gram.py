@@ -93,7 +93,7 @@ def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.
         except np.linalg.LinAlgError as error:
             if damp >= _MOST_DAMP:
                 raise InputError(
-                    "the sums over the calibration rows have no Cholesky factor, or every token has weight zero; use"
+                    "the sums over the calibration rows are not positive definite, or every token has weight zero; use"
                     " more rows, or rows of the kind that the model serves",
                     code=ErrorCode.INVALID_ROWS,
                 ) from error
