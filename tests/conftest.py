@@ -1,6 +1,7 @@
 """Settings of all tests, exports that runs share, and timing that is short."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -27,12 +28,21 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exports_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The folder of shared exports, one for all processes of this pytest run; see `tests.shared_exports.FOLDER`."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ["COMPRESSOR_TEST_EXPORTS"] = str(folder / "exports")
+
+
 @pytest.fixture(scope="session")
-def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared_exports() -> Iterator[None]:
     """Until the end of the session, runs in this process export each structure of a model once."""
     from tests.shared_exports import sharing_exports
 
-    with sharing_exports(tmp_path_factory.mktemp("exports")):
+    with sharing_exports():
         yield
 
 

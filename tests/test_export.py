@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,23 @@ from tests.faults import fails_with
 from tests.random_plans import random_plan
 from tests.tasks.translations import marian
 from tests.unchanged import unchanged
-from tests.zoo import FAMILIES, pair, pixels, speech, text
+from tests.units.masks import one_layer
+from tests.zoo import FAMILIES, Case, pair, pixels, speech, text
 
 Inputs = dict[str, Tensor]
 
 TOLERANCE = 1e-5
 OUTPUTS = {"clip_text": ["text_embeds", "last_hidden_state"]}
-QUICK = {("qwen3", 23, "sdpa")}
 CASES = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.zoo, id="-".join(map(str, case)))
-    for case in [(name, opset, form) for name in FAMILIES for opset in (18, 23) for form in ("eager", "sdpa")]
+    pytest.param("qwen3", 23, "sdpa", "one", id="qwen3-one-layer"),
+    *(
+        pytest.param(name, opset, form, "all", marks=pytest.mark.zoo, id=f"{name}-{opset}-{form}")
+        for name in FAMILIES
+        for opset in (18, 23)
+        for form in ("eager", "sdpa")
+    ),
 ]
+"""A family, its operator set, its form of attention, and its layers."""
 
 
 def inputs_of_other_sizes(name: str) -> dict[str, Inputs]:
@@ -80,11 +88,11 @@ def assert_computes(path: Path, model: Any, inputs: Inputs) -> None:
         assert np.abs(output - reference).max() <= TOLERANCE * np.abs(reference).max(), name
 
 
-@pytest.mark.parametrize(("name", "opset", "attention"), CASES)
+@pytest.mark.parametrize(("name", "opset", "attention", "layers"), CASES)
 def test_the_reference_graph_equals_the_gated_model(
-    name: str, opset: int, attention: Attention, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, opset: int, attention: Attention, layers: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model, inputs = FAMILIES[name](0)
+    model, inputs = FAMILIES[name](0) if layers == "all" else one_layer(name)
     sites = find_sites(model, inputs)
     plan = random_plan(sites, np.random.default_rng([opset, len(attention), len(name)]))
     path = tmp_path / "reference.onnx"
@@ -132,19 +140,22 @@ def assert_gates_and_weights(graph: ir.Graph, model: PreTrainedModel, plan: Plan
 
 
 def bert() -> tuple[PreTrainedModel, Inputs]:
-    """A BERT with a mask of ones."""
-    model, inputs = FAMILIES["bert"](0)
+    """A BERT of one layer with a mask of ones."""
+    model, inputs = one_layer("bert")
     return model, {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["attention_mask"])}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.zoo) for name in FAMILIES]
+    ("name", "layers"), [("bert", "one"), *(pytest.param(name, "all", marks=pytest.mark.zoo) for name in FAMILIES)]
 )
-def test_a_rewritten_graph_equals_an_exported_graph_of_other_gates_and_weights(name: str, tmp_path: Path) -> None:
-    model, inputs = FAMILIES[name](0)
+def test_a_rewritten_graph_equals_an_exported_graph_of_other_gates_and_weights(
+    name: str, layers: str, tmp_path: Path
+) -> None:
+    family: Callable[[int], Case] = FAMILIES[name] if layers == "all" else functools.partial(one_layer, name)
+    model, inputs = family(0)
     sites = find_sites(model, inputs)
     export_reference(model, keep_all(sites), inputs, tmp_path / "template.onnx")
-    trained, _ = FAMILIES[name](1)
+    trained, _ = family(1)
     model.load_state_dict(trained.state_dict())
     plan = random_plan(sites, np.random.default_rng(3)).model_copy(update={"model": "sha256:34"})
     assert rewrite_reference(tmp_path / "template.onnx", model, plan, tmp_path / "rewritten.onnx")
@@ -218,7 +229,7 @@ class TwoTexts(hf.BertForSequenceClassification):
 
 def test_inputs_of_different_lengths_have_axes_of_their_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config: Any = FAMILIES["bert"](0)[0].config
+    config: Any = bert()[0].config
     model = TwoTexts(config).eval()
 
     def inputs(batch: int, *lengths: int) -> Inputs:

@@ -12,8 +12,6 @@ from compressor.errors import InputError
 from compressor.latency.local_engine import LocalEngine
 from compressor.progress import Listener
 from compressor.results import Note, NoteCode, Proof, ProofStage, Report
-from compressor.run.finished_run import load_run
-from compressor.run.variant import prove_build, require_int8
 from compressor.targets import QUANTIZED, BuildOptions, target
 
 
@@ -82,6 +80,10 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
         InputError: a file of the run is missing, or is not the proven one.
         MismatchError: a proof does not hold, or products are computed in floats.
     """
+    # A check that proves nothing, and the process of each of its scenarios, need not wait for PyTorch and transformers.
+    from compressor.run.finished_run import load_run
+    from compressor.run.variant import prove_build, require_int8
+
     path = Path(engine.name)
     run = load_run(path.parent, {})
     stages = {proof.stage for proof in report.proofs if proof.variant == "compressed"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compressor.config.sections import EngineConfig
-from compressor.model_folder import ModelFolder
 from compressor.results import (
     BudgetRow,
     Candidate,
@@ -24,9 +24,12 @@ from compressor.results import (
 )
 from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds
-from compressor.tasks import Task
-from compressor.units import PrunableGroup, Site
 from graph_passes import Plan, Refusal
+
+if TYPE_CHECKING:  # proofs of graphs need neither PyTorch nor transformers
+    from compressor.model_folder import ModelFolder
+    from compressor.tasks import Task
+    from compressor.units import PrunableGroup, Site
 
 
 @dataclass(frozen=True)

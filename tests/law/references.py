@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from compressor.export import export_reference
 from compressor.units import Attention, find_groups, find_sites, keep_all
 from graph_passes import BlockMask, Plan, load, save, shrink
 from graph_passes.attention.gate_initializers import set_gates
+from tests.shared_exports import shared_export
 from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="references-")
@@ -42,7 +42,7 @@ class Reference:
         self.groups = find_groups(model, inputs, attention=attention)
         self.sites = [group.site for group in self.groups if group.site is not None]
         self.path = Path(_FOLDER.name) / f"{family}-{opset}-{attention}.onnx"
-        export_reference(model, keep_all(self.groups), inputs, self.path, opset=opset, attention=attention)
+        shared_export(model, keep_all(self.groups), inputs, self.path, opset=opset, attention=attention)
         self.inputs = {name: value.numpy() for name, value in inputs.items()}
         self._weights = frozenset(model.state_dict())
         self.dense = self.weights(shrink(load(self.path), keep_all(self.groups)).model)
@@ -85,7 +85,7 @@ def grouped(opset: int, attention: Attention) -> Path:
     model, inputs = GROUPED(0)
     path = Path(_FOLDER.name) / f"grouped-{opset}-{attention}.onnx"
     plan = keep_all(find_groups(model, inputs, attention=attention))
-    export_reference(model, plan, inputs, path, opset=opset, attention=attention)
+    shared_export(model, plan, inputs, path, opset=opset, attention=attention)
     return path
 
 
@@ -105,7 +105,7 @@ def masked_reference(family: str, attention: Attention, opset: int) -> tuple[Pla
     masks[sites[0].name].kept[1] = False
     plan = keep_all(sites).masked(masks)
     path = Path(_FOLDER.name) / f"masked-{family}-{opset}-{attention}.onnx"
-    export_reference(model, plan, inputs, path, attention=attention, opset=opset)
+    shared_export(model, plan, inputs, path, opset=opset, attention=attention)
     return plan, path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import transformers as hf
 
 import compressor
 from compressor import report as reports
+from compressor.cli import main
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode, Report
@@ -30,15 +32,30 @@ SHORT = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--max-length", "8",
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the first command of the page was run: a model, rows, the task, and the output."""
-    path = write_tagged_inputs(tmp_path_factory.mktemp("tagged"))
-    write_module(path, task_of_the_page())
-    _, *words = next(words for words in command_lines(PAGE) if words[0] == "compress")
-    command = [sys.executable, "-m", "compressor.cli", *words, *SHORT]
-    search = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])])
-    environment = {**os.environ, "PYTHONPATH": search, "XDG_CACHE_HOME": str(path / "cache")}
-    result = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    path = write_inputs(tmp_path_factory.mktemp("tagged"))
+    disabled = logging.root.manager.disable
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        patch.syspath_prepend(path)
+        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
+        with pytest.raises(SystemExit) as ended:
+            main(command_of_the_page())
+    logging.disable(disabled)
+    assert not ended.value.code
+    del sys.modules["tags"]
     return path
+
+
+def write_inputs(folder: Path) -> Path:
+    """A folder with what the commands of the page read."""
+    write_module(write_tagged_inputs(folder), task_of_the_page())
+    return folder
+
+
+def command_of_the_page() -> list[str]:
+    """The arguments of the first command of the page, for a short run."""
+    _, *words = next(words for words in command_lines(PAGE) if words[0] == "compress")
+    return [*words, *SHORT]
 
 
 @pytest.fixture
@@ -47,6 +64,17 @@ def report(folder: Path) -> Report:
 
 
 @pytest.mark.zoo
+def test_the_command_of_the_page_runs_with_the_path_of_python(tmp_path: Path) -> None:
+    """In a process of its own, which finds the task where PYTHONPATH says."""
+    path = write_inputs(tmp_path)
+    search = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])])
+    environment = {**os.environ, "PYTHONPATH": search, "XDG_CACHE_HOME": str(path / "cache")}
+    command = [sys.executable, "-m", "compressor.cli", *command_of_the_page()]
+    result = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert reports.load(path / "out").task == "tags"
+
+
 def test_the_command_of_the_page_runs(folder: Path, report: Report) -> None:
     assert report.task_code is not None
     assert (report.task, report.task_code.path, report.recipe["task"]) == ("tags", "tags:Tags", "tags:Tags")

@@ -25,7 +25,7 @@ from tests.command import compress as command
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
-from tests.zoo import FAMILIES
+from tests.units.masks import one_layer
 
 OUTPUT = {
     "model.onnx",
@@ -202,7 +202,7 @@ def test_a_site_that_cannot_be_shrunk_is_reported(
 
 
 def test_images_have_no_length(tmp_path: Path) -> None:
-    model, _ = FAMILIES["vit"](0)
+    model, _ = one_layer("vit")
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     size = {"height": model.config.image_size, "width": model.config.image_size}

@@ -125,12 +125,21 @@ def test_a_full_disk_leaves_no_files(stage: str, inputs: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_and_kill_leave_no_output(inputs: Path, tmp_path: Path) -> None:
-    """A separate process is interrupted while learning, resumed, then killed."""
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param([(signal.SIGINT, 130)], id="ctrl-c"),
+        pytest.param([(signal.SIGINT, 130), (signal.SIGKILL, -9)], id="ctrl-c, kill", marks=pytest.mark.zoo),
+    ],
+)
+def test_ctrl_c_and_kill_leave_no_output(
+    signals: list[tuple[signal.Signals, int]], inputs: Path, tmp_path: Path
+) -> None:
+    """A separate process is interrupted while learning; resumed, then killed."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     flags = ["--keep", "1", "--steps", "400", "--batch-size", "8", "--max-length", "8", "--batch", "1", "--seq", "8"]
     arguments = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
-    for signal_number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+    for signal_number, code in signals:
         process = subprocess.Popen(
             [sys.executable, "-m", "compressor.cli", *map(str, arguments)],
             stderr=subprocess.PIPE,

@@ -84,7 +84,15 @@ def test_the_reference_graph_equals_the_gated_model(exported: SegmentGraph, tmp_
     assert proof.error <= 1e-5
 
 
-@pytest.mark.parametrize("kept", [[(), (1,)], [(0, 2, 3), ()], [(1, 3), (0, 1, 2, 3)], [(2,), (0, 3)], [(), ()]])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [(), (1,)],
+        [(0, 2, 3), ()],
+        *(pytest.param(kept, marks=pytest.mark.zoo) for kept in ([(1, 3), (0, 1, 2, 3)], [(2,), (0, 3)])),
+        [(), ()],
+    ],
+)
 def test_the_shrunk_graph_equals_the_gated_one_and_an_emptied_layer_is_its_bias(
     exported: SegmentGraph, kept: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -106,7 +114,7 @@ def test_the_shrunk_graph_equals_the_gated_one_and_an_emptied_layer_is_its_bias(
     assert sum(node.op_type == "Softmax" for node in graph) == len(plan.sites) - len(emptied)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @example(kept=[(), ()], seed=0)
 @example(kept=[(0, 1, 2, 3), (0, 1, 2, 3)], seed=0)
 @given(kept=st.lists(HEADS, min_size=2, max_size=2), seed=st.integers(0, 9))

@@ -24,8 +24,14 @@ def plan_bytes(learned: tiny.LearningResult, folder: Path) -> bytes:
     return (folder / "plan.json").read_bytes()
 
 
-@pytest.mark.parametrize("method", HEAD_METHODS)
-@pytest.mark.parametrize("keep", [0, 3, tiny.HEADS, "50%"])
+@pytest.mark.parametrize(
+    ("keep", "method"),
+    [
+        pytest.param(keep, method, marks=() if keep == 3 or method in ("dsp", "taylor") else pytest.mark.zoo)
+        for keep in (0, 3, tiny.HEADS, "50%")
+        for method in HEAD_METHODS
+    ],
+)
 def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Path) -> None:
     learned = tiny.learn_plan(tmp_path, selection(method=method, keep=keep, steps=2))
     count = heads_to_keep(keep, tiny.HEADS)

@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, obje
     return plan_bytes(learned, folder), learned.curves, model
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 11, 12])
+@pytest.mark.parametrize("step", [*(pytest.param(step, marks=pytest.mark.zoo) for step in (1, 4, 11)), 3, 12])
 def test_a_run_that_is_interrupted_at_any_step_resumes(
     step: int, uninterrupted: tuple[bytes, object, torch.nn.Module], tmp_path: Path
 ) -> None:
@@ -52,7 +52,14 @@ def test_a_run_that_is_interrupted_at_any_step_resumes(
     assert tiny.have_same_weights(weights, resumed)
 
 
-@pytest.mark.parametrize("method", [method for method in GATE_METHODS if method != "dsp"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=() if method in ("dsp-pipelined", "hard-concrete") else pytest.mark.zoo)
+        for method in GATE_METHODS
+        if method != "dsp"
+    ],
+)
 def test_every_gate_resumes(method: str, tmp_path: Path) -> None:
     config, uninterrupted_model, resumed_model = (
         selection(method=method, steps=6, options={"evaluations": 2}),

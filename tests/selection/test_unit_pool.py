@@ -24,7 +24,7 @@ INPUTS = {"input_ids": torch.tensor([[3, 14, 7, 2, 19], [5, 1, 12, 0, 0]])}
 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
-@pytest.mark.parametrize(("share", "seed"), [(0.3, 1), (0.62, 2)])
+@pytest.mark.parametrize(("share", "seed"), [(0.3, 1), pytest.param(0.62, 2, marks=pytest.mark.zoo)])
 def test_a_budget_is_met_as_closely_as_bundles_allow(method: str, share: float, seed: int, tmp_path: Path) -> None:
     learned = pools.learn(tmp_path, method, share, seed)
     plan, total = learned.plan, 8 * pools.HEAD + 16 * pools.BUNDLE
@@ -50,7 +50,7 @@ def test_units_that_do_not_compete_stay(types: tuple[str, ...], unchanged: str, 
     assert getattr(plan, f"{unchanged}_kept") == getattr(plan, unchanged)
 
 
-@pytest.mark.parametrize("method", ["dsp", "bin-concrete"])
+@pytest.mark.parametrize("method", ["dsp", pytest.param("bin-concrete", marks=pytest.mark.zoo)])
 def test_a_resumed_run_equals_an_uninterrupted_one(method: str, tmp_path: Path) -> None:
     models = pools.classifier(), pools.classifier()
     whole = pools.learn(tmp_path / "whole", method, model=models[0])

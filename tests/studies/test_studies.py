@@ -86,7 +86,9 @@ def test_the_interval_of_accuracy_equals_that_of_other_metrics() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["astar", "dynamics", "importance"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.zoo) for kind in ("astar", "importance")), "dynamics"]
+)
 def test_the_same_seed_gives_the_same_rows(
     kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -115,7 +117,7 @@ def test_astar_keeps_at_most_as_many_heads_as_random(finished: Callable[[str], P
         assert fewest_heads["paper"] <= fewest_heads["random"]
 
 
-@pytest.mark.parametrize("kind", ["astar", "ablate"])
+@pytest.mark.parametrize("kind", [pytest.param("astar", marks=pytest.mark.zoo), "ablate"])
 def test_evaluations_are_distributed_on_request(
     kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

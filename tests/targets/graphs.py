@@ -54,9 +54,9 @@ class Pruned:
     """
 
     def __init__(self, family: str, seed: int = 1) -> None:
-        from compressor.export import export_reference
         from compressor.units import find_sites
         from tests.random_plans import random_plan
+        from tests.shared_exports import shared_export
         from tests.zoo import FAMILIES
 
         self._folder = tempfile.TemporaryDirectory()
@@ -65,7 +65,7 @@ class Pruned:
         self.inputs: dict[str, np.ndarray] = {name: value.numpy() for name, value in inputs.items()}
         self.plan: Plan = random_plan(find_sites(self.model, inputs), np.random.default_rng(seed))
         self.reference, self.shrunk = folder / f"{family}-reference.onnx", folder / f"{family}-shrunk.onnx"
-        export_reference(self.model, self.plan, inputs, self.reference)
+        shared_export(self.model, self.plan, inputs, self.reference)
         save(shrink(load(self.reference), self.plan).model, self.shrunk)
 
     @property
@@ -90,8 +90,8 @@ class Masked:
     """
 
     def __init__(self) -> None:
-        from compressor.export import export_reference
         from compressor.units import find_sites, keep_all
+        from tests.shared_exports import shared_export
         from tests.zoo import FAMILIES
 
         self._folder = tempfile.TemporaryDirectory()
@@ -102,7 +102,7 @@ class Masked:
         masks[sites[0].name].kept[1] = False
         self.plan = keep_all(sites).masked(masks)
         self.reference, self.shrunk = folder / "reference.onnx", folder / "shrunk.onnx"
-        export_reference(model, self.plan, inputs, self.reference)
+        shared_export(model, self.plan, inputs, self.reference)
         save(shrink(load(self.reference), self.plan).model, self.shrunk)
 
 

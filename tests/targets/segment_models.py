@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.models import (
     AllAttentionConfig,
@@ -30,6 +29,7 @@ from compressor.targets.segment_stream import Stream
 from compressor.units import Site, find_sites, keep_all
 from graph_passes import Plan, Shrunk, load, save, shrink
 from graph_passes.attention.gate_initializers import set_gates
+from tests.shared_exports import shared_export
 
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
@@ -118,7 +118,7 @@ def exported_model(family: str) -> SegmentGraph:
     inputs = example_inputs(source, 2, 8)
     sites, path = find_sites(model, inputs), folder / "reference.onnx"
     attention: Any = "sdpa" if family == "transformer_xl" else "eager"
-    export_reference(model, keep_all(sites), inputs, path, attention=attention)
+    shared_export(model, keep_all(sites), inputs, path, attention=attention)
     cases = verify.make_cases(lambda *size: example_inputs(source, *size), maximum_length=40)
     return SegmentGraph(model, sites, path, cases)
 

@@ -34,6 +34,8 @@ sys.meta_path.insert(0, Absent())
 for package in ("compressor.targets", "compressor.measure"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         importlib.import_module(module.name)
+for name in ("compressor.latency", "compressor.run.verify"):
+    importlib.import_module(name)
 """
 
 
@@ -128,7 +130,7 @@ def test_a_missing_device_is_reported() -> None:
     assert target("trt").missing() is not None
 
 
-def test_targets_and_measurements_import_without_torch_and_without_tensorrt() -> None:
+def test_what_handles_graphs_only_imports_without_torch_and_without_tensorrt() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False
     )

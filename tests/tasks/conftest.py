@@ -38,9 +38,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return load(folders.save(folders.gpt2(), tmp_path_factory.mktemp("gpt2")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained_translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with rows and a Marian that learned to translate them word by word."""
+    """A folder with rows and a Marian that learned to translate them word by word; tests must not change it."""
     path = tmp_path_factory.mktemp("translation")
     rows = tsv(path / "rows.tsv", *("\t".join(sentence(seed)) for seed in range(40)))
     folder = load(save(marian(), path / "model"), task="translation")

@@ -62,7 +62,7 @@ def test_training_equals_a_plain_loop_over_consecutive_segments(optimizer: Any, 
         assert torch.allclose(weight, best[1][name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("stop", [2, 7, 12])
+@pytest.mark.parametrize("stop", [*(pytest.param(stop, marks=pytest.mark.zoo) for stop in (2, 12)), 7])
 def test_an_interrupted_training_with_a_gate_equals_the_uninterrupted_one(stop: int, tmp_path: Path) -> None:
     def setup(folder: Any) -> GateSetup:
         return GateSetup(NoisyGate(8, 3, 12), sites_of(folder))

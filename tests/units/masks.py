@@ -30,9 +30,9 @@ def random_mask(site: Site, model: PreTrainedModel, seed: int, block: int = 1, s
     return BlockMask(kept, block, memory)
 
 
-def one_layer(family: str) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def one_layer(family: str, seed: int = 0) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The first layer of a family's model, of encoder and decoder each, and inputs."""
-    model, inputs = FAMILIES[family](0)
+    model, inputs = FAMILIES[family](seed)
     config = copy.deepcopy(model.config)
     for name in _LAYERS:
         if hasattr(config, name):

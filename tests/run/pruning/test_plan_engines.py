@@ -10,6 +10,7 @@ import pytest
 import graph_passes
 from compressor.config.sections import EngineConfig
 from compressor.measure import macs as measured_macs
+from compressor.measure.costs import CostTable
 from compressor.results import Proof, ProofStage
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.run.pruning.measure_costs import count_costs, equal_groups, keep_counts, measured_counts
@@ -42,6 +43,16 @@ def reference(groups: list[PrunableGroup]) -> ExportedGraph:
     return exported(groups, references.reference("bert", 18, "eager").path)
 
 
+@pytest.fixture(scope="module")
+def costs(
+    reference: ExportedGraph, groups: list[PrunableGroup], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[CostTable, CostTable]:
+    """Parameters and multiply-accumulates of every number of units."""
+    engines = plan_engines(reference, "", tmp_path_factory.mktemp("costs"))
+    parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    return parameters, macs
+
+
 def plan_engines(reference: ExportedGraph, form: str, scratch: Path) -> PlanEngines:
     row = {name: value.numpy() for name, value in text(1, 7).items()}
     return PlanEngines(reference, Choice(CHOICES[form], form), BuildOptions(), row, True, scratch)
@@ -66,10 +77,10 @@ def size(model: graph_passes.files.ir.Model) -> list[int]:
 
 
 def test_counts_are_linear_in_the_number_of_units(
-    reference: ExportedGraph, groups: list[PrunableGroup], tmp_path: Path
+    reference: ExportedGraph, groups: list[PrunableGroup], costs: tuple[CostTable, CostTable], tmp_path: Path
 ) -> None:
     engines = plan_engines(reference, "", tmp_path)
-    parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    parameters, macs = costs
     rng = np.random.default_rng(0)
     counts = {group.name: int(rng.integers(1, group.units)) for group in groups}
     graph = engines.float_graph(keep_counts(reference.plan, groups, counts))
@@ -85,10 +96,14 @@ def test_counts_are_linear_in_the_number_of_units(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_group_saves_does_not_depend_on_the_others(
-    reference: ExportedGraph, groups: list[PrunableGroup], tmp_path: Path, seed: int
+    reference: ExportedGraph,
+    groups: list[PrunableGroup],
+    costs: tuple[CostTable, CostTable],
+    tmp_path: Path,
+    seed: int,
 ) -> None:
     engines = plan_engines(reference, "", tmp_path)
-    _, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    _, macs = costs
     rng = np.random.default_rng(seed)
     # Without its last attentions, a graph would read fewer positions.
     counts = {group.name: int(rng.choice([0, group.units // 2, group.units])) for group in groups}

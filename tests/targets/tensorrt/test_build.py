@@ -25,6 +25,8 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 BINDINGS = Path(os.environ.get("TENSORRT_BINDINGS", ROOT / ".venv" / "tensorrt"))
 """A folder for each version, with the package `tensorrt_bindings`; `make test` fills it."""
 VERSIONS = ("8.6", "10.16", "11.4")
+QUICK = ("8.6", "11.4")
+"""The oldest version, and the newest; `make zoo` tests the one between."""
 Outcomes = dict[str, Any]
 
 
@@ -45,7 +47,10 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in VERSIONS],
+)
 def outcomes(request: pytest.FixtureRequest, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Outcomes of the probe with the bindings of a version."""
     bindings = BINDINGS / request.param

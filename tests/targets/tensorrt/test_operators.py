@@ -52,7 +52,7 @@ def unsupported(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(("supported", "precision"), [(OLD, "fp32"), (OLD, "fp16"), (NEW, "fp16"), (NEW, "bf16")])
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("bert", "transformer_xl") else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
+    [name if name == "bert" else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
 )
 def test_the_parser_accepts_every_operator_of_a_family(
     family: str, supported: Features, precision: Precision, tmp_path: Path
