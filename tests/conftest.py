@@ -22,8 +22,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
-def pytest_collection_finish() -> None:
-    """Exempt the imported modules from garbage collection, which would visit their millions of objects again."""
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> None:
+    """Exempt imported modules from garbage collection, which visits their millions of objects after every training.
+
+    Tests import more of them, and PyTorch fills its caches at every export.
+    """
     gc.collect()
     gc.freeze()
 

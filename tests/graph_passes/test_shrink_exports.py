@@ -19,16 +19,22 @@ from graph_passes import Plan, shrink
 from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace
 from tests.graph_passes.graphs import error, operators, run
 from tests.random_plans import random_groups
-from tests.zoo import FAMILIES
+from tests.units.masks import one_layer
+from tests.zoo import FAMILIES, Case
 
 TOLERANCE = 1e-4
 
 
 class Source:
-    """A tiny model of one family, its inputs, its groups, and the fingerprints of its weights."""
+    """A tiny model, its inputs, its groups, and the fingerprints of its weights.
 
-    def __init__(self, family: str) -> None:
-        self.model, self.inputs = FAMILIES[family](0)
+    Args:
+        family: the family of the model.
+        make: makes the model and its inputs.
+    """
+
+    def __init__(self, family: str, make: Callable[[str], Case] = lambda family: FAMILIES[family](0)) -> None:
+        self.model, self.inputs = make(family)
         self.model.config.use_cache = False
         for name, parameter in self.model.named_parameters():
             if parameter.dim() == 1 and not name.endswith("bias"):  # norms of a new model are equal
@@ -109,11 +115,11 @@ def torch_logits(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor
         return model(**inputs).logits.numpy()
 
 
-Case = tuple[str, int, Attention]
+Form = tuple[str, int, Attention]
 
-TRACED: list[Case] = [("bert", 11, "eager"), ("llama", 17, "sdpa")]
-TRACED_IN_ZOO: list[Case] = [("gpt2", 13, "eager"), ("t5", 17, "eager")]
-EXPORTED_IN_ZOO: list[Case] = [("bert", 23, "sdpa"), ("gpt2", 18, "sdpa"), ("t5", 18, "eager")]
+TRACED: list[Form] = [("bert", 11, "eager"), ("llama", 17, "sdpa")]
+TRACED_IN_ZOO: list[Form] = [("gpt2", 13, "eager"), ("t5", 17, "eager")]
+EXPORTED_IN_ZOO: list[Form] = [("bert", 23, "sdpa"), ("gpt2", 18, "sdpa"), ("t5", 18, "eager")]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,7 @@ def test_graphs_of_the_newer_exporter(family: str, opset: int, attention: Attent
 def test_graphs_before_and_after_onnxscript_fuses_them(
     family: str, attention: Attention, op: str, tmp_path: Path
 ) -> None:
-    source = Source(family)
+    source = Source(family, one_layer)
     graph = source.graph(export, tmp_path / "exported.onnx", 18, attention)
     assert_shrinks(graph, source)
     fused = fused_by_onnxscript(graph)
