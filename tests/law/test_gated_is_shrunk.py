@@ -19,13 +19,11 @@ from tests.zoo import FAMILIES
 TOLERANCE = 1e-4
 FORMS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
 CASES: list[tuple[str, int, Attention]] = [
-    ("bert", 18, "eager"),
     ("gpt2", 18, "sdpa"),
-    ("llama", 23, "eager"),
     ("t5", 18, "eager"),
 ]
-"""The most different families (norms after attention, fused projections, grouped heads, two stacks with a relative
-bias), each in one form; `make zoo` proves all families in all forms."""
+"""Fused projections, and two stacks with a relative bias, each in one form; `make zoo` proves all families in all
+forms."""
 
 
 def prove(family: str, graph: Reference, plan: Plan) -> None:

@@ -95,7 +95,7 @@ def prove(graph: ir.Model, model: PreTrainedModel, plan: Plan, inputs: Callable[
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("dinov2", "wav2vec2") else pytest.mark.zoo) for name in MODELS]
+    "name", [pytest.param(name, marks=() if name == "dinov2" else pytest.mark.zoo) for name in MODELS]
 )
 def test_a_shrunk_graph_equals_the_gated_model(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
