@@ -94,8 +94,8 @@ class NodeCall:
     ir_version: int
 
     @property
-    def bytes(self) -> int:
-        """Size of attributes and contents; strings count by their number."""
+    def size(self) -> int:
+        """Bytes of attributes and contents; strings count by their number."""
         contents = [operand.content for operand in self.inputs if operand is not None and operand.content is not None]
         return sum(map(len, self.attributes)) + sum(len(content.data) for content in contents)
 
@@ -164,7 +164,7 @@ def _remembered(function: Callable[[NodeCall], Result]) -> Callable[[NodeCall], 
 
     @functools.wraps(function)
     def call(node: NodeCall) -> Result:
-        return function(node) if node.bytes > _LARGEST_BYTES else remembered(node)
+        return function(node) if node.size > _LARGEST_BYTES else remembered(node)
 
     return call
 
