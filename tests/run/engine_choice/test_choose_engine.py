@@ -174,7 +174,7 @@ def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path:
     """In a process whose int8 products have 16-bit sums, which saturate."""
     subprocess.run(
         [sys.executable, "-m", saturating_process.__name__, inputs, tmp_path / "out"],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
         capture_output=True,
         check=True,
