@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 import transformers as hf
@@ -23,6 +22,7 @@ from compressor.export import export_reference, rewrite_reference
 from compressor.units import find_sites, gated, keep_all
 from compressor.units.hook import Attention
 from graph_passes import BlockMask, Plan
+from tests.exported_graphs import Inputs, Session, assert_computes
 from tests.faults import fails_with
 from tests.random_plans import random_plan
 from tests.tasks.translations import marian
@@ -30,9 +30,6 @@ from tests.unchanged import unchanged
 from tests.units.masks import one_layer
 from tests.zoo import FAMILIES, Case, pair, pixels, speech, text
 
-Inputs = dict[str, Tensor]
-
-TOLERANCE = 1e-5
 OUTPUTS = {"clip_text": ["text_embeds", "last_hidden_state"]}
 CASES = [
     pytest.param("qwen3", 23, "sdpa", "one", id="qwen3-one-layer"),
@@ -59,33 +56,6 @@ def inputs_of_other_sizes(name: str) -> dict[str, Inputs]:
             "batch 2, 6 to 6": pair(2, 6, 6, seed=3),
         }
     return {"batch 1, length 21": text(1, 21, seed=1), "batch 5, length 3": text(5, 3, seed=2)}
-
-
-class Session:
-    """A graph in ONNX Runtime."""
-
-    def __init__(self, path: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.axes = {value.name: value.shape for value in self._session.get_inputs()}
-
-    def run(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """Every output by name."""
-        names = [value.name for value in self._session.get_outputs()]
-        feeds = {name: inputs[name].numpy() for name in self.axes}
-        return dict(zip(names, self._session.run(None, feeds), strict=True))
-
-
-def assert_computes(path: Path, model: Any, inputs: Inputs) -> None:
-    """Every output of the graph is that of the model."""
-    with torch.no_grad():
-        expected = model(**inputs)
-    for name, output in Session(path).run(inputs).items():
-        reference = expected[name].numpy()
-        assert output.shape == reference.shape
-        assert np.abs(output - reference).max() <= TOLERANCE * np.abs(reference).max(), name
 
 
 @pytest.mark.parametrize(("name", "opset", "attention", "layers"), CASES)

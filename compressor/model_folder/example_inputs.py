@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
-from compressor.targets.base import Feeds
 
 _NO_TARGET = ("text-classification", "regression", "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
@@ -67,24 +66,6 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     if isinstance(model.config, SegmentConfig):
         inputs.pop("attention_mask", None)
     return {name: inputs[name] for name in parameters if name in inputs} | memories
-
-
-def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
-    """Inputs of one size for an engine; see `example_inputs`.
-
-    Args:
-        folder: a loaded folder.
-        batch: rows.
-        seq: tokens per row; None: the model has one size.
-    """
-    return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
-
-
-def example_feeds_by_size(
-    folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]
-) -> dict[tuple[int, int | None], Feeds]:
-    """Inputs for an engine by batch size and length, in the order of `sizes`; see `example_feeds`."""
-    return {(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
 
 
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:

@@ -114,10 +114,8 @@ class TransformerXLLayer(SegmentLayer):
         """Next hidden states `[batch, segment, hidden]`, after the feed-forward.
 
         Args:
-            states: hidden states of the segment, `[batch, segment, hidden]`.
-            memory: hidden states of earlier segments, `[batch, memory, hidden]`, or None.
-            positions: see `RelativeAttention.forward`.
-            masked: see `RelativeAttention.forward`.
+            states, memory: hidden states of the segment and of earlier ones, `[batch, positions, hidden]`.
+            positions, masked: those of `RelativeAttention.forward`.
         """
         states = super().forward(states, memory, positions, masked)
         return states + self.dropout(self.feed_forward(states))

@@ -21,8 +21,8 @@ from compressor.export import export_reference
 from compressor.models.recurrences import any_length
 from compressor.silence_libraries import quiet_tools
 from compressor.units import find_sites, gated
+from tests.exported_graphs import Session
 from tests.random_plans import random_plan
-from tests.test_export import Session
 from tests.unchanged import unchanged
 from tests.zoo import text
 
