@@ -13,7 +13,14 @@ from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
-from compressor.run.pruning.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
+from compressor.run.pruning.measure_costs import (
+    SECONDS_OF_WHOLE,
+    TIMED_SHARES,
+    Size,
+    count_costs,
+    keep_counts,
+    measure_times,
+)
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
@@ -21,8 +28,8 @@ from compressor.targets.base import Feeds
 from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
-_TIMED_SECONDS = 8.0
-"""Time spent on each of the engines that are timed in turn, at each size."""
+_SECONDS_OF_PLAN = 8.0
+"""Time spent on each of the engines that a plan's takes turns with, at each size."""
 _FORM = "3"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
 _DRIFT = 0.25
@@ -107,7 +114,7 @@ class CostSource:
             times = []
             for table in tables:
                 feeds = self.inputs[table.batch, table.seq]
-                whole, _, seconds = paired_times([self.engines.whole, self.dense, engine], feeds, 3 * _TIMED_SECONDS)
+                whole, _, seconds = paired_times([self.engines.whole, self.dense, engine], feeds, 3 * _SECONDS_OF_PLAN)
                 times.append(table.whole * seconds / whole)
             self.engines.discard(engine)
         return times
@@ -118,7 +125,7 @@ class CostSource:
         with self.log.stage("timing the whole model"):
             for table in tables:
                 feeds = self.inputs[table.batch, table.seq]
-                seconds = paired_times([self.engines.whole, self.dense], feeds, 2 * _TIMED_SECONDS)
+                seconds = paired_times([self.engines.whole, self.dense], feeds, 2 * SECONDS_OF_WHOLE)
                 whole, dense = (1e3 * value for value in seconds)
                 rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
         return rescaled

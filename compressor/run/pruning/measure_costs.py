@@ -41,7 +41,7 @@ _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
 _SECONDS = 0.75
 """Time spent on each engine at each size; at least four rounds."""
-_SECONDS_OF_WHOLE = 3.0
+SECONDS_OF_WHOLE = 3.0
 """Time spent on each of the engines of the whole model."""
 
 
@@ -231,7 +231,7 @@ def measure_times(
     shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, on_progress)
     tables = []
     for size, feeds in inputs.items():
-        whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
+        whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * SECONDS_OF_WHOLE))
         times, errors = (whole * np.array([by_size[size] for by_size in shares]).T).tolist()
         table = CostTable(
             unit="ms",

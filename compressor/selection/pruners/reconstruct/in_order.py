@@ -147,7 +147,7 @@ def calls_in_order(
     for number, linears in enumerate(steps):
         on_progress(number, len(steps))
         run.advance(run.layers_of(linears[0]).start)
-        observed = run.observe({linear: sums.readers[linear] for linear in linears})
+        observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
         yield _targeted(model, batches, observed, sums.of(linears))
     on_progress(len(steps), len(steps))
 
@@ -162,12 +162,14 @@ def _targeted(
     for number, (batch, calls, sums) in enumerate(zip(batches, calls_of_batches, sums_of_batches, strict=True)):
         for call in calls:
             mask, dense = _mask(model, call, batch), sums[call.linear][call.number]
-            target = dense if call.sum is None else dense - (call.sum - call.output)[mask]
+            target = dense if call.output is None or call.sum is None else dense - (call.sum - call.output)[mask]
             yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
 
 
 def _sum(call: LinearCall) -> Tensor:
-    return call.output if call.sum is None else call.sum
+    total = call.output if call.sum is None else call.sum
+    assert total is not None
+    return total
 
 
 def _mask(model: PreTrainedModel, call: LinearCall, batch: Batch) -> Tensor:

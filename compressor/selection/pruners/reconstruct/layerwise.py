@@ -37,14 +37,14 @@ class LinearCall:
         linear: module path.
         number: which of the calls of the linear in the forward it is, from 0.
         input: x `[rows, positions, in]`.
-        output: y `[rows, positions, out]`.
+        output: y `[rows, positions, out]`; None if neither it nor a sum is observed.
         sum: s = y + R `[rows, positions, out]`, R the residual stream; None if it is not observed.
     """
 
     linear: str
     number: int
     input: Tensor
-    output: Tensor
+    output: Tensor | None
     sum: Tensor | None
 
 
@@ -82,7 +82,7 @@ class LayerwiseRun:
         return range(calls[0], calls[-1] + 1)
 
     def observe(
-        self, readers: Mapping[str, SumReader | None], *, advance_to: int | None = None
+        self, readers: Mapping[str, SumReader | None], *, with_outputs: bool = True, advance_to: int | None = None
     ) -> Iterator[list[LinearCall]]:
         """The calls of some linears, in the order in which they complete, batch by batch.
 
@@ -91,6 +91,8 @@ class LayerwiseRun:
 
         Args:
             readers: the reader of the sum of each linear (see `find_sum`), or None.
+            with_outputs: whether the outputs of linears without a reader are observed; if not, the calls of these are
+                complete before they run.
             advance_to: the new `start` after the last batch, at most `end`; the same forwards record the outputs of the
                 layers on the way, so that all batches have to be consumed. None: the run stays where it is.
 
@@ -109,7 +111,7 @@ class LayerwiseRun:
             raise ValueError(f"layer call {stop}: use one of {self.start} to {self.end}")
         expected = sum(len(self._order.of(linear)) for linear in readers)
         for number in range(len(self._batches)):
-            observation = _Observation(readers, expected, recorded=stop == self.start)
+            observation = _Observation(readers, expected, with_outputs, recorded=stop == self.start)
             with removed_afterwards(observation.hooks(self._model)):
                 self._forward(number, stop, observation)
             yield observation.calls
@@ -173,11 +175,13 @@ class _Observation:
     """Collects the calls of some linears in one forward, and ends it after `expected` of them.
 
     Attributes:
+        with_outputs: whether the outputs of linears without a reader are collected.
         recorded: whether the outputs of layers that have to be recorded are; the forward does not end before.
     """
 
     readers: Mapping[str, SumReader | None]
     expected: int
+    with_outputs: bool
     recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
     pending: list[_PendingCall] = field(default_factory=list)
@@ -185,15 +189,21 @@ class _Observation:
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
         # The hook of a linear precedes those of others, which may change its output.
-        for name in self.readers:
-            yield model.get_submodule(name).register_forward_hook(partial(self._on_linear, name), prepend=True)
+        for name, reader in self.readers.items():
+            linear = model.get_submodule(name)
+            if reader is None and not self.with_outputs:
+                yield linear.register_forward_pre_hook(partial(self._on_input, name))
+            else:
+                yield linear.register_forward_hook(partial(self._on_linear, name), prepend=True)
         for name in readers_of(list(self.readers.values())):
             module = model.get_submodule(name)
             yield module.register_forward_pre_hook(partial(self._on_reader, name), with_kwargs=True)
 
+    def _on_input(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._complete(LinearCall(name, self._next_number(name), args[0], None, None))
+
     def _on_linear(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        number = self.counts.get(name, 0)
-        self.counts[name] = number + 1
+        number = self._next_number(name)
         reader = self.readers[name]
         if reader is None:
             # Where the forward goes on, an operation in place could change the output.
@@ -213,6 +223,11 @@ class _Observation:
         self.pending = [call for call in self.pending if call.remaining]
         for call in complete:
             self._complete(LinearCall(call.linear, call.number, call.input, call.output, first_tensor(args, kwargs)))
+
+    def _next_number(self, name: str) -> int:
+        number = self.counts.get(name, 0)
+        self.counts[name] = number + 1
+        return number
 
     def end_recording(self) -> None:
         self.recorded = True
