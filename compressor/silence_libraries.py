@@ -6,16 +6,19 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 @contextmanager
 def quiet_tools() -> Iterator[None]:
-    """Discard output, logs and warnings of exporters and graph rewriters, which are of use only to their authors."""
-    disabled = logging.root.manager.disable
+    """Discard output, logs and warnings of exporters and graph rewriters, which are of use only to their authors.
+
+    A graph that cannot be exported is printed whole on stderr by `torch.export`, in hundreds of lines.
+    """
+    disabled, discarded = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stdout(discarded), redirect_stderr(discarded):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -255,12 +255,13 @@ class Branching(hf.BertModel):
         return super().forward(input_ids if int(input_ids.sum()) > 0 else -input_ids, **inputs)
 
 
-def test_a_fault_of_the_exporter_gives_a_one_line_error(tmp_path: Path) -> None:
+def test_a_fault_of_the_exporter_gives_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config: Any = bert()[0].config
     model = Branching(config).eval()
     plan = keep_all(find_sites(model, text()))
     with unchanged(model), fails_with(ErrorCode.EXPORT_FAILED, family="bert"):
         export_reference(model, plan, text(), tmp_path / "reference.onnx")
+    assert capsys.readouterr() == ("", "")
 
 
 class Echoing(hf.BertModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 
 import pytest
@@ -16,9 +17,10 @@ def test_libraries_are_silent_inside_and_restored_afterwards(
     log = logging.getLogger("a library")
     with quiet_tools():
         print("text")
+        print("text", file=sys.stderr)
         log.error("text")
         warnings.warn("text", stacklevel=1)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
     assert not caplog.records
     log.error("afterwards")
     assert [record.message for record in caplog.records] == ["afterwards"]

@@ -74,4 +74,5 @@ def text_table(*headings: str) -> Table:
 
 
 def _stderr() -> RichConsole:
-    return RichConsole(stderr=True, soft_wrap=True)
+    # The stream as it is now: a progress bar goes on while a stage discards what libraries print.
+    return RichConsole(file=sys.stderr, soft_wrap=True)
