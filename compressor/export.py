@@ -23,7 +23,7 @@ from compressor.models import SegmentConfig
 from compressor.models.recurrences import any_length
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
-from compressor.units.find import evaluation_mode, find_sites
+from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.outputs import kept_outputs
@@ -79,7 +79,7 @@ def export_reference(
         )
     bare = unwrap(model)
     with _deployment_mode(bare):
-        check_plan(plan, find_sites(bare, inputs, attention=attention))
+        check_plan(plan, find_units(bare, inputs, attention=attention).sites)
         sample = _dynamic_sample(inputs)
         with (
             gated(bare, plan, attention=attention),

@@ -262,3 +262,26 @@ FAMILIES: dict[str, Family] = {
         hf.VitDetConfig, hf.VitDetModel, 16, **VISION, pretrain_image_size=16, use_relative_position_embeddings=True
     ),
 }
+
+WITHOUT_HEADS: dict[str, Family] = {
+    # Its projection reads heads beside the outputs of a convolution.
+    "convbert": _texts(
+        hf.ConvBertConfig, hf.ConvBertForSequenceClassification, embedding_size=32, head_ratio=2, conv_kernel_size=3
+    ),
+    # Its heads are products of three softmaxes. Its length is fixed.
+    "nystromformer": _texts(
+        hf.NystromformerConfig,
+        hf.NystromformerForSequenceClassification,
+        num_landmarks=7,
+        segment_means_seq_len=7,
+        conv_kernel_size=3,
+    ),
+    # Its layers mix positions by Fourier transforms.
+    "fnet": Family(
+        lambda: hf.FNetForSequenceClassification(
+            hf.FNetConfig(**{name: size for name, size in SIZES.items() if name != "num_attention_heads"})
+        ),
+        lambda batch, length: {"input_ids": text(batch, length)["input_ids"]},
+    ),
+}
+"""Families in which no heads are found, but the neurons of feed-forwards."""

@@ -91,13 +91,15 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
         console.note(f"{len(shrunk.transferred)} weights are those of {graph_passes.WEIGHTS} beside the plan")
     for note in emptied_head_notes(requested, shrunk.plan):
         console.note(note)
-    text = f"{out}: {shrunk.plan.heads_kept} of {requested.heads} heads kept"
+    parts = []
+    if requested.sites:
+        parts.append(f"{shrunk.plan.heads_kept} of {requested.heads} heads kept")
     if requested.feed_forwards:
-        text += f", {shrunk.plan.neurons_kept:,} of {requested.neurons:,} neurons"
+        parts.append(f"{shrunk.plan.neurons_kept:,} of {requested.neurons:,} neurons kept")
     if requested.masks:
-        text += f", {len(shrunk.lowered)} of {len(requested.masks)} masked attention layers block-sparse"
+        parts.append(f"{len(shrunk.lowered)} of {len(requested.masks)} masked attention layers block-sparse")
     console.result(
-        Text(f"{text}, {size / 1e6:.1f} MB to {new_size / 1e6:.1f} MB"),
+        Text(f"{out}: {', '.join(parts)}, {size / 1e6:.1f} MB to {new_size / 1e6:.1f} MB"),
         {
             "out": str(out),
             "heads": requested.heads,

@@ -141,19 +141,21 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     else:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
         parameters = f"{change} {fewer} parameters ({before} → {after})"
+    kept = [_kept(count) for count in unit_counts(plan)]
     if compressed.quantized is not None:
         products = f"{compressed.quantized.executed} of {compressed.quantized.requested} matrix products in int8"
-        return f"{products}, {', '.join(map(_kept, unit_counts(plan)))} and {parameters}"
+        return _joined([products, *kept, parameters])
     if not keeps_all_units(plan):
-        return f"{' and '.join(map(_kept, unit_counts(plan)))} kept, {parameters}"
-    everything = f"{', '.join(map(_kept, unit_counts(plan)))} and {parameters}"
+        return f"{_joined(kept)} kept, {parameters}"
+    everything = _joined([*kept, parameters])
     return everything if _masked(plan) else f"the engine is the model as it is, {everything}"
 
 
 def unit_counts(plan: Plan) -> list[UnitCount]:
-    """The units of a plan by type: its heads, and its neurons where it lists feed-forwards."""
+    """The units of a plan by type: its heads where it lists attentions, its neurons where it lists feed-forwards."""
     heads = UnitCount("heads", plan.heads, plan.heads_kept)
-    return [heads, UnitCount("neurons", plan.neurons, plan.neurons_kept)] if plan.feed_forwards else [heads]
+    neurons = UnitCount("neurons", plan.neurons, plan.neurons_kept)
+    return [*([heads] if plan.sites else []), *([neurons] if plan.feed_forwards else [])]
 
 
 def keeps_all_units(plan: Plan) -> bool:
@@ -165,6 +167,12 @@ def _kept(count: UnitCount) -> str:
     """`31 of 72 heads`, or `all 72 heads`."""
     kept = "all" if count.kept == count.units else f"{count.kept:,} of"
     return f"{kept} {count.units:,} {count.type}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _masked(plan: Plan) -> bool:

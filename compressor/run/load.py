@@ -22,8 +22,9 @@ from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
 from compressor.training.processes import process_count
-from compressor.units import PrunableGroup, find_groups, find_sites
+from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.entmax import entmax_function
+from compressor.units.find import find_units, without_heads
 from compressor.units.projections import require_interface
 from graph_passes import Plan
 
@@ -52,7 +53,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
         example_inputs=source.example_inputs,
         pool_in_graph=recipe.export.pool_in_graph,
     )
-    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
+    sites, groups = _find_units(recipe, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     if recipe.selection.keep is not None:
         heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
@@ -64,11 +65,25 @@ def load_model(recipe: Recipe) -> LoadedModel:
         entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
     missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
+    return LoadedModel(folder, sites, groups, missing)
+
+
+def _find_units(recipe: Recipe, folder: ModelFolder) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
+    """The sites of a model, and all of its groups if the recipe removes neurons.
+
+    Raises:
+        SiteRefusedError: the recipe selects heads and no heads were found, or it removes units and there are none.
+    """
+    inputs, attention = example_inputs(folder, 2, 8), recipe.export.attention
     groups: tuple[PrunableGroup, ...] = ()
     if recipe.prunes or _names_neurons(recipe):
-        inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
-        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
-    return LoadedModel(folder, tuple(sites), groups, missing)
+        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=recipe.budget.group_by))
+        sites = tuple(group.site for group in groups if group.site is not None)
+    else:
+        sites = tuple(find_units(folder.model, inputs, attention=attention).sites)
+    if not sites and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.keep is not None):
+        raise without_heads(folder.model, attention)
+    return sites, groups
 
 
 def _require_text(folder: ModelFolder) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.units.closeness import is_close
-from compressor.units.find import evaluation_mode, find_sites
+from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import check_no_site_is_missing, gated
 from compressor.units.hook import Call, family, intercepted, unwrap
 from compressor.units.slices import sliced
@@ -67,7 +67,7 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
         InputError: the plan lacks a site of the model; see also `gated`.
     """
     bare = unwrap(model)
-    check_no_site_is_missing(plan, find_sites(bare, inputs))
+    check_no_site_is_missing(plan, find_units(bare, inputs).sites)
     with evaluation_mode(bare), torch.no_grad():
         forms = small_forms(bare, plan, trace_calls(bare, plan.sites, inputs, None))
         chosen = _chosen_forms(_Check(bare, plan, inputs, forms), forms)

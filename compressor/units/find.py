@@ -94,29 +94,36 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         SiteRefusedError: no heads were found.
         InputError: the model does not run on the inputs.
     """
-    return find_units(model, inputs, attention=attention).sites
+    sites = find_units(model, inputs, attention=attention).sites
+    if not sites:
+        raise without_heads(model, attention)
+    return sites
 
 
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
-    """The attention sites of a model, as `find_sites` lists them, and the linears that its outputs depend on.
+    """The attention sites of a model, as `find_sites` lists them but possibly none, and the linears that outputs read.
 
     Raises:
-        SiteRefusedError: no heads were found.
+        SiteRefusedError: an attention returns something else than heads.
         InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
     units = _units_of_any_forward(bare, inputs, attention)
-    if not units.sites:
-        implementation = f" as {attention}" if attention else ""
-        raise SiteRefusedError(
-            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
-            f" no projection reads heads of a softmax, so its heads cannot be gated; supported families: {SUPPORTED}",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(bare),
-            attention=attention,
-        )
     logger.debug("%s: %d sites with %d heads", family(bare), len(units.sites), sum(site.heads for site in units.sites))
     return units
+
+
+def without_heads(model: nn.Module, attention: Attention | None) -> SiteRefusedError:
+    """The error for a model in which no heads were found."""
+    name, implementation = family(unwrap(model)), f" as {attention}" if attention else ""
+    return SiteRefusedError(
+        f"{name}: its attention{implementation} does not go through transformers' attention interface, and no"
+        " projection reads heads of a softmax, so its heads cannot be gated; remove neurons by a budget"
+        f" (--prune-units neurons), or use a supported family: {SUPPORTED}",
+        code=ErrorCode.SITE_REFUSED,
+        family=name,
+        attention=attention,
+    )
 
 
 def _units_of_any_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> Units:

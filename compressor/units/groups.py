@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
+from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.closeness import is_close
-from compressor.units.find import Site, evaluation_mode, find_units
+from compressor.units.find import SUPPORTED, Site, evaluation_mode, find_units
 from compressor.units.hook import Attention, family, unwrap
 from compressor.units.layers import Linear, linear_sizes
 from compressor.units.trace import Trace, TracedLinear, float_outputs, trace_calls
@@ -111,7 +112,7 @@ def find_groups(
             or as many from every key/value head (`query`).
 
     Raises:
-        SiteRefusedError: no heads were found.
+        SiteRefusedError: no heads and no neurons were found.
     """
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)
@@ -119,6 +120,13 @@ def find_groups(
         trace = trace_calls(bare, units.sites, inputs, attention)
         groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
         groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace, units.read)]
+    if not groups:
+        raise SiteRefusedError(
+            f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"
+            f" can be removed from it; supported families: {SUPPORTED}",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(bare),
+        )
     groups.sort(key=lambda group: trace.order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.units import Site, find_sites, hooked
 from tests.faults import fails_with
 from tests.projection_zoo import FAMILIES as OUTSIDE_THE_INTERFACE
+from tests.projection_zoo import WITHOUT_HEADS
 from tests.units.states import are_equal, forward, recorder, snapshot
 from tests.zoo import FAMILIES, pair, text
 
@@ -70,27 +69,10 @@ def test_layers_that_share_weights_are_one_site() -> None:
     assert calls == [name] * 3
 
 
-UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
-    # Its projection reads heads beside the outputs of a convolution.
-    "convbert": lambda: hf.ConvBertForSequenceClassification(
-        hf.ConvBertConfig(**SMALL, embedding_size=32, head_ratio=2, conv_kernel_size=3)
-    ),
-    # Its heads are products of three softmaxes.
-    "nystromformer": lambda: hf.NystromformerForSequenceClassification(
-        hf.NystromformerConfig(**SMALL, num_landmarks=7, segment_means_seq_len=7, conv_kernel_size=3)
-    ),
-    "fnet": lambda: hf.FNetForSequenceClassification(
-        hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, intermediate_size=44)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize("name", WITHOUT_HEADS)
 def test_a_family_whose_heads_cannot_be_proven_is_refused(name: str) -> None:
-    torch.manual_seed(0)
-    model = UNSUPPORTED[name]()
+    model, inputs = WITHOUT_HEADS[name].model(), WITHOUT_HEADS[name].inputs(3, 7)
     before = snapshot(model)
-    inputs = {"input_ids": text()["input_ids"]} if name == "fnet" else text()
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family=name, attention=None):
         find_sites(model, inputs)
     assert are_equal(before, snapshot(model))
@@ -98,12 +80,12 @@ def test_a_family_whose_heads_cannot_be_proven_is_refused(name: str) -> None:
 
 def test_the_message_of_a_refusal_names_what_is_supported() -> None:
     with pytest.raises(SiteRefusedError) as error:
-        find_sites(UNSUPPORTED["convbert"](), text())
+        find_sites(WITHOUT_HEADS["convbert"].model(), text())
     assert str(error.value) == (
         "convbert: its attention does not go through transformers' attention interface, and no projection reads heads"
-        " of a softmax, so its heads cannot be gated;"
-        " supported families: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian,"
-        " ViT, CLIP, Whisper, All-attention, Transformer-XL and every other family that calls transformers' attention"
+        " of a softmax, so its heads cannot be gated; remove neurons by a budget (--prune-units neurons), or use a"
+        " supported family: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT,"
+        " CLIP, Whisper, All-attention, Transformer-XL and every other family that calls transformers' attention"
         " interface"
     )
 

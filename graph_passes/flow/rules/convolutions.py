@@ -21,16 +21,26 @@ def _convolution(node: ir.Node, context: RuleContext) -> Labels:
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "sums over the channels of each of its groups")
     channel = "in" if groups == 1 else "out"
     pixels = tuple(("pixels", axis) for axis in range(2, len(image)))
+    apart = _is_apart(node, weight)
     kernel = ("out", "in" if groups == 1 else None, *(None,) * len(pixels))
     has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
     return Labels(
         inputs=(("row", channel, *pixels), kernel, ("out",))[: len(node.inputs)],
-        outputs=(("row", "out", *(None,) * len(pixels)),),
+        outputs=(("row", "out", *(label if alone else None for label, alone in zip(pixels, apart, strict=True))),),
         linear=frozenset((0, 1)),
         summed=frozenset(("in",)) if groups == 1 else frozenset(),
-        mixed=frozenset(pixels),
+        mixed=frozenset(label for label, alone in zip(pixels, apart, strict=True) if not alone),
         added=frozenset((2,)) if has_bias else frozenset(),
     )
+
+
+def _is_apart(node: ir.Node, weight: Sequence[int]) -> list[bool]:
+    """For each axis of the pixels, whether the convolution computes each index of it from this index alone."""
+    sizes = weight[2:]
+    strides = node.attributes.get_ints("strides", [1] * len(sizes))
+    pads = node.attributes.get_ints("pads", [0] * 2 * len(sizes))
+    padded = [before or after for before, after in zip(pads[: len(sizes)], pads[len(sizes) :], strict=True)]
+    return [size == stride == 1 and not padding for size, stride, padding in zip(sizes, strides, padded, strict=True)]
 
 
 def _groups(node: ir.Node) -> int:

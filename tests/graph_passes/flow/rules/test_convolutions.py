@@ -116,3 +116,33 @@ def test_positions_before_a_convolution_stay(positions: str, kernel: str) -> Non
     model = graph(body, *weights, outputs=f"float[B, {count}, 8] y")
     cut = DropUnreadPositions()(model.clone())
     assert_same(cut.model, model, SIZES, 1e-5)
+
+
+APART = """
+    h = MatMul (x, up) image = Unsqueeze (h, first) mixed = Conv {form} (image, kernel, bias)
+    flat = Squeeze (mixed, first) r = Relu (flat) g = Mul (r, "a.neuron_gate") y = MatMul (g, down)
+"""
+ON_COLUMNS = (GATE, "float[8, 6] up", "float[6, 8] down", "float[1] bias", "int64[1] first = {1}")
+
+
+def test_units_on_an_axis_of_the_pixels_that_is_not_mixed_are_cut() -> None:
+    model = graph(APART.format(form="<pads = [1, 0, 1, 0]>"), *ON_COLUMNS, "float[1, 1, 3, 1] kernel")
+    shrunk = shrink_and_compare(model, PLAN)
+    assert shrunk.refused == ()
+    assert [shape(shrunk.model, name) for name in ("up", "down")] == [(8, 3), (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("form", "kernel", "size"),
+    [
+        ("<pads = [0, 1, 0, 1]>", "float[1, 1, 1, 3] kernel", 6),
+        ("<strides = [1, 2], pads = [0, 3, 0, 3]>", "float[1, 1, 1, 1] kernel", 6),
+        ("<pads = [0, 1, 0, 1]>", "float[1, 1, 1, 1] kernel", 8),
+    ],
+    ids=["kernel", "stride", "padding"],
+)
+def test_what_leads_to_an_axis_of_the_pixels_that_is_mixed_stays(form: str, kernel: str, size: int) -> None:
+    weights = (f'float[{size}] "a.neuron_gate"', "float[8, 6] up", f"float[{size}, 8] down", *ON_COLUMNS[3:], kernel)
+    model = graph(APART.format(form=form), *weights)
+    shrunk = shrink_and_compare(model, Plan(groups=(NeuronPlan("a", size, (0, 2, 5), (1.0, 0.5, -2.0)),)))
+    assert [shape(shrunk.model, name) for name in ("up", "down")] == [(8, 6), (3, 8)]
