@@ -48,7 +48,7 @@ class Outcome(StrEnum):
     """The exporter of transformers fails, or its graph of the dense model runs nowhere or computes something else."""
     NO_ATTENTION = "no attention"
     OFF_INTERFACE = "off the interface"
-    """The model has attention, and neither the interface nor a projection shows its heads."""
+    """The model has attention, neither the interface nor a projection shows its heads, and it has no neurons."""
     NOT_BUILT = "not built"
     """The tiny model or its inputs could not be made by the general rules."""
     FAILED = "FAILED"
@@ -202,7 +202,7 @@ def _shrink(row: Row, reference: Path, plan: Plan, cases: Sequence[Case], path: 
 
 
 def _find_groups(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
-    """The groups of a model; the end of the family if no attention reached the hook."""
+    """The groups of a model; the end of the family if it has none."""
     try:
         return find_groups(model, inputs, attention="eager")
     except SiteRefusedError as error:
