@@ -26,7 +26,7 @@ _MEANINGS = {
     Outcome.IN_PART: "some groups were cut, others are refused by name, and the numbers are equal",
     Outcome.REFUSED: "nothing was cut; an error says why",
     Outcome.NOT_EXPORTABLE: "the exporter of transformers fails, or its graph runs nowhere or computes something else",
-    Outcome.OFF_INTERFACE: "no heads were found, by transformers' attention interface or at a projection, and no neurons",
+    Outcome.OFF_INTERFACE: "no heads were found, and no neurons",
     Outcome.NO_ATTENTION: "the model has no attention, and no neurons were found",
     Outcome.NOT_BUILT: "no tiny model or inputs could be made",
     Outcome.FAILED: "a traceback, an abort, a wrong number, or a shrunk graph that does not run",

@@ -86,7 +86,7 @@ def _bench_folder(
         "p50",
         "rows/s",
         *(["rows/s, callers"] if request.callers > 1 else []),
-        "attentions fused",
+        *(["attentions fused"] if any(row.fused[1] for row in rows if not row.failure) else []),
     ]
     table = text_table(*columns)
     for row in rows:
@@ -96,7 +96,9 @@ def _bench_folder(
         cells = [row.label, str(row.batch), str(row.seq), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
         if row.throughput_of_callers is not None:
             cells.append(f"{row.throughput_of_callers:.1f} ({row.callers})")
-        table.add_row(*cells, f"{row.fused[0]} of {row.fused[1]}")
+        if columns[-1] == "attentions fused":
+            cells.append(f"{row.fused[0]} of {row.fused[1]}")
+        table.add_row(*cells)
     console.result(table, [dataclasses.asdict(row) for row in rows])
 
 

@@ -79,6 +79,15 @@ class RecipeSections(Config):
         return self.prunes and self.selects_heads and not self.learns_units
 
     @property
+    def needs_heads(self) -> bool:
+        """Whether the model must have heads: some are selected, only they may be removed, or their maps are masked."""
+        if self.plan_file is not None:
+            return self.blocks.drops_any
+        selects = self.selects_heads and not self.learns_units
+        only_heads = self.prunes and self.budget.prune_units == "heads"
+        return selects or only_heads or self.blocks.drops_any or self.selection.keep not in (None, "100%")
+
+    @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
         return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)

@@ -82,8 +82,8 @@ def curve_rows(curve: CostCurve) -> tuple[tuple[str, ...], ...]:
 
 def headline(table: CostTable) -> str:
     """What a call takes, what of it can be removed, and the limit of a speed-up by removing units."""
-    types = (("heads", "attention"), ("neurons", "feed-forward"))
-    parts = " and ".join(f"{name} {table.share_of(unit):.0%}" for unit, name in types)
+    types = {row.type: _TYPES[row.type][0] for row in table.rows}
+    parts = " and ".join(f"{name} {table.share_of(unit):.0%}" for unit, name in sorted(types.items()))
     whole, least, dense = map(formatting.ms, (table.whole, table.least, table.dense))
     text = f"{table.size_label}, {table.engine}: {whole}, of which {parts}"
     limit = table.dense / table.least

@@ -122,9 +122,10 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
     """The headings and rows of the table of rungs, a row each; the first cell is the name of its folder."""
     sizes: Sequence[Speed] = frontier.rungs[0].speeds if frontier.rungs else ()
     scores: Sequence[Score] = frontier.rungs[0].scores if frontier.rungs else ()
+    has_heads = any(rung.heads for rung in frontier.all_rungs)
     headings = (
         "rung",
-        "heads, neurons",
+        "heads, neurons" if has_heads else "neurons",
         *(f"{score.metric}, {score.split} rows (95% interval)" for score in scores),
         *(f"{speed.size_label} (95% interval)" for speed in sizes),
         "minutes",
@@ -132,7 +133,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
     rows = [
         (
             rung.name,
-            f"{rung.heads:,}, {rung.neurons:,}",
+            f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}",
             *map(_metric_cell, rung.scores),
             *(f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})" for speed in rung.speeds),
             f"{rung.seconds / 60:.1f}",

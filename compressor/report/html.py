@@ -16,7 +16,7 @@ from compressor.report import figures, formatting
 from compressor.report.budgets import budget_table, cost_tables
 from compressor.report.templates import environment
 from compressor.report.unit_maps import head_maps, neuron_map
-from compressor.report.verdict import UnitCount, headline_scores, tone, unit_counts, valid_rows
+from compressor.report.verdict import UnitCount, headline_scores, tone, unit_counts, unit_names, valid_rows
 from compressor.results import Report, Speed
 
 
@@ -39,6 +39,7 @@ def render(report: Report) -> str:
             tone=tone(report),
             tiles=_tiles(report),
             counts=unit_counts(report.plan),
+            unit_names=unit_names(report.plan),
             maps=head_maps(report.plan),
             neurons=neuron_map(report.plan),
             curves=_curves(report),

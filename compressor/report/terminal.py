@@ -81,8 +81,9 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, formatting.size))
     if dense.built is not None and compressed.built is not None:
         rows.append(_row("engine", dense.built.engine_bytes, compressed.built.engine_bytes, formatting.size))
-        before, after = (f"{engine.fused} of {engine.attentions}" for engine in (dense, compressed))
-        rows.append(("attentions fused", before, after, ""))
+        if dense.attentions:
+            before, after = (f"{engine.fused} of {engine.attentions}" for engine in (dense, compressed))
+            rows.append(("attentions fused", before, after, ""))
     for speed in report.speeds:
         ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
         rows.append(

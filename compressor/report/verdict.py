@@ -158,6 +158,11 @@ def unit_counts(plan: Plan) -> list[UnitCount]:
     return [*([heads] if plan.sites else []), *([neurons] if plan.feed_forwards else [])]
 
 
+def unit_names(plan: Plan) -> str:
+    """The types of units that a plan lists: `head`, `neuron`, `head and neuron`, or `unit` for a plan without any."""
+    return " and ".join(count.type.removesuffix("s") for count in unit_counts(plan)) or "unit"
+
+
 def keeps_all_units(plan: Plan) -> bool:
     """Whether a plan keeps every head and every neuron."""
     return all(count.kept == count.units for count in unit_counts(plan))

@@ -24,7 +24,7 @@ from compressor.tasks import Data, open_data
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.entmax import entmax_function
-from compressor.units.find import find_units, without_heads
+from compressor.units.find import find_units, no_heads_error
 from compressor.units.projections import require_interface
 from graph_passes import Plan
 
@@ -72,7 +72,7 @@ def _find_units(recipe: Recipe, folder: ModelFolder) -> tuple[tuple[Site, ...], 
     """The sites of a model, and all of its groups if the recipe removes neurons.
 
     Raises:
-        SiteRefusedError: the recipe selects heads and no heads were found, or it removes units and there are none.
+        SiteRefusedError: the recipe needs heads and no heads were found, or it removes units and there are none.
     """
     inputs, attention = example_inputs(folder, 2, 8), recipe.export.attention
     groups: tuple[PrunableGroup, ...] = ()
@@ -81,8 +81,8 @@ def _find_units(recipe: Recipe, folder: ModelFolder) -> tuple[tuple[Site, ...], 
         sites = tuple(group.site for group in groups if group.site is not None)
     else:
         sites = tuple(find_units(folder.model, inputs, attention=attention).sites)
-    if not sites and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.keep is not None):
-        raise without_heads(folder.model, attention)
+    if recipe.needs_heads and not sites:
+        raise no_heads_error(folder.model)
     return sites, groups
 
 

@@ -38,10 +38,11 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
         if recipe.learns or (recipe.rows.data and not recipe.engine.chooses):
             return None
         rows = "" if recipe.rows.data else "rows to learn from (--data) and "
+        learned = "the number of heads to keep (--keep)" if sites else "a budget, e.g. --macs 70%"
         note = Note(
             code=NoteCode.NOTHING_LEARNED,
-            text=f"nothing was learned: the model is exported and built with every head; add {rows}the number of heads"
-            " to keep (--keep), or a plan (--plan)",
+            text="nothing was learned: the model is exported and built with every unit; add"
+            f" {rows}{learned}, or a plan (--plan)",
         )
         return SelectedPlan(_signed(keep_all(sites), folder), notes=(note,))
     plan = Plan.load(recipe.plan_file)

@@ -103,8 +103,9 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
             " training rows whose labels were not used; dense is the model folder with every unit",
         )
     if selected.trained and (not refits or methods[0].trains_model):
-        units = "heads and neurons" if selected.plan.neurons_kept < selected.plan.neurons and not refits else "heads"
-        how = "with its masks" if selected.plan.masks else f"while its {units} were selected"
+        selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
+        units = [*(["heads"] if selected.plan.sites else []), *(["neurons"] if selects_neurons else [])]
+        how = "with its masks" if selected.plan.masks else f"while its {' and '.join(units)} were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,
             text=f"the compressed model was trained {how}; dense is the untrained model folder with every unit, through"

@@ -96,7 +96,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     """
     sites = find_units(model, inputs, attention=attention).sites
     if not sites:
-        raise without_heads(model, attention)
+        raise no_heads_error(model)
     return sites
 
 
@@ -113,16 +113,15 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     return units
 
 
-def without_heads(model: nn.Module, attention: Attention | None) -> SiteRefusedError:
+def no_heads_error(model: nn.Module) -> SiteRefusedError:
     """The error for a model in which no heads were found."""
-    name, implementation = family(unwrap(model)), f" as {attention}" if attention else ""
+    name = family(unwrap(model))
     return SiteRefusedError(
-        f"{name}: its attention{implementation} does not go through transformers' attention interface, and no"
-        " projection reads heads of a softmax, so its heads cannot be gated; remove neurons by a budget"
-        f" (--prune-units neurons), or use a supported family: {SUPPORTED}",
+        f"{name}: no attention heads were recognized: no module calls transformers' attention interface, and no"
+        " projection reads heads of a softmax; remove neurons by a budget instead, e.g. --macs 70%, or use a supported"
+        f" family: {SUPPORTED}",
         code=ErrorCode.SITE_REFUSED,
         family=name,
-        attention=attention,
     )
 
 

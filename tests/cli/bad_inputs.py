@@ -169,7 +169,7 @@ def empty_evaluation(inputs: Path) -> Arguments:
 def unsupported_family(inputs: Path) -> Arguments:
     config = hf.FNetConfig(vocab_size=25, hidden_size=16, num_hidden_layers=1, intermediate_size=20)
     folders.save(hf.FNetForSequenceClassification(config), inputs / "fnet")
-    return [inputs / "fnet"]
+    return [inputs / "fnet", "--data", inputs / "rows.tsv", *LEARN]
 
 
 def unknown_key(inputs: Path) -> Arguments:

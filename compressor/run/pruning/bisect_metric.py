@@ -31,7 +31,6 @@ _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
 _MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
-_UNITS = "heads and neurons"
 _MARGIN = 1.0
 """Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
 _INTERVAL_WIDTH = 3.92
@@ -61,7 +60,7 @@ def bisect_metric(
     plans = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
-        certified, plans = _certify(run, plans, unseen, len(searched))
+        certified, plans = _certify(run, groups, plans, unseen, len(searched))
     run.model.folder.model.load_state_dict(plans[-1].state)
     run.log.add_notes([_note(plans)])
     return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
@@ -138,12 +137,13 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
 
 
 def _certify(
-    run: BudgetRun, plans: list[_FittedPlan], rows: Dataset, searched: int
+    run: BudgetRun, groups: Sequence[PrunableGroup], plans: list[_FittedPlan], rows: Dataset, searched: int
 ) -> tuple[CertifiedLoss, list[_FittedPlan]]:
     """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
 
     Args:
         run: the model, the metric and the confidence that is requested.
+        groups: the groups whose units may be removed.
         plans: the plans, the first of which is the whole model.
         rows: the rows.
         searched: number of rows that the bisection saw.
@@ -159,8 +159,9 @@ def _certify(
 
     certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
     scope, kept = _scope(run), [plan.units for plan in plans]
-    run.log.add_notes([certificate.note(kept, scope, _UNITS)])
-    return certificate.result(kept, scope, _UNITS), plans[: certificate.steps]
+    units = " and ".join(sorted({group.type for group in groups}))
+    run.log.add_notes([certificate.note(kept, scope, units)])
+    return certificate.result(kept, scope, units), plans[: certificate.steps]
 
 
 def _scope(run: BudgetRun) -> CertificateScope:

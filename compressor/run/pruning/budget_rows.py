@@ -83,6 +83,8 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
         scale_of_plan, size = _scale(table, counts), _size_of(table)
         for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
             members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
+            if not members:
+                continue
             before = scale * sum(row.saving(0) for row, _ in members)
             after = scale_of_plan * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
             shares.append(CostShare(**size, unit=table.unit, type=kind, before=before, after=after))

@@ -29,7 +29,7 @@ from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
-"""Time spent on each of the engines that a plan's takes turns with, at each size."""
+"""Time spent on each engine when the engine of a plan is timed, at each size."""
 _FORM = "3"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
 _DRIFT = 0.25

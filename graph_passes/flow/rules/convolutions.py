@@ -20,27 +20,27 @@ def _convolution(node: ir.Node, context: RuleContext) -> Labels:
     if groups not in (1, image[1]) or groups not in (1, weight[0]):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "sums over the channels of each of its groups")
     channel = "in" if groups == 1 else "out"
-    pixels = tuple(("pixels", axis) for axis in range(2, len(image)))
-    apart = _is_apart(node, weight)
-    kernel = ("out", "in" if groups == 1 else None, *(None,) * len(pixels))
+    axes, unmixed = range(2, len(image)), _unmixed_axes(node, weight)
+    kernel = ("out", "in" if groups == 1 else None, *(None for _ in axes))
     has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
     return Labels(
-        inputs=(("row", channel, *pixels), kernel, ("out",))[: len(node.inputs)],
-        outputs=(("row", "out", *(label if alone else None for label, alone in zip(pixels, apart, strict=True))),),
+        inputs=(("row", channel, *(("pixels", axis) for axis in axes)), kernel, ("out",))[: len(node.inputs)],
+        outputs=(("row", "out", *(("pixels", axis) if axis in unmixed else None for axis in axes)),),
         linear=frozenset((0, 1)),
         summed=frozenset(("in",)) if groups == 1 else frozenset(),
-        mixed=frozenset(label for label, alone in zip(pixels, apart, strict=True) if not alone),
+        mixed=frozenset(("pixels", axis) for axis in axes if axis not in unmixed),
         added=frozenset((2,)) if has_bias else frozenset(),
     )
 
 
-def _is_apart(node: ir.Node, weight: Sequence[int]) -> list[bool]:
-    """For each axis of the pixels, whether the convolution computes each index of it from this index alone."""
+def _unmixed_axes(node: ir.Node, weight: Sequence[int]) -> set[int]:
+    """The axes of the image along which every index of the output depends on the same index of the input alone."""
     sizes = weight[2:]
     strides = node.attributes.get_ints("strides", [1] * len(sizes))
     pads = node.attributes.get_ints("pads", [0] * 2 * len(sizes))
-    padded = [before or after for before, after in zip(pads[: len(sizes)], pads[len(sizes) :], strict=True)]
-    return [size == stride == 1 and not padding for size, stride, padding in zip(sizes, strides, padded, strict=True)]
+    ends = zip(pads[: len(sizes)], pads[len(sizes) :], strict=True)
+    forms = zip(sizes, strides, ends, strict=True)
+    return {axis for axis, form in enumerate(forms, start=2) if form == (1, 1, (0, 0))}
 
 
 def _groups(node: ir.Node) -> int:

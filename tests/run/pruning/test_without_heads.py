@@ -13,6 +13,7 @@ import compressor
 from compressor.errors import ErrorCode, SiteRefusedError
 from tests import folders
 from tests.faults import fails_with
+from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe
 
 SIZES: dict[str, Any] = {name: size for name, size in folders.SIZES.items() if name != "num_attention_heads"}
@@ -35,11 +36,27 @@ def test_a_budget_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     assert report.proofs
     assert all(proof.holds for proof in report.proofs)
     assert "heads" not in report.verdict
+    assert {share.type for share in report.costs} == {"feed-forward", "rest"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert not any(text in page for text in ("0 of 0", "every head", "one column per head"))
+
+    out, plan = tmp_path / "out", tmp_path / "out" / "plan.json"
+    again = learning_recipe(mixer, tmp_path / "again", model=out, plan=plan, keep=None, steps=None)
+    assert compressor.compress(again).plan.neurons_kept == report.plan.neurons_kept
 
 
-def test_a_number_of_heads_is_refused(mixer: Path, tmp_path: Path) -> None:
+def test_a_gate_removes_neurons(mixer: Path, tmp_path: Path) -> None:
+    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=None, macs="80%", method="dsp"))
+    assert report.plan.neurons_kept < report.plan.neurons
+    assert all(proof.holds for proof in report.proofs)
+
+
+@pytest.mark.parametrize("fields", [{"keep": 1}, {"keep": None, "steps": None, "macs": "80%", "prune_units": "heads"}])
+def test_heads_are_refused(mixer: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    listener = RecordingListener()
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family="fnet"):
-        compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=1))
+        compressor.compress(learning_recipe(mixer, tmp_path / "out", **fields), listener)
+    assert not any("exporting" in stage for stage in listener.stages)
     assert not (tmp_path / "out").exists()
 
 

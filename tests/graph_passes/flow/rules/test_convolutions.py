@@ -118,7 +118,19 @@ def test_positions_before_a_convolution_stay(positions: str, kernel: str) -> Non
     assert_same(cut.model, model, SIZES, 1e-5)
 
 
-APART = """
+def test_positions_before_a_convolution_that_mixes_none_are_dropped() -> None:
+    body = """
+        h = MatMul (x, up) c = Transpose <perm = [0, 2, 1]> (h) d = Conv (c, kernel)
+        e = Transpose <perm = [0, 2, 1]> (d) y = Gather <axis = 1> (e, read)
+    """
+    weights = ("float[8, 8] up", "float[8, 8, 1] kernel", "int64[1] read = {1}")
+    model = graph(body, *weights, outputs="float[B, 1, 8] y")
+    cut = DropUnreadPositions()(model.clone())
+    assert cut.modified
+    assert_same(cut.model, model, SIZES, 1e-5)
+
+
+UNMIXED = """
     h = MatMul (x, up) image = Unsqueeze (h, first) mixed = Conv {form} (image, kernel, bias)
     flat = Squeeze (mixed, first) r = Relu (flat) g = Mul (r, "a.neuron_gate") y = MatMul (g, down)
 """
@@ -126,7 +138,7 @@ ON_COLUMNS = (GATE, "float[8, 6] up", "float[6, 8] down", "float[1] bias", "int6
 
 
 def test_units_on_an_axis_of_the_pixels_that_is_not_mixed_are_cut() -> None:
-    model = graph(APART.format(form="<pads = [1, 0, 1, 0]>"), *ON_COLUMNS, "float[1, 1, 3, 1] kernel")
+    model = graph(UNMIXED.format(form="<pads = [1, 0, 1, 0]>"), *ON_COLUMNS, "float[1, 1, 3, 1] kernel")
     shrunk = shrink_and_compare(model, PLAN)
     assert shrunk.refused == ()
     assert [shape(shrunk.model, name) for name in ("up", "down")] == [(8, 3), (3, 8)]
@@ -143,6 +155,6 @@ def test_units_on_an_axis_of_the_pixels_that_is_not_mixed_are_cut() -> None:
 )
 def test_what_leads_to_an_axis_of_the_pixels_that_is_mixed_stays(form: str, kernel: str, size: int) -> None:
     weights = (f'float[{size}] "a.neuron_gate"', "float[8, 6] up", f"float[{size}, 8] down", *ON_COLUMNS[3:], kernel)
-    model = graph(APART.format(form=form), *weights)
+    model = graph(UNMIXED.format(form=form), *weights)
     shrunk = shrink_and_compare(model, Plan(groups=(NeuronPlan("a", size, (0, 2, 5), (1.0, 0.5, -2.0)),)))
     assert [shape(shrunk.model, name) for name in ("up", "down")] == [(8, 6), (3, 8)]

@@ -159,6 +159,18 @@ def test_layers_behind_are_not_run_again() -> None:
     assert ran == [2]
 
 
+def test_linears_whose_outputs_are_not_observed_do_not_run() -> None:
+    model, batch = CASES["bert"]()
+    first, last = (f"bert.encoder.layer.1.attention.self.{part}" for part in ("query", "value"))
+    run = LayerwiseRun(model, [batch])
+    run.advance(1)
+    ((query, value),) = run.observe({first: None, last: None})
+    model.get_submodule(last).register_forward_hook(lambda *args: pytest.fail("it runs"))
+    calls = next(run.observe({first: None, last: None}, with_outputs=False))
+    assert [(call.linear, call.output) for call in calls] == [(first, None), (last, None)]
+    torch.testing.assert_close([call.input for call in calls], [query.input, value.input])
+
+
 def test_misuse() -> None:
     model, batch = CASES["bert"]()
     run = LayerwiseRun(model, [batch])
