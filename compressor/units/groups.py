@@ -179,7 +179,8 @@ def _computes_inputs(
     generator = torch.Generator().manual_seed(0)
 
     def disturb(output: Tensor, columns: Tensor) -> Tensor:
-        noise = torch.randn(output.shape, generator=generator).to(output)
+        # Noise as large as the output is: a smaller one would have no visible effect on a large residual stream.
+        noise = torch.randn(output.shape, generator=generator).to(output) * output.abs().mean().clamp(min=1)
         return torch.where(columns, output + noise, output)
 
     with _hooked_input(reader, lambda value: value.masked_fill(dropped, 0)):
