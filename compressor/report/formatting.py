@@ -144,15 +144,18 @@ def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...]
 def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and a row for each engine: its settings, times by size, speed against dense, ..., and outcome."""
     sizes = tuple(dict.fromkeys(size for row in candidates for size in row.milliseconds))
-    headings = ("engine", *sizes, "speed", "metric, evaluation rows", "equal answers", "size", "memory", "proofs")
-    return (*headings, "outcome"), [_candidate_row(row, sizes) for row in candidates]
+    has_half = any(row.speed_of_half for row in candidates)
+    speeds = ("speed", *(["with half of the units"] if has_half else []))
+    headings = ("engine", *sizes, *speeds, "metric, evaluation rows", "equal answers", "size", "memory", "proofs")
+    return (*headings, "outcome"), [_candidate_row(row, sizes, has_half=has_half) for row in candidates]
 
 
-def _candidate_row(row: Candidate, sizes: Sequence[str]) -> tuple[str, ...]:
+def _candidate_row(row: Candidate, sizes: Sequence[str], *, has_half: bool) -> tuple[str, ...]:
+    speeds = (row.speed, row.speed_of_half) if has_half else (row.speed,)
     return (
         row.label,
         *(ms(row.milliseconds[size]) if size in row.milliseconds else "" for size in sizes),
-        "" if row.speed is None else f"{row.speed:.2f}×",
+        *("" if speed is None else f"{speed:.2f}×" for speed in speeds),
         "" if row.metric is None or row.difference is None else _metric_change(row.metric, row.difference, row.unit),
         "" if row.agreement is None else f"{100 * row.agreement:.1f}%",
         "" if row.file_bytes is None else size(row.file_bytes),

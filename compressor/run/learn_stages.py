@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from accelerate import PartialState
 
@@ -15,7 +17,7 @@ from compressor.progress import NullListener, ignore_progress
 from compressor.run.distillation.distill import distill, distillation_of
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choose_engine
-from compressor.run.engine_choice.engine_trials import EngineTrials
+from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan
@@ -24,11 +26,13 @@ from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
+from compressor.run.pruning.measure_costs import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread
+from compressor.targets import Engine
 from compressor.tasks import Data
 from compressor.workdir import WorkDir
 from graph_passes import Refusal
@@ -118,7 +122,7 @@ def _learn_units(
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
         engine = _choose_first(run, data, reference, dense)
-        costs = _cost_source(run, data, engine.choice, reference, dense)
+        costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         return LearnedPlan(prune(budget_run), engine)
     assert heads is not None
@@ -157,19 +161,43 @@ def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: 
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
-    return choose_engine(EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log))
+    trials = EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log)
+    groups = [group for group in run.model.groups if run.recipe.budget.prune_units in ("all", group.type)]
+    plan = keep_counts(reference.plan, groups, {group.name: group.counts[len(group.counts) // 2] for group in groups})
+
+    def build_half(trial: Trial) -> Engine:
+        assert trial.variant is not None
+        engines = _plan_engines(run, data, trial.choice, reference, trial.source)
+        return replace(engines, unpruned=trial.variant.engine).build(plan)
+
+    return choose_engine(trials, build_half=build_half)
 
 
-def _cost_source(run: RunContext, data: Data, choice: Choice, reference: ExportedGraph, dense: Variant) -> CostSource:
+def _cost_source(
+    run: RunContext,
+    data: Data,
+    choice: Choice,
+    reference: ExportedGraph,
+    dense: Variant,
+    quantized: Path | None = None,
+) -> CostSource:
     """The cost tables of plans for one engine."""
     recipe, model = run.recipe, run.model
-    engines = PlanEngines(
+    engines = _plan_engines(run, data, choice, reference, quantized)
+    inputs = example_feeds_by_size(model.folder, timed_sizes(recipe, run.sizes.lengths))
+    return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)
+
+
+def _plan_engines(
+    run: RunContext, data: Data, choice: Choice, reference: ExportedGraph, quantized: Path | None
+) -> PlanEngines:
+    """The engines of plans; `quantized` is the quantized graph of the whole model, if there is one already."""
+    return PlanEngines(
         reference=reference,
         choice=choice,
         options=run.sizes.build,
-        row=calibration_rows(data, 1, recipe.selection.seed)[0],
-        drop_unread=drops_unread(recipe),
-        scratch=run.work.scratch / "plans",
+        row=calibration_rows(data, 1, run.recipe.selection.seed)[0],
+        drop_unread=drops_unread(run.recipe),
+        scratch=Path(tempfile.mkdtemp(prefix="plans-", dir=run.work.scratch)),
+        quantized=quantized,
     )
-    inputs = example_feeds_by_size(model.folder, timed_sizes(recipe, run.sizes.lengths))
-    return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)

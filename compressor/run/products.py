@@ -215,11 +215,13 @@ class ChosenEngine:
         variant: the engine, in the output folder.
         choice: its settings.
         candidates: every engine that was tried; empty where the recipe names one.
+        source: the quantized graph that it was built from; None: a float graph, or the recipe names the engine.
     """
 
     variant: Variant
     choice: Choice
     candidates: tuple[Candidate, ...] = ()
+    source: Path | None = None
 
     def lost(self, task: Task) -> float:
         """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""

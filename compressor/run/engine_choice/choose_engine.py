@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import graph_passes
 from compressor.config.sections import AUTO, EngineConfig
@@ -11,9 +11,10 @@ from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
 from compressor.run.variant import build_variant
-from compressor.targets import QUANTIZED, TARGETS, Precision, target
+from compressor.targets import QUANTIZED, TARGETS, Engine, Precision, target
 
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
@@ -41,14 +42,20 @@ def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[st
         yield from ((name, precision) for precision in precisions)
 
 
-def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> ChosenEngine:
+def choose_engine(
+    trials: EngineTrials,
+    allowed: Sequence[Choice] | None = None,
+    build_half: Callable[[Trial], Engine] | None = None,
+) -> ChosenEngine:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
 
-    Where int8 loses too much, a further candidate returns as few products to floats as keep the metric.
+    Where int8 loses too much, a further candidate returns as few products to floats as keep the metric. Where units are
+    removed afterwards, the fastest is the one that is with half of them.
 
     Args:
         trials: what candidates are built, scored and timed with.
         allowed: the engines to try; None: all that the recipe allows.
+        build_half: builds the engine of a candidate with half of the units of every group; None: no units are removed.
 
     Raises:
         TargetMissingError: no engine could be built, because runtimes are missing.
@@ -62,8 +69,10 @@ def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None)
         for trial in built
         if _loses_too_much(trial)
     ]
-    built = trials.measure_memory(trials.time(built))
-    best = _fastest(built, data is None or data.task.higher_is_better)
+    built = trials.measure_memory(time_whole(trials, built))
+    if build_half is not None:
+        built = time_half(trials, built, build_half)
+    best = fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, tuple(quantized.values())))
     source = None
@@ -73,14 +82,14 @@ def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None)
             graph_passes.save(graph_passes.load(best.source), source)
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
         variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
-    return ChosenEngine(variant, best.choice, table)
+    return ChosenEngine(variant, best.choice, table, source)
 
 
 def _loses_too_much(trial: Trial) -> bool:
     return trial.source is not None and not trial.candidate.holds
 
 
-def _fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
+def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
     """The fastest candidate that keeps the metric; the one that loses least where none does.
 
     Raises:
@@ -93,7 +102,8 @@ def _fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
     eligible = [trial for trial in built if trial.candidate.holds]
     if not eligible:
         return max(built, key=lambda trial: _kept(trial.candidate, higher_is_better))
-    return max(eligible, key=lambda trial: trial.candidate.speed or 0.0)
+    with_half = [trial for trial in eligible if trial.candidate.speed_of_half is not None]
+    return max(with_half or eligible, key=lambda trial: trial.candidate.speed_of_half or trial.candidate.speed or 0.0)
 
 
 def _kept(candidate: Candidate, higher_is_better: bool) -> float:

@@ -15,11 +15,11 @@ import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import CompressorError, TargetMissingError
-from compressor.measure import file_bytes, median_times
+from compressor.measure import file_bytes
 from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
-from compressor.results import Candidate, Note, NoteCode, ProofStage, size_label
+from compressor.results import Candidate, Note, NoteCode, ProofStage
 from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
@@ -33,8 +33,6 @@ from compressor.tasks import Data
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
-_TIMED_SECONDS = 3.0
-"""Maximum time spent on timing one candidate at one size."""
 _RANKED_ROWS = 32
 """Calibration rows on which products are ranked."""
 _SCORED_ROWS = 2000
@@ -220,21 +218,6 @@ class EngineTrials:
                 self._ranked[quantized] = rank_products(quantized, self.graph.path, rows, on_progress)
         return self._ranked[quantized]
 
-    def time(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The candidates with their times, and their speed against the dense engine."""
-        built = [trial.variant.engine for trial in trials if trial.variant is not None]
-        times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
-        measure = self.recipe.measure
-        for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
-            label, feeds = size_label(batch, seq), example_feeds(self.folder, batch, seq)
-            with self.log.stage(f"timing all engines, {label}"):
-                seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
-                medians = median_times([self.dense.engine, *built], feeds, seconds)
-            for row, median in zip(times, medians, strict=True):
-                row[label] = 1e3 * median
-        reference, rows = times[0], iter(times[1:])
-        return [trial if trial.variant is None else _timed(trial, next(rows), reference) for trial in trials]
-
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with the peak memory of those that hold, at the first size."""
         feeds = example_feeds(self.folder, self.recipe.measure.batch[0], self.sizes.lengths[0])
@@ -262,13 +245,6 @@ class EngineTrials:
 
 def _failed(choice: Choice, reason: str) -> Trial:
     return Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
-
-
-def _timed(trial: Trial, milliseconds: dict[str, float], reference: dict[str, float]) -> Trial:
-    """A candidate with its times by size, and the geometric mean of its speeds against the dense engine."""
-    speed = float(np.exp(np.mean([np.log(reference[label] / milliseconds[label]) for label in milliseconds])))
-    candidate = trial.candidate.model_copy(update={"milliseconds": milliseconds, "speed": speed})
-    return dataclasses.replace(trial, candidate=candidate)
 
 
 def _agreement(expected: Sequence[np.ndarray], logits: Sequence[np.ndarray]) -> float | None:

@@ -37,6 +37,8 @@ class PlanEngines:
         row: an example row, from which the ranges of activations are taken; only where `choice` is quantized.
         drop_unread: whether positions that no output depends on are dropped.
         scratch: folder for graphs and engines.
+        quantized: the quantized graph of the whole model, where there is one already; None: it is made when needed.
+        unpruned: the engine of the whole model, where there is one already; None: it is built when needed.
     """
 
     reference: ExportedGraph
@@ -45,6 +47,8 @@ class PlanEngines:
     row: Feeds
     drop_unread: bool
     scratch: Path
+    quantized: Path | None = None
+    unpruned: Engine | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
     _engine: Engine | None = field(default=None, init=False, repr=False)
 
@@ -78,6 +82,8 @@ class PlanEngines:
     @property
     def whole(self) -> Engine:
         """The engine of the whole model, built when it is needed."""
+        if self.unpruned is not None:
+            return self.unpruned
         if self._engine is None:
             self._engine = self._build(self.reference.plan, self.options)
         return self._engine
@@ -105,6 +111,8 @@ class PlanEngines:
         gated = graph_passes.load(self.reference.path)
         Normalize()(gated)
         products = products_of_groups(gated)
+        if self.quantized is not None:
+            return self.quantized, products
         self.scratch.mkdir(parents=True, exist_ok=True)
         path = self.scratch / "whole.onnx"
         graph_passes.save(self.float_graph(self.reference.plan), path)

@@ -141,6 +141,10 @@ def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_
     assert [row.precision for row in report.candidates] == ["fp32", "int8"]
     (best,) = (row for row in report.candidates if row.chosen)
     assert (report.target, report.precision) == (best.target, best.precision)
+    assert sum(row.speed_of_half is not None for row in report.candidates) != 1
+    assert best.speed_of_half == max(
+        (row.speed_of_half for row in report.candidates if row.speed_of_half), default=None
+    )
 
 
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:

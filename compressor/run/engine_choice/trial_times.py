@@ -1,0 +1,87 @@
+"""Times of the candidates: of the whole model, and with half of the units where these are removed afterwards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from compressor.measure import median_times
+from compressor.model_folder import example_feeds
+from compressor.results import size_label
+from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.targets import Engine
+
+_TIMED_SECONDS = 3.0
+"""Maximum time spent on timing one candidate at one size."""
+_MAX_TIMES_SLOWER = 1.5
+"""Ratio of times up to which an engine of the whole model may overtake the fastest when units are removed."""
+
+
+def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
+    """The candidates with their times by size, and their speed: the time of the dense engine over theirs.
+
+    Args:
+        trials: the dense engine, the sizes and the inputs.
+        built: the candidates, those that could not be built included.
+    """
+    engines = [trial.variant.engine for trial in built if trial.variant is not None]
+    reference, *rows = _times(trials, engines, "timing all engines")
+    remaining = iter(rows)
+    return [trial if trial.variant is None else _timed(trial, next(remaining), reference) for trial in built]
+
+
+def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Trial], Engine]) -> list[Trial]:
+    """The candidates, and of those that may be the fastest the speed with half of the units.
+
+    How much faster an engine gets when units are removed differs between runtimes. An engine that takes more than
+    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left.
+
+    Args:
+        trials: the dense engine, the sizes and the inputs.
+        built: the candidates with their speeds.
+        build: builds the engine of a candidate with half of the units.
+    """
+    speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
+    least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
+    near = [index for index, speed in speeds.items() if speed > least]
+    if len(near) < 2:
+        return list(built)
+    with trials.log.stage("building engines with half of the units") as on_progress:
+        halves = []
+        for number, index in enumerate(near):
+            on_progress(number, len(near))
+            halves.append(build(built[index]))
+    reference, *rows = _times(trials, halves, "timing engines with half of the units")
+    timed = list(built)
+    for index, row in zip(near, rows, strict=True):
+        candidate = built[index].candidate.model_copy(update={"speed_of_half": _speed(row, reference)})
+        timed[index] = replace(built[index], candidate=candidate)
+    return timed
+
+
+def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
+    """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
+    times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
+    measure = trials.recipe.measure
+    for batch, seq in itertools.product(measure.batch, trials.sizes.lengths):
+        label, feeds = size_label(batch, seq), example_feeds(trials.folder, batch, seq)
+        with trials.log.stage(f"{stage}, {label}"):
+            seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
+            medians = median_times([trials.dense.engine, *engines], feeds, seconds)
+        for row, median in zip(times, medians, strict=True):
+            row[label] = 1e3 * median
+    return times
+
+
+def _timed(trial: Trial, milliseconds: dict[str, float], reference: Mapping[str, float]) -> Trial:
+    """A candidate with its times by size, and its speed."""
+    update = {"milliseconds": milliseconds, "speed": _speed(milliseconds, reference)}
+    return replace(trial, candidate=trial.candidate.model_copy(update=update))
+
+
+def _speed(milliseconds: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """The geometric mean over sizes of the time of the dense engine over that of another engine."""
+    return float(np.exp(np.mean([np.log(reference[label] / milliseconds[label]) for label in milliseconds])))

@@ -1,0 +1,64 @@
+"""Speeds of candidates: of the whole model, and with half of the units where these are removed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from compressor.config.sections import EngineConfig
+from compressor.progress import ignore_progress
+from compressor.results import Candidate
+from compressor.run.engine_choice import trial_times
+from compressor.run.engine_choice.choose_engine import fastest
+from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.trial_times import time_half, time_whole
+from compressor.run.products import Choice
+from compressor.targets import Engine
+
+MILLISECONDS = {"dense": 12.0, "a": 4.0, "b": 5.0, "slow": 9.0, "half of a": 3.0, "half of b": 2.0, "half of slow": 1.0}
+"""Time of each engine: `b` overtakes `a` when units are removed."""
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> EngineTrials:
+    """Trials whose engines are names, timed by the table."""
+
+    def median_times(engines: Sequence[Any], feeds: object, seconds: float) -> list[float]:
+        return [MILLISECONDS[engine] / 1e3 for engine in engines]
+
+    monkeypatch.setattr(trial_times, "median_times", median_times)
+    monkeypatch.setattr(trial_times, "example_feeds", lambda folder, batch, seq: {})
+    log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress))
+    recipe = SimpleNamespace(measure=SimpleNamespace(batch=(1, 8), seconds=1.0))
+    sizes, dense = SimpleNamespace(lengths=(128,)), SimpleNamespace(engine="dense")
+    return cast(EngineTrials, SimpleNamespace(dense=dense, folder=Path(), recipe=recipe, sizes=sizes, log=log))
+
+
+def trial(name: str, *, holds: bool = True) -> Trial:
+    candidate = Candidate(target=name, precision="fp32", holds=holds)
+    return Trial(Choice(EngineConfig()), candidate, cast(Any, SimpleNamespace(engine=name)))
+
+
+def half(trial: Trial) -> Engine:
+    return cast(Engine, f"half of {trial.candidate.target}")
+
+
+def test_the_engine_that_is_fastest_with_half_of_the_units_is_chosen(trials: EngineTrials) -> None:
+    built = time_whole(trials, [trial("a"), trial("b"), trial("slow")])
+    assert [row.candidate.speed for row in built] == pytest.approx([3.0, 12 / 5, 12 / 9])
+    assert fastest(built, higher_is_better=True).candidate.target == "a"
+    timed = time_half(trials, built, half)
+    assert [row.candidate.speed_of_half for row in timed] == [pytest.approx(4.0), pytest.approx(6.0), None]
+    assert fastest(timed, higher_is_better=True).candidate.target == "b"
+
+
+def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(trials: EngineTrials) -> None:
+    failed = Trial(Choice(EngineConfig()), Candidate(target="c", precision="fp32", failure="missing", holds=False))
+    built = time_whole(trials, [trial("a"), trial("b", holds=False), failed])
+    timed = time_half(trials, built, lambda trial: pytest.fail("it is built"))
+    assert timed == built
