@@ -22,6 +22,7 @@ def folder_of(family: str) -> ModelFolder:
     ("family", "names"),
     [
         ("siglip2_vision_model", {"pixel_values", "pixel_attention_mask", "spatial_shapes"}),
+        ("siglip2", {"pixel_values", "pixel_attention_mask", "spatial_shapes"}),
         (
             "time_series_transformer",
             {"past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"},
