@@ -1,7 +1,8 @@
-"""Forms of the recurrences of linear attention and state space models whose exported graph runs at any length.
+"""Forms of functions of transformers whose exported graph runs at any length, or with any number of images.
 
-The functions of transformers loop over positions or chunks, or cut padding off if there is any; torch.export keeps the
-loop and the branch of the example. The forms here do the same arithmetic, with the operator `scan` in place of a loop.
+The recurrences of linear attention and state space models loop over positions or chunks, or cut padding off if there is
+any; torch.export keeps the loop and the branch of the example. The forms here do the same arithmetic, with the operator
+`scan` in place of a loop. `compressor.models.image_positions` has the form of a loop over images.
 """
 
 from __future__ import annotations
@@ -19,28 +20,42 @@ from torch._higher_order_ops.scan import scan
 from torch.fx.experimental import _config as shape_settings
 from transformers.exporters.utils import patch_attributes
 
+from compressor.models.image_positions import resized_at_once
+
 Recurrence = Callable[..., Any]
 
 
 @contextlib.contextmanager
 def any_length(model: nn.Module) -> Iterator[None]:
-    """While inside, the recurrences of a model have the forms that torch.export exports for texts of any length.
+    """While inside, functions of a model have the forms that torch.export exports for inputs of any length.
 
-    A recurrence is a function or method of a name in `_FORMS`, in a module of Python or a class of the model's parts.
+    These are the functions and methods of a name in `_FORMS`, in a module of Python or a class of the model's parts.
     """
     classes = {type(part) for part in model.modules()}
     modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
     owners: tuple[type | ModuleType, ...] = (*classes, *modules)
-    patches: list[tuple[Any, str, Callable[[Any], Any]]] = [
-        (owner, name, form) for owner in owners for name, form in _FORMS.items() if name in vars(owner)
-    ]
+    patches = [(owner, name, form) for owner in owners for name, form in _FORMS.items() if name in vars(owner)]
     if not patches:
         yield
         return
-    # Sizes of one, such as a single chunk, stay free too. What `scan` repeats may write in place, without gradients.
-    patches.append((shape_settings, "backed_size_oblivious", lambda _: True))
-    with patch_attributes(patches), torch.no_grad():
+    with contextlib.ExitStack() as undo:
+        for owner, name, form in patches:
+            undo.enter_context(_replaced(owner, name, form))
+        # Sizes of one, such as a single chunk, stay free too.
+        undo.enter_context(patch_attributes([(shape_settings, "backed_size_oblivious", lambda _: True)]))
+        undo.enter_context(torch.no_grad())  # what `scan` repeats may write in place, without gradients
         yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: type | ModuleType, name: str, form: Callable[[Recurrence], Recurrence]) -> Iterator[None]:
+    """While inside, an attribute has another form; a static method stays one."""
+    original, other = vars(owner)[name], form(getattr(owner, name))
+    setattr(owner, name, staticmethod(other) if isinstance(original, staticmethod) else other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _cut_to_length(chunk_scan: Recurrence) -> Recurrence:
@@ -165,5 +180,6 @@ _FORMS: dict[str, Callable[[Recurrence], Recurrence]] = {
     "_rnn_scan": _linear_recurrence,
     "torch_chunk_gated_delta_rule": _chunk_by_chunk,
     "chunk_kimi_delta_attention": _chunk_by_chunk,
+    "resize_positional_embeddings": resized_at_once,
 }
 """Name of a function or method of transformers -> the form for the export, from the original."""
