@@ -126,6 +126,7 @@ def test_a_correction_of_the_output_restores_the_dense_sum() -> None:
     ((dense,), (changed,)) = (next(run.observe(readers)) for run in runs)
     assert dense.sum is not None
     assert changed.sum is not None
+    assert changed.output is not None
     target = dense.sum - (changed.sum - changed.output)
     handle = pruned.get_submodule(second).register_forward_hook(lambda *args: target)
     with torch.no_grad():
@@ -142,6 +143,7 @@ def test_gates_of_others_are_part_of_the_model() -> None:
     ((call,),) = LayerwiseRun(model, [batch]).observe({name: None})
     handle.remove()
     assert call.input.count_nonzero() == 0
+    assert call.output is not None
     torch.testing.assert_close(call.output, linear.bias.expand_as(call.output))
 
 
