@@ -79,6 +79,7 @@ def _bench_folder(
         seconds=measure.seconds,
         listener=console,
     )
+    has_attentions = any(row.fused[1] for row in rows if not row.failure)
     columns = [
         "engine",
         "batch",
@@ -86,7 +87,7 @@ def _bench_folder(
         "p50",
         "rows/s",
         *(["rows/s, callers"] if request.callers > 1 else []),
-        *(["attentions fused"] if any(row.fused[1] for row in rows if not row.failure) else []),
+        *(["attentions fused"] if has_attentions else []),
     ]
     table = text_table(*columns)
     for row in rows:
@@ -96,7 +97,7 @@ def _bench_folder(
         cells = [row.label, str(row.batch), str(row.seq), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
         if row.throughput_of_callers is not None:
             cells.append(f"{row.throughput_of_callers:.1f} ({row.callers})")
-        if columns[-1] == "attentions fused":
+        if has_attentions:
             cells.append(f"{row.fused[0]} of {row.fused[1]}")
         table.add_row(*cells)
     console.result(table, [dataclasses.asdict(row) for row in rows])

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder.example_file import resize_example
-from compressor.model_folder.input_rules import PLACES_OF_PATCHES, InputRequest, make_inputs
+from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
 from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.models import SegmentConfig
@@ -112,7 +112,7 @@ def _image_places(config: PretrainedConfig) -> Tensor:
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
     """Names of the inputs that a model needs: those without a default, its main input, and the future of a series.
 
-    Patches of images come with their places and their mask, which have defaults in some classes all the same.
+    Patches of images come with their positions and their mask, which have defaults in some classes all the same.
     Where the class names a main input that its forward lacks, it is the first input that a forward has by that name
     elsewhere: text or signals.
     """
@@ -124,8 +124,8 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
         {name for name in parameters if name.startswith("future_")} if "past_time_features" in parameters else set()
     )
     needed = _required(parameters) | (mains | future) & set(parameters)
-    if IMAGES in needed and PLACES_OF_PATCHES & set(parameters):
-        needed |= (PLACES_OF_PATCHES | {"pixel_attention_mask"}) & set(parameters)
+    if IMAGES in needed and PATCH_POSITIONS & set(parameters):
+        needed |= (PATCH_POSITIONS | {"pixel_attention_mask"}) & set(parameters)
     return frozenset(needed)
 
 

@@ -41,7 +41,7 @@ class InputRequest:
     @property
     def has_patches(self) -> bool:
         """Whether images are cut into patches before the model, which reads where each patch is."""
-        return bool(self.needed & PLACES_OF_PATCHES)
+        return bool(self.needed & PATCH_POSITIONS)
 
     @property
     def side(self) -> int:
@@ -60,7 +60,7 @@ class InputRequest:
         return self.size("context_length", self.seq) + int(max(lags))
 
 
-PLACES_OF_PATCHES = frozenset(("spatial_shapes", "pixel_position_ids"))
+PATCH_POSITIONS = frozenset(("spatial_shapes", "pixel_position_ids"))
 """Inputs that say where each patch of an image is."""
 Rule = Callable[[InputRequest], Tensor | None]
 """Makes an input; None where the rule does not apply to the model."""

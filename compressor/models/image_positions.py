@@ -27,7 +27,8 @@ def resize_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_
         max_length: patches per image; those beyond `rows * columns` are padding and get the embedding of the first.
 
     Returns:
-        `[image, patch, width]`, as `torch.nn.functional.interpolate` (`bilinear`, `antialias=True`) resizes the table.
+        `[image, patch, width]`, as `torch.nn.functional.interpolate` (`bilinear`, `antialias=True`) resizes the table;
+        for images that are one patch wide, as it resizes the rows alone: PyTorch 2.13 gives these equal rows.
     """
     rows, columns, width = positional_embeddings.shape
     heights, widths = spatial_shapes[:, :1], spatial_shapes[:, 1:]
@@ -41,19 +42,19 @@ def resize_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_
 
 
 def _weights(targets: Tensor, sizes: Tensor, count: int) -> Tensor:
-    """Weights of the places of an axis in the mean for each target place, `[image, patch, place]`.
+    """Weights of the positions of an axis in the mean for each patch, `[image, patch, position]`.
 
-    They fall linearly with the distance from the target, over one place, or over a target's width where the axis
+    They fall linearly with the distance from the patch, over one position, or over a patch's width where the axis
     shrinks, and sum to one.
 
     Args:
-        targets: places after resizing, `[image, patch]`.
-        sizes: numbers of places after resizing, `[image, 1]`.
-        count: number of places before.
+        targets: positions after resizing, `[image, patch]`.
+        sizes: numbers of positions after resizing, `[image, 1]`.
+        count: number of positions before.
     """
     scale = count / sizes.to(torch.float32)
     centers = (targets.to(torch.float32) + 0.5) * scale
-    places = torch.arange(count, device=targets.device, dtype=torch.float32) + 0.5
-    distances = (places - centers[..., None]).abs() / scale.clamp(min=1)[..., None]
+    positions = torch.arange(count, device=targets.device, dtype=torch.float32) + 0.5
+    distances = (positions - centers[..., None]).abs() / scale.clamp(min=1)[..., None]
     weights = (1 - distances).clamp(min=0)
     return weights / weights.sum(-1, keepdim=True)

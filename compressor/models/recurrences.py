@@ -50,8 +50,8 @@ def any_length(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced(owner: type | ModuleType, name: str, form: Callable[[Recurrence], Recurrence]) -> Iterator[None]:
     """While inside, an attribute has another form; a static method stays one."""
-    original, other = vars(owner)[name], form(getattr(owner, name))
-    setattr(owner, name, staticmethod(other) if isinstance(original, staticmethod) else other)
+    original, replacement = vars(owner)[name], form(getattr(owner, name))
+    setattr(owner, name, staticmethod(replacement) if isinstance(original, staticmethod) else replacement)
     try:
         yield
     finally:

@@ -170,6 +170,8 @@ class NoteCode(StrEnum):
     """An engine was proven with another instruction set or version of its runtime than it is checked with."""
     ENGINE_CHOSEN = "engine-chosen"
     """Which of several engines is delivered, and why."""
+    ENGINES_COMPARED_WHOLE = "engines-compared-whole"
+    """An engine could not be built with half of the units, so that the choice is by the time of the whole model."""
 
     # Measurements.
     SPEED_UNCERTAIN = "speed-uncertain"

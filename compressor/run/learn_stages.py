@@ -28,6 +28,7 @@ from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
 from compressor.run.pruning.measure_costs import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prunable_groups import prunable_types
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
@@ -121,7 +122,7 @@ def _learn_units(
         budget_run = BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log)
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
-        engine = _choose_first(run, data, reference, dense)
+        engine = _choose_first(run, data, reference, dense, refused)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         return LearnedPlan(prune(budget_run), engine)
@@ -153,8 +154,10 @@ def _learning_stage(recipe: Recipe) -> str:
     return f"learning {' and '.join((*heads, *blocks))}"
 
 
-def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> ChosenEngine:
-    """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
+def _choose_first(
+    run: RunContext, data: Data, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]
+) -> ChosenEngine:
+    """The engine to prune for: of those that keep the metric of the whole model the fastest with half of the units."""
     if not run.built.engine.chooses:
         return ChosenEngine(dense, Choice(run.built.engine))
     whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
@@ -162,15 +165,19 @@ def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: 
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
     trials = EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log)
-    groups = [group for group in run.model.groups if run.recipe.budget.prune_units in ("all", group.type)]
+    units = prunable_types(run.recipe, selects_heads=run.recipe.prunes_after_heads)
+    skipped = frozenset().union(*(refusal.sites for refusal in refused))
+    groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
     plan = keep_counts(reference.plan, groups, {group.name: group.counts[len(group.counts) // 2] for group in groups})
+    with tempfile.TemporaryDirectory(prefix="halves-", dir=run.work.scratch) as halves:
 
-    def build_half(trial: Trial) -> Engine:
-        assert trial.variant is not None
-        engines = _plan_engines(run, data, trial.choice, reference, trial.source)
-        return replace(engines, unpruned=trial.variant.engine).build(plan)
+        def build_half(trial: Trial) -> Engine:
+            assert trial.variant is not None
+            folder = Path(tempfile.mkdtemp(dir=halves))
+            engines = _plan_engines(run, data, trial.choice, reference, folder, trial.source)
+            return replace(engines, unpruned=trial.variant.engine).build(plan)
 
-    return choose_engine(trials, build_half=build_half)
+        return choose_engine(trials, build_half=build_half)
 
 
 def _cost_source(
@@ -183,13 +190,13 @@ def _cost_source(
 ) -> CostSource:
     """The cost tables of plans for one engine."""
     recipe, model = run.recipe, run.model
-    engines = _plan_engines(run, data, choice, reference, quantized)
+    engines = _plan_engines(run, data, choice, reference, run.work.scratch / "plans", quantized)
     inputs = example_feeds_by_size(model.folder, timed_sizes(recipe, run.sizes.lengths))
     return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)
 
 
 def _plan_engines(
-    run: RunContext, data: Data, choice: Choice, reference: ExportedGraph, quantized: Path | None
+    run: RunContext, data: Data, choice: Choice, reference: ExportedGraph, scratch: Path, quantized: Path | None
 ) -> PlanEngines:
     """The engines of plans; `quantized` is the quantized graph of the whole model, if there is one already."""
     return PlanEngines(
@@ -198,6 +205,6 @@ def _plan_engines(
         options=run.sizes.build,
         row=calibration_rows(data, 1, run.recipe.selection.seed)[0],
         drop_unread=drops_unread(run.recipe),
-        scratch=Path(tempfile.mkdtemp(prefix="plans-", dir=run.work.scratch)),
+        scratch=scratch,
         quantized=quantized,
     )

@@ -63,9 +63,9 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     in_plan = {site.name: site for site in plan.sites}
     for name in in_plan:
         if name not in in_model:
-            named = f"its sites are {_first_names(in_model)}" if in_model else "it has none"
+            named = f", its sites are {_first_names(in_model)}" if in_model else " and no other"
             raise InputError(
-                f"{source}: the model has no attention site {name}, {named}; use a plan that was learned on this model",
+                f"{source}: the model has no attention site {name}{named}; use a plan that was learned on this model",
                 code=ErrorCode.PLAN_MISMATCH,
                 site=name,
             )

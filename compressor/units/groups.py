@@ -179,8 +179,8 @@ def _computes_inputs(
     generator = torch.Generator().manual_seed(0)
 
     def disturb(output: Tensor, columns: Tensor) -> Tensor:
-        # Noise as large as the output is: a smaller one would have no visible effect on a large residual stream.
-        noise = torch.randn(output.shape, generator=generator).to(output) * output.abs().mean().clamp(min=1)
+        # Noise as large as the outputs, at least one: less would have no visible effect on large activations.
+        noise = torch.randn(output.shape, generator=generator).to(output) * output.abs().mean().clamp(1, 1e3)
         return torch.where(columns, output + noise, output)
 
     with _hooked_input(reader, lambda value: value.masked_fill(dropped, 0)):

@@ -29,6 +29,14 @@ def test_tables_are_resized_to_the_shape_of_each_image(rows: int, columns: int) 
     torch.testing.assert_close(at_once[2, : height * width], image[0].flatten(1).T)
 
 
+def test_images_of_one_column_are_resized_by_rows() -> None:
+    table = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
+    at_once = resize_positions(table, torch.tensor([[5, 1], [1, 5]]), 5)
+    expected = resize_positions(table.transpose(0, 1), torch.tensor([[1, 5], [5, 1]]), 5)
+    torch.testing.assert_close(at_once, expected)
+    assert (at_once[0, 0] - at_once[0, 1]).abs().max() > 1e-2
+
+
 def test_the_function_of_the_model_is_replaced_and_restored() -> None:
     name, model = "resize_positional_embeddings", tiny_model("siglip2")
     original = inspect.getattr_static(Siglip2VisionEmbeddings, name)

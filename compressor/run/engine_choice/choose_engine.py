@@ -152,7 +152,8 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iter
     if not best.holds:
         text = f"no engine keeps the metric within --max-drop; {best.label} loses least"
     else:
-        text = f"{best.label} is the fastest of {len(kept)} engines that were built"
+        with_half = "" if best.speed_of_half is None else " with half of the units"
+        text = f"{best.label} is the fastest{with_half} of {len(kept)} engines that were built"
         if len(kept) < len(built):
             text += " and keep the metric within --max-drop"
     if failed:

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from compressor.errors import CompressorError
 from compressor.measure import median_times
 from compressor.model_folder import example_feeds
-from compressor.results import size_label
+from compressor.results import Note, NoteCode, size_label
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.targets import Engine
+from graph_passes import GraphPassError
 
 _TIMED_SECONDS = 3.0
 """Maximum time spent on timing one candidate at one size."""
@@ -37,7 +39,8 @@ def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Tri
     """The candidates, and of those that may be the fastest the speed with half of the units.
 
     How much faster an engine gets when units are removed differs between runtimes. An engine that takes more than
-    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left.
+    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. Where one
+    cannot be built, all candidates are returned as they are, with a note.
 
     Args:
         trials: the dense engine, the sizes and the inputs.
@@ -46,14 +49,19 @@ def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Tri
     """
     speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
     least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
-    near = [index for index, speed in speeds.items() if speed > least]
+    near = [index for index, speed in speeds.items() if speed >= least]
     if len(near) < 2:
         return list(built)
+    halves = []
     with trials.log.stage("building engines with half of the units") as on_progress:
-        halves = []
-        for number, index in enumerate(near):
-            on_progress(number, len(near))
-            halves.append(build(built[index]))
+        try:
+            for number, index in enumerate(near, start=1):
+                halves.append(build(built[index]))
+                on_progress(number, len(near))
+        except (CompressorError, GraphPassError) as error:
+            text = f"engines are compared by the whole model, since none has half of the units ({error})"
+            trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=text)])
+            return list(built)
     reference, *rows = _times(trials, halves, "timing engines with half of the units")
     timed = list(built)
     for index, row in zip(near, rows, strict=True):

@@ -30,7 +30,7 @@ from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
-_FORM = "3"
+_FORM = "4"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
@@ -139,6 +139,7 @@ class CostSource:
         return {
             "structure": json.dumps([type(self.model).__name__, config, units], sort_keys=True, default=str),
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
+            "products in fp32": json.dumps(self.engines.choice.in_float),
             "size": json.dumps([list(self.inputs), options.shapes]),
             "measured shares": json.dumps(TIMED_SHARES),
             "form of engines": _FORM,

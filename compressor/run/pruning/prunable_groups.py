@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.units import PrunableGroup
+
+
+def prunable_types(recipe: Recipe, *, selects_heads: bool) -> Literal["all", "heads", "neurons"]:
+    """The type of the units that a budget may remove, or `all`.
+
+    Args:
+        recipe: the recipe.
+        selects_heads: whether another method selects the heads before.
+    """
+    if selects_heads:
+        return "neurons"
+    only_heads = recipe.selection.method == recipe.pruner and recipe.selection.keep is not None
+    return "heads" if only_heads else recipe.budget.prune_units
 
 
 def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
@@ -22,11 +38,7 @@ def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
             code=ErrorCode.SITE_REFUSED,
             family=run.model.folder.family,
         )
-    units = run.recipe.budget.prune_units
-    if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
-        units = "heads"
-    if run.selected is not None:
-        units = "neurons"
+    units = prunable_types(run.recipe, selects_heads=run.selected is not None)
     groups = [group for group in run.model.groups if units in ("all", group.type)]
     reasons = {name: str(refusal) for refusal in run.refused for name in refusal.sites}
     if not run.recipe.learns_units:  # a gate multiplies the heads themselves

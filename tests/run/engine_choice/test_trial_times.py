@@ -12,13 +12,14 @@ import pytest
 
 from compressor.config.sections import EngineConfig
 from compressor.progress import ignore_progress
-from compressor.results import Candidate
+from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_choice import trial_times
 from compressor.run.engine_choice.choose_engine import fastest
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import Choice
 from compressor.targets import Engine
+from graph_passes import PlanError
 
 MILLISECONDS = {"dense": 12.0, "a": 4.0, "b": 5.0, "slow": 9.0, "half of a": 3.0, "half of b": 2.0, "half of slow": 1.0}
 """Time of each engine: `b` overtakes `a` when units are removed."""
@@ -33,7 +34,8 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> EngineTrials:
 
     monkeypatch.setattr(trial_times, "median_times", median_times)
     monkeypatch.setattr(trial_times, "example_feeds", lambda folder, batch, seq: {})
-    log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress))
+    notes: list[Note] = []
+    log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress), notes=notes, add_notes=notes.extend)
     recipe = SimpleNamespace(measure=SimpleNamespace(batch=(1, 8), seconds=1.0))
     sizes, dense = SimpleNamespace(lengths=(128,)), SimpleNamespace(engine="dense")
     return cast(EngineTrials, SimpleNamespace(dense=dense, folder=Path(), recipe=recipe, sizes=sizes, log=log))
@@ -55,6 +57,18 @@ def test_the_engine_that_is_fastest_with_half_of_the_units_is_chosen(trials: Eng
     timed = time_half(trials, built, half)
     assert [row.candidate.speed_of_half for row in timed] == [pytest.approx(4.0), pytest.approx(6.0), None]
     assert fastest(timed, higher_is_better=True).candidate.target == "b"
+
+
+def test_engines_are_compared_by_the_whole_model_where_a_half_cannot_be_built(trials: EngineTrials) -> None:
+    def fail(trial: Trial) -> Engine:
+        if trial.candidate.target == "b":
+            raise PlanError("a product does not read units")
+        return half(trial)
+
+    built = time_whole(trials, [trial("a"), trial("b")])
+    assert time_half(trials, built, fail) == built
+    (note,) = cast(Any, trials.log).notes
+    assert note.code is NoteCode.ENGINES_COMPARED_WHOLE
 
 
 def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(trials: EngineTrials) -> None:

@@ -51,7 +51,7 @@ def table(saving: float, whole: float = 5.0) -> CostTable:
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engines = SimpleNamespace(
-        choice=SimpleNamespace(label="ort fp32"),
+        choice=SimpleNamespace(label="ort fp32", in_float=()),
         options=SimpleNamespace(shapes=()),
         drop_unread=True,
         whole=None,
