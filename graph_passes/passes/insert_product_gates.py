@@ -44,7 +44,7 @@ class InsertedProductGates:
 
 
 class InsertProductGates(GraphPass[InsertedProductGates]):
-    """Multiply the first input of products, whose last axis holds the units of a group, by a gate.
+    """Multiply the first input of products by the gate of the group whose units they read, on the axis of the sums.
 
     A quantized graph has the products of the float graph, by name, but its gates are gone: kept units have none. With
     gates before its products it is shrunk like any other graph.
@@ -83,14 +83,15 @@ def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe
     """Gate the first input of one product of a group."""
     value = node.inputs[0]
     shape = probe.shape(value)
-    if value is None or shape is None or shape[-1] != group.units * group.width:
+    axis = -1 if shape is None or node.op_type != "Conv" else 1 - len(shape)  # channels, counted from the last axis
+    if value is None or shape is None or shape[axis] != group.units * group.width:
         raise PlanError(
             f"{group.name}: the product {node.name} does not read {group.units} units of width {group.width}; use the"
             " graph of the same model",
             code=GraphErrorCode.SITE_MISMATCH,
             site=group.name,
         )
-    gate_input(graph, node, 0, group)
+    gate_input(graph, node, 0, group, axis)
 
 
 def gate_input(graph: ir.Graph, node: ir.Node, position: int, group: GroupPlan, axis: int = -1) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import graph_passes
 from compressor.config.sections import EngineConfig
+from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
 from compressor.results import Proof, ProofStage
@@ -19,6 +20,7 @@ from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
 from tests.law import references
+from tests.projection_zoo import FAMILIES
 from tests.zoo import GROUPED, text
 
 CHOICES = {
@@ -68,6 +70,19 @@ def test_the_graph_of_a_plan_holds_its_units(
     assert len(quantized_products(cut)) == len(quantized_products(whole))
     assert bool(quantized_products(whole)) == bool(form)
     assert sum(size(cut)) < sum(size(whole))
+
+
+def test_units_that_are_channels_of_a_convolution_are_removed(tmp_path: Path) -> None:
+    family = FAMILIES["squeezebert"]
+    model, inputs = family.model(), family.inputs(3, 7)
+    groups = find_groups(model, inputs)
+    export_reference(model, keep_all(groups), inputs, tmp_path / "graph.onnx")
+    reference = exported(groups, tmp_path / "graph.onnx")
+    engines = plan_engines(reference, "", tmp_path / "plans")
+    half = {group.name: group.counts[len(group.counts) // 2] for group in groups}
+    whole, cut = (engines.graph(keep_counts(reference.plan, groups, counts)) for counts in ({}, half))
+    assert graph_passes.count_parameters(cut) < graph_passes.count_parameters(whole)
+    assert any(node.op_type == "Conv" for node in cut.graph)
 
 
 def size(model: graph_passes.files.ir.Model) -> list[int]:
