@@ -20,7 +20,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
-from compressor.models.recurrences import any_length
+from compressor.models.export_forms import any_length
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.units.find import evaluation_mode, find_units

@@ -1,64 +1,23 @@
-"""Forms of functions of transformers whose exported graph runs at any length, or with any number of images.
+"""Forms of the recurrences of linear attention and state space models whose exported graph runs at any length.
 
-The recurrences of linear attention and state space models loop over positions or chunks, or cut padding off if there is
-any; torch.export keeps the loop and the branch of the example. The forms here do the same arithmetic, with the operator
-`scan` in place of a loop. `compressor.models.image_positions` has the form of a loop over images.
+The functions of transformers loop over positions or chunks, or cut padding off if there is any; torch.export keeps the
+loop and the branch of the example. The forms here do the same arithmetic, with the operator `scan` in place of a loop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
-from torch.fx.experimental import _config as shape_settings
-from transformers.exporters.utils import patch_attributes
-
-from compressor.models.image_positions import resized_at_once
 
 Recurrence = Callable[..., Any]
 
 
-@contextlib.contextmanager
-def any_length(model: nn.Module) -> Iterator[None]:
-    """While inside, functions of a model have the forms that torch.export exports for inputs of any length.
-
-    These are the functions and methods of a name in `_FORMS`, in a module of Python or a class of the model's parts.
-    """
-    classes = {type(part) for part in model.modules()}
-    modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
-    owners: tuple[type | ModuleType, ...] = (*classes, *modules)
-    patches = [(owner, name, form) for owner in owners for name, form in _FORMS.items() if name in vars(owner)]
-    if not patches:
-        yield
-        return
-    with contextlib.ExitStack() as undo:
-        for owner, name, form in patches:
-            undo.enter_context(_replaced(owner, name, form))
-        # Sizes of one, such as a single chunk, stay free too.
-        undo.enter_context(patch_attributes([(shape_settings, "backed_size_oblivious", lambda _: True)]))
-        undo.enter_context(torch.no_grad())  # what `scan` repeats may write in place, without gradients
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: type | ModuleType, name: str, form: Callable[[Recurrence], Recurrence]) -> Iterator[None]:
-    """While inside, an attribute has another form; a static method stays one."""
-    original, replacement = vars(owner)[name], form(getattr(owner, name))
-    setattr(owner, name, staticmethod(replacement) if isinstance(original, staticmethod) else replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def _cut_to_length(chunk_scan: Recurrence) -> Recurrence:
+def cut_to_length(chunk_scan: Recurrence) -> Recurrence:
     """Mamba 2, whose output is cut to the length of the text even if the example has no padding of its last chunk."""
 
     @functools.wraps(chunk_scan)
@@ -78,7 +37,7 @@ def _step(state: Tensor, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
     return state, state.clone()
 
 
-def _selective_scan(_: Recurrence) -> Recurrence:
+def selective_scan(_: Recurrence) -> Recurrence:
     """Mamba 1 as a `scan` of positions."""
 
     def selective_scan(
@@ -113,7 +72,7 @@ def _selective_scan(_: Recurrence) -> Recurrence:
     return selective_scan
 
 
-def _linear_recurrence(_: Recurrence) -> Recurrence:
+def linear_recurrence(_: Recurrence) -> Recurrence:
     """The linear recurrent unit of Griffin as a `scan` of positions."""
 
     def linear_recurrence(
@@ -133,7 +92,7 @@ def _linear_recurrence(_: Recurrence) -> Recurrence:
     return linear_recurrence
 
 
-def _chunk_by_chunk(rule: Recurrence) -> Recurrence:
+def chunk_by_chunk(rule: Recurrence) -> Recurrence:
     """A delta rule as a `scan` of its chunks, each of which starts from the state after the one before."""
 
     @functools.wraps(rule)
@@ -172,14 +131,3 @@ def _chunks(part: Tensor, count: int, size: int) -> Tensor:
     rest = part.shape[2:]
     padded = nn.functional.pad(part, (0, 0) * len(rest) + (0, count * size - part.shape[1]))
     return padded.reshape(part.shape[0], count, size, *rest).transpose(0, 1)
-
-
-_FORMS: dict[str, Callable[[Recurrence], Recurrence]] = {
-    "mamba2_chunk_scan": _cut_to_length,
-    "mamba_selective_scan": _selective_scan,
-    "_rnn_scan": _linear_recurrence,
-    "torch_chunk_gated_delta_rule": _chunk_by_chunk,
-    "chunk_kimi_delta_attention": _chunk_by_chunk,
-    "resize_positional_embeddings": resized_at_once,
-}
-"""Name of a function or method of transformers -> the form for the export, from the original."""

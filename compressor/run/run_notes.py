@@ -104,7 +104,8 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
         )
     if selected.trained and (not refits or methods[0].trains_model):
         selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
-        units = [*(["heads"] if selected.plan.sites else []), *(["neurons"] if selects_neurons else [])]
+        has_heads = bool(selected.plan.sites)
+        units = [*(["heads"] if has_heads else []), *(["neurons"] if selects_neurons or not has_heads else [])]
         how = "with its masks" if selected.plan.masks else f"while its {' and '.join(units)} were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,

@@ -12,8 +12,8 @@ from transformers.models.cosmos3_edge.modeling_cosmos3_edge import Cosmos3EdgeVi
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
 from benchmarks.families_tiny import tiny_model
+from compressor.models.export_forms import any_length
 from compressor.models.image_positions import resize_positions, resized_at_once
-from compressor.models.recurrences import any_length
 
 SHAPES = torch.tensor([[4, 4], [16, 16], [7, 11], [20, 12], [1, 9], [13, 3], [24, 10]])
 PATCHES = 260

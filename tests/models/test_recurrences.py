@@ -18,7 +18,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 
 from benchmarks.families_tiny import VOCABULARY, tiny_model
 from compressor.export import export_reference
-from compressor.models.recurrences import any_length
+from compressor.models.export_forms import any_length
 from compressor.silence_libraries import quiet_tools
 from compressor.units import find_sites, gated
 from tests.exported_graphs import Session
