@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
@@ -21,6 +23,8 @@ from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
+_EVALUATED_ROWS = 128
+"""Rows of an evaluation batch."""
 _HIDDEN_STATES = {
     "hidden_states": "attention_mask",
     "encoder_hidden_states": "attention_mask",
@@ -130,6 +134,22 @@ class Distillation:
         """
         with torch.no_grad():
             return divergence(self._evaluation_target(batch), outputs, self.outputs, batch)
+
+    def mean_divergence(self, model: PreTrainedModel, task: Task, rows: Dataset) -> float:
+        """The mean of `divergences` of a model over the examples of encoded rows.
+
+        Args:
+            model: the student, as it is.
+            task: collates the rows.
+            rows: encoded rows with labels.
+        """
+        examples = []
+        with evaluation_mode(model), torch.no_grad():
+            for _, batch in batches(task, rows, _EVALUATED_ROWS):
+                inputs = task.model_inputs(batch)
+                outputs = model(**forward_arguments(model, inputs))
+                examples.append(task.example_means(self.divergences(outputs, inputs), batch).cpu())
+        return float(torch.cat(examples).mean())
 
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same rows."""

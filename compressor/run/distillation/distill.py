@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
@@ -28,8 +27,6 @@ from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
 from compressor.tasks.augmentation import augmented
-from compressor.tasks.forwards import forward_arguments
-from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
@@ -41,8 +38,6 @@ from compressor.units import compacted
 from graph_passes import Plan
 
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
-_EVALUATED_ROWS = 128
-"""Rows of an evaluation batch."""
 
 
 def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillation:
@@ -227,16 +222,10 @@ def _mean_divergence(
     distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None
 ) -> float:
     """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training."""
-    examples, network = [], network.eval()
     with ExitStack() as undo:
         if rounding is not None:
-            undo.enter_context(fake_quantized(network, lambda: True, weight_levels=rounding.weight_levels))
-        for _, batch in batches(data.task, data.eval, _EVALUATED_ROWS):
-            inputs = data.task.model_inputs(batch)
-            with torch.no_grad():
-                outputs = network(**forward_arguments(network, inputs))
-            examples.append(data.task.example_means(distillation.divergences(outputs, inputs), batch).cpu())
-    return float(torch.cat(examples).mean())
+            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=rounding.weight_levels))
+        return distillation.mean_divergence(network, data.task, data.eval)
 
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:

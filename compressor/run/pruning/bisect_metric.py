@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +12,16 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.measure import paired_interval
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses, scored_statistics
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
 from compressor.selection.search.base import metric_drop
-from compressor.tasks import statistics
 from compressor.units import PrunableGroup
 
 _BISECTIONS = 5
@@ -32,9 +30,7 @@ _LEAST_SHARE = 0.08
 _MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _MARGIN = 1.0
-"""Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
-_INTERVAL_WIDTH = 3.92
-"""Width of a 95% interval of a normal distribution, in standard deviations."""
+"""Standard errors of an estimated loss that the bisection keeps between it and the loss allowed."""
 
 
 def bisect_metric(
@@ -74,8 +70,22 @@ class _FittedPlan:
     state: Mapping[str, Tensor]
 
     @property
+    def cost(self) -> float:
+        """Share of the whole model's time, by the cost table."""
+        return self.allocation.predicted[0]
+
+    @property
     def units(self) -> int:
         return sum(self.allocation.counts.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A plan within a share of the whole model's time, and how the model scores with it."""
+
+    share: float
+    plan: _FittedPlan
+    score: ResampledScore
 
 
 def _bisect(
@@ -91,24 +101,60 @@ def _bisect(
     The table is of shares of the whole model's time.
     """
     network = run.model.folder.model
-    original = copy.deepcopy(network.state_dict())
-    dense = _statistics(run, "the whole model", rows)
+    scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
+    original = scorer.whole_weights
+    dense = scorer("the whole model")
     whole = Allocation({group.name: group.counts[-1] for group in groups}, (1.0,), (1.0,))
-    plans = [_FittedPlan(whole, original)]
-    low, high = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least), 1.0
+    trials: list[_Trial] = []
+    holding: list[_Trial] = []
     for number in range(1, _BISECTIONS + 1):
-        share = math.sqrt(low * high)
+        share = _next_share(trials, holding, max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least))
         counts = choose_counts(groups, losses, [Constraint(table, share)])
         network.load_state_dict(original)
         with run.log.stage(f"refitting the remaining weights, trial {number}") as on_progress:
             pruner.finish(counts, on_progress)
-        drop = _drop(run, dense, _statistics(run, f"trial {number}", rows))
-        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
-        low, high = (low, share) if holds else (share, high)
-        if holds and counts != whole.counts:
-            cost = table.cost(counts)
-            plans.append(_FittedPlan(Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())))
-    return plans
+        cost = table.cost(counts)
+        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _changed(network.state_dict(), original))
+        trials.append(_Trial(share, plan, scorer(f"trial {number}")))
+        holding = _holding(run, dense, trials)
+    smaller = [trial.plan for trial in holding if trial.plan.allocation.counts != whole.counts]
+    return [_FittedPlan(whole, original), *sorted(smaller, key=lambda plan: plan.cost, reverse=True)]
+
+
+def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float:
+    """The share between the smallest that holds and the largest below it that does not.
+
+    Each trial tells more about the earlier ones, so that both may be others than before.
+
+    Args:
+        trials: the trials.
+        holding: those that keep the metric.
+        least: the smallest share that is tried.
+    """
+    high = min((trial.share for trial in holding), default=1.0)
+    low = max((trial.share for trial in trials if trial not in holding and trial.share < high), default=least)
+    return math.sqrt(low * high)
+
+
+def _changed(state: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of the weights; tensors that have not changed are those of the whole model."""
+    return {
+        name: original[name] if torch.equal(tensor, original[name]) else tensor.clone()
+        for name, tensor in state.items()
+    }
+
+
+def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) -> list[_Trial]:
+    """The trials that keep the metric, with margins for the choice of the rows and for the precision of the engine."""
+    estimates = estimate_losses(
+        dense, [trial.score for trial in trials], higher_is_better=run.data.task.higher_is_better
+    )
+    allowed = float(run.recipe.selection.max_drop or 0.0) - max(0.0, run.quantization_drop)
+    return [
+        trial
+        for trial, estimate in zip(trials, estimates, strict=True)
+        if metric_drop(estimate.loss + _MARGIN * estimate.error, allowed) <= 0
+    ]
 
 
 def _note(plans: Sequence[_FittedPlan]) -> Note:
@@ -154,7 +200,8 @@ def _certify(
 
     def losses(plan: _FittedPlan) -> np.ndarray:
         network.load_state_dict(plan.state)
-        predicted, labels = _statistics(run, "a plan for the certificate", rows).T
+        values = scored_statistics(network, run.data.task, rows, "a plan for the certificate", run.log)
+        predicted, labels = values.T
         return (predicted != labels).astype(np.float64)
 
     certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
@@ -186,31 +233,3 @@ def _overall(tables: Sequence[CostTable]) -> CostTable:
     points = [[(total / table.whole, cost / table.whole) for total, cost in table.curve] for table in tables]
     curve = tuple(tuple(point) for point in np.mean(points, axis=0).tolist())
     return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows, "curve": curve})
-
-
-def _statistics(run: BudgetRun, label: str, rows: Dataset) -> np.ndarray:
-    """Sufficient statistics of the model, as it is, on evaluation rows."""
-    network, task = run.model.folder.model.eval(), run.data.task
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return task.logits(network(**{name: tensor.to(network.device) for name, tensor in batch.items()}))
-
-    scored = 0
-    with run.log.stage(f"scoring {label} on the evaluation rows") as on_progress:
-
-        def progress(count: int) -> None:
-            nonlocal scored
-            on_progress(scored := scored + count, len(rows))
-
-        return statistics(task, rows, forward, progress=progress)
-
-
-def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
-    """What the metric loses, with a margin for the rows that are drawn and for the precision of the engine."""
-    task = run.data.task
-    sign = 1 if task.higher_is_better else -1
-    interval = paired_interval(dense, pruned, task.score, run.recipe.selection.seed, resamples=500)
-    error = (interval.high - interval.low) / _INTERVAL_WIDTH
-    drop = metric_drop(sign * task.score(dense), sign * task.score(pruned))
-    return drop + _MARGIN * error + max(0.0, run.quantization_drop)
