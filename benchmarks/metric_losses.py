@@ -1,4 +1,4 @@
-"""Compare what the metric loses by plans of different sizes with how far their outputs diverge from the whole model's.
+"""Compare how much of the metric plans of different sizes lose with the divergence of their outputs.
 
     python -m benchmarks.metric_losses sst2
     python -m benchmarks.metric_losses mnli --shares 0.5 0.3
@@ -30,6 +30,8 @@ from compressor.run.run_log import RunLog
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
 ROWS, LOSS_ROWS = 2048, 682
+LINEARS = {"heads": 4, "neurons": 2}
+"""Linears that have weights of a unit: queries, keys, values and the output of heads; two of a feed-forward."""
 
 
 def scores_of(name: str, folder: Path, shares: Sequence[float]) -> tuple[dict[str, list[ResampledScore]], bool]:
@@ -62,10 +64,9 @@ def scores_of(name: str, folder: Path, shares: Sequence[float]) -> tuple[dict[st
         split: TrialScorer(network, data.task, examples, 0, log)
         for split, examples in (("eval", data.eval), ("test", data.test))
     }
-    scores = {split: [scorer(f"the whole model, {split}")] for split, scorer in scorers.items()}
+    scores = {split: [scorer.whole()] for split, scorer in scorers.items()}
     curves = [losses[group.name] for group in model.groups]
-    # A head has queries, keys, values and an output; a neuron has an input and an output.
-    weights = [{"heads": 4, "neurons": 2}[group.type] * group.width for group in model.groups]
+    weights = [LINEARS[group.type] * group.width for group in model.groups]
     total = sum(weight * group.units for weight, group in zip(weights, model.groups, strict=True))
     costs = [{count: weight * count for count in curve} for weight, curve in zip(weights, curves, strict=True)]
     for share in shares:
@@ -74,7 +75,7 @@ def scores_of(name: str, folder: Path, shares: Sequence[float]) -> tuple[dict[st
         with log.stage(f"refitting the remaining weights, {share:.0%}") as on_progress:
             pruner.finish(counts, on_progress)
         for split, scorer in scorers.items():
-            scores[split].append(scorer(f"{share:.0%}, {split}"))
+            scores[split].append(scorer.score(f"{share:.0%}, {split}"))
     return scores, data.task.higher_is_better
 
 

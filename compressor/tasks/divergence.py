@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +54,7 @@ def divergence(
         [
             _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
             if name == EMBEDDING
-            else _output_divergence(
-                dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span, temperature
-            )
+            else _output_divergence(dense[name], outputs[name], batch, variance, is_span, temperature, dtype)
             for name in names
         ]
     ).sum(0)
@@ -104,21 +103,21 @@ def _output_divergence(
     variance: float | None,
     is_span: bool,
     temperature: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     if not is_span and is_regression(dense):  # case 3
-        difference = (dense - logits).reshape(len(dense))
+        difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
-    dense, logits = dense / temperature, logits / temperature
+    kl = partial(_kl, temperature=temperature, dtype=dtype)
     if is_span:
-        rows = _kl(without_padding(dense, batch), without_padding(logits, batch))
-    elif dense.dim() == 2:  # case 2
-        rows = _kl(dense, logits)
-    else:  # case 1
-        mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
-        sums = [_kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
-        rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
-    return temperature**2 * rows
+        return kl(without_padding(dense, batch), without_padding(logits, batch))
+    if dense.dim() == 2:  # case 2
+        return kl(dense, logits)
+    # Case 1: row by row, since these outputs are large.
+    mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
+    sums = [kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
+    return torch.stack(sums) / mask.sum(1).clamp(min=1)
 
 
 def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
@@ -126,7 +125,7 @@ def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
     return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
-def _kl(dense: Tensor, logits: Tensor) -> Tensor:
-    """KL over the last axis of logits; rounding never makes it negative."""
-    p, q = dense.log_softmax(-1), logits.log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).clamp(min=0)
+def _kl(dense: Tensor, logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """KL over the last axis of logits, times the square of the temperature; rounding never makes it negative."""
+    p, q = ((values.to(dtype) / temperature).log_softmax(-1) for values in (dense, logits))
+    return temperature**2 * (p.exp() * (p - q)).sum(-1).clamp(min=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.tasks import Task, batches
-from compressor.tasks.divergence import divergence
+from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
 from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
-_EVALUATED_ROWS = 128
-"""Rows of an evaluation batch."""
 _HIDDEN_STATES = {
     "hidden_states": "attention_mask",
     "encoder_hidden_states": "attention_mask",
     "decoder_hidden_states": DECODER_MASK,
 }
 """Outputs with one tensor for each layer, the embeddings first, and the mask of their positions."""
+OutputsObserver = Callable[[list[int], Mapping[str, Tensor], Mapping[str, Any]], None]
+"""Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Distillation:
         teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
             float32.
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
+        variance: variance of a regression's outputs, by which its divergences are divided; None: that of each batch.
     """
 
     teacher: PreTrainedModel
@@ -61,6 +62,7 @@ class Distillation:
     hidden_weight: float = 1.0
     teacher_precision: MixedPrecision = "no"
     kept: KeptOutputs | None = None
+    variance: float | None = None
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -133,22 +135,44 @@ class Distillation:
             batch: its inputs `[rows, ...]`.
         """
         with torch.no_grad():
-            return divergence(self._evaluation_target(batch), outputs, self.outputs, batch)
+            return divergence(self._evaluation_target(batch), outputs, self.outputs, batch, self.variance)
 
-    def mean_divergence(self, model: PreTrainedModel, task: Task, rows: Dataset) -> float:
+    def with_variance_of(self, task: Task, rows: Dataset) -> Distillation:
+        """A copy whose divergences of a regression are divided by the variance of the teacher's outputs on all rows.
+
+        Args:
+            task: collates the rows.
+            rows: encoded rows with labels.
+        """
+        outputs: list[Tensor] = []
+        with torch.no_grad():
+            for _, batch in batches(task, rows):
+                target = self._evaluation_target(task.model_inputs(batch))[self.outputs[0]]
+                if len(self.outputs) > 1 or not is_regression(target):
+                    return self
+                outputs.append(target.reshape(-1))
+        return replace(self, variance=float(torch.cat(outputs).double().var(correction=0)))
+
+    def mean_divergence(
+        self, model: PreTrainedModel, task: Task, rows: Dataset, observe: OutputsObserver | None = None
+    ) -> float:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
         Args:
             model: the student, as it is.
             task: collates the rows.
             rows: encoded rows with labels.
+            observe: called with the numbers of the rows of each batch, the batch and the outputs of the model.
         """
         examples = []
-        with evaluation_mode(model), torch.no_grad():
-            for _, batch in batches(task, rows, _EVALUATED_ROWS):
-                inputs = task.model_inputs(batch)
+        model.eval()
+        for indices, batch in batches(task, rows):
+            inputs = task.model_inputs(batch)
+            with torch.no_grad():
                 outputs = model(**forward_arguments(model, inputs))
-                examples.append(task.example_means(self.divergences(outputs, inputs), batch).cpu())
+            examples.append(task.example_means(self.divergences(outputs, inputs), batch).cpu())
+            if observe is not None:
+                observe(indices, batch, outputs)
         return float(torch.cat(examples).mean())
 
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:

@@ -166,6 +166,7 @@ def _train(
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
         data = replace(data, train=_training_rows(recipe, data, drawn))
+        distillation = distillation.with_variance_of(data.task, data.eval)
         distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())

@@ -16,12 +16,11 @@ from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses, scored_statistics
+from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, scored_statistics, upper_losses
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
-from compressor.selection.search.base import metric_drop
 from compressor.units import PrunableGroup
 
 _BISECTIONS = 5
@@ -31,6 +30,8 @@ _MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _MARGIN = 1.0
 """Standard errors of an estimated loss that the bisection keeps between it and the loss allowed."""
+_ROUNDING = 1e-12
+"""Rounding error of a difference of two metrics."""
 
 
 def bisect_metric(
@@ -79,9 +80,9 @@ class _FittedPlan:
         return sum(self.allocation.counts.values())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Trial:
-    """A plan within a share of the whole model's time, and how the model scores with it."""
+    """A plan, the largest share of the whole model's time for which it was chosen, and how the model scores with it."""
 
     share: float
     plan: _FittedPlan
@@ -102,69 +103,68 @@ def _bisect(
     """
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
-    original = scorer.whole_weights
-    dense = scorer("the whole model")
-    whole = Allocation({group.name: group.counts[-1] for group in groups}, (1.0,), (1.0,))
+    dense, original = scorer.whole(), scorer.whole_weights
+    least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least)
     trials: list[_Trial] = []
-    holding: list[_Trial] = []
     for number in range(1, _BISECTIONS + 1):
-        share = _next_share(trials, holding, max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least))
+        share = _next_share(trials, _holding(run, dense, trials), least)
         counts = choose_counts(groups, losses, [Constraint(table, share)])
+        if (tried := next((trial for trial in trials if trial.plan.allocation.counts == counts), None)) is not None:
+            tried.share = max(share, tried.share)
+            continue
         network.load_state_dict(original)
         with run.log.stage(f"refitting the remaining weights, trial {number}") as on_progress:
             pruner.finish(counts, on_progress)
         cost = table.cost(counts)
-        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _changed(network.state_dict(), original))
-        trials.append(_Trial(share, plan, scorer(f"trial {number}")))
-        holding = _holding(run, dense, trials)
-    smaller = [trial.plan for trial in holding if trial.plan.allocation.counts != whole.counts]
-    return [_FittedPlan(whole, original), *sorted(smaller, key=lambda plan: plan.cost, reverse=True)]
+        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
+        trials.append(_Trial(share, plan, scorer.score(f"trial {number}")))
+    counts = {group.name: group.counts[-1] for group in groups}
+    plans = [trial.plan for trial in _holding(run, dense, trials) if trial.plan.allocation.counts != counts]
+    whole = _FittedPlan(Allocation(counts, (1.0,), (1.0,)), original)
+    return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)]
 
 
 def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float:
-    """The share between the smallest that holds and the largest below it that does not.
+    """The share between the smallest that holds and the largest below it that does not, in logarithms.
 
-    Each trial tells more about the earlier ones, so that both may be others than before.
+    Each trial tells more about the earlier ones, so that both bounds may move either way.
 
     Args:
         trials: the trials.
         holding: those that keep the metric.
         least: the smallest share that is tried.
     """
-    high = min((trial.share for trial in holding), default=1.0)
+    high = min((trial.plan.cost for trial in holding), default=1.0)
     low = max((trial.share for trial in trials if trial not in holding and trial.share < high), default=least)
     return math.sqrt(low * high)
 
 
-def _changed(state: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the weights; tensors that have not changed are those of the whole model."""
+def _copied(state: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the state of a model in main memory; tensors that have not changed are those of the whole model."""
     return {
-        name: original[name] if torch.equal(tensor, original[name]) else tensor.clone()
-        for name, tensor in state.items()
+        name: original[name]
+        if not isinstance(value, Tensor) or torch.equal(value, original[name])
+        else value.to("cpu", copy=True)
+        for name, value in state.items()
     }
 
 
 def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) -> list[_Trial]:
     """The trials that keep the metric, with margins for the choice of the rows and for the precision of the engine."""
-    estimates = estimate_losses(
-        dense, [trial.score for trial in trials], higher_is_better=run.data.task.higher_is_better
-    )
+    scores, higher_is_better = [trial.score for trial in trials], run.data.task.higher_is_better
     allowed = float(run.recipe.selection.max_drop or 0.0) - max(0.0, run.quantization_drop)
-    return [
-        trial
-        for trial, estimate in zip(trials, estimates, strict=True)
-        if metric_drop(estimate.loss + _MARGIN * estimate.error, allowed) <= 0
-    ]
+    upper = upper_losses(dense, scores, _MARGIN, higher_is_better=higher_is_better)
+    return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
 
 
 def _note(plans: Sequence[_FittedPlan]) -> Note:
     """What the bisection came to: how fast the last of its plans is by the cost table."""
     if len(plans) == 1:
-        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
+        text = f"none of {_BISECTIONS} plans is expected to keep the metric within --max-drop, with a margin"
         return Note(code=NoteCode.NOTHING_REMOVED, text=text)
     text = (
         f"{1 / plans[-1].allocation.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest"
-        f" of {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
+        f" of {_BISECTIONS} plans that is expected to keep the metric within --max-drop, with a margin"
     )
     return Note(code=NoteCode.BUDGET_MET, text=text)
 

@@ -1,10 +1,10 @@
-"""What the metric loses by plans that are tried one after another, estimated from all of them together."""
+"""How much of the metric plans lose that are tried one after another, estimated from all of them together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation
 
 _DRAWS = 500
-_COMPARABLE = 10.0
-"""Ratio of the divergences of two plans up to which their losses are taken to be in proportion: a model that answers by
-chance loses no more, however far it diverges."""
+_COMPARABLE = 5.0
+"""A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
+a model that answers by chance loses no more, however far it diverges."""
+_OWN_ERRORS = 2.0
+"""Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,23 @@ class ResampledScore:
     """How a model scores on rows.
 
     Attributes:
-        metric: the metric on all rows, then on bootstrap draws of them, `[1 + draws]`.
-        divergence: mean KL of its outputs from those of the whole model.
+        metric: the metric on all rows.
+        draws: the metric on bootstrap draws of the rows, the same draws for every model.
+        divergence: mean KL of the outputs of the model from those of the whole model.
     """
 
-    metric: np.ndarray
+    metric: float
+    draws: np.ndarray
     divergence: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the model has answers that can be scored."""
+        return bool(np.isfinite([self.metric, self.divergence]).all())
 
 
 class LossEstimate(NamedTuple):
-    """What the metric is expected to lose by a plan, in its unit; negative where it gains.
+    """How much of the metric a plan loses, in its unit; negative where it gains.
 
     Attributes:
         loss: the estimate.
@@ -60,57 +69,100 @@ class TrialScorer:
 
     def __init__(self, model: PreTrainedModel, task: Task, rows: Dataset, seed: int, log: RunLog) -> None:
         self._model, self._task, self._rows, self._seed, self._log = model, task, rows, seed, log
-        self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0)
+        self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
 
     @property
-    def whole_weights(self) -> dict[str, Tensor]:
-        """The weights of the whole model, which stay as they are."""
+    def whole_weights(self) -> dict[str, Any]:
+        """The state of the whole model, which must not be written to."""
         return self._reference.teacher.state_dict()
 
-    def __call__(self, label: str) -> ResampledScore:
+    def whole(self) -> ResampledScore:
+        """The score of the model as long as it has the weights of the whole model."""
+        return self._resampled(
+            scored_statistics(self._model, self._task, self._rows, "the whole model", self._log), 0.0
+        )
+
+    def score(self, label: str) -> ResampledScore:
         """The score of the model as it is.
 
         Args:
             label: what the stages call it.
         """
-        values = scored_statistics(self._model, self._task, self._rows, label, self._log)
-        with self._log.stage(f"comparing {label} with the whole model"):
-            divergence = self._reference.mean_divergence(self._model, self._task, self._rows)
+        task = self._task
+        if type(task).measure is not Task.measure:  # the metric needs forwards of its own
+            values = scored_statistics(self._model, task, self._rows, label, self._log)
+            with self._log.stage(f"comparing {label} with the whole model"):
+                return self._resampled(values, self._reference.mean_divergence(self._model, task, self._rows))
+        measured: dict[int, np.ndarray] = {}
+        with self._log.stage(f"scoring {label} on the evaluation rows") as on_progress:
+
+            def measure(indices: list[int], batch: Mapping[str, Tensor], outputs: Mapping[str, Any]) -> None:
+                parts = task.per_example(task.logits(outputs), batch[task.label_name].numpy())
+                measured.update(zip(indices, parts, strict=True))
+                on_progress(len(measured), len(self._rows))
+
+            divergence = self._reference.mean_divergence(self._model, task, self._rows, measure)
+        return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
+
+    def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
         rng, count = np.random.default_rng(self._seed), len(values)
-        draws = (rng.integers(0, count, count) for _ in range(_DRAWS))
-        return ResampledScore(
-            np.array([self._task.score(values), *(self._task.score(values[draw]) for draw in draws)]), divergence
-        )
+        draws = [self._task.score(values[rng.integers(0, count, count)]) for _ in range(_DRAWS)]
+        return ResampledScore(self._task.score(values), np.array(draws), divergence)
 
 
 def estimate_losses(
     whole: ResampledScore, trials: Sequence[ResampledScore], *, higher_is_better: bool
 ) -> list[LossEstimate]:
-    """What the metric loses by each of several plans.
+    """How much of the metric each of several plans loses.
 
-    Every answer that changes moves the metric of a small set, so that the loss of a single plan is known within a point
-    or so only. The divergence of the outputs is known far better, and small losses are in proportion to it. A plan is
+    Every answer that changes moves the metric of a small set, so that the loss of one plan is known only to about a
+    point. The divergence of the outputs is known far better, and small losses are in proportion to it. A plan is
     therefore expected to lose its divergence times the sum of the losses over the sum of the divergences of all plans
     that diverge at most `_COMPARABLE` times as far. The standard error is that of the draws, for the divergences as
     they are.
 
+    A plan without finite outputs loses everything, and nothing is learned from it.
+
     Args:
         whole: the score of the whole model.
-        trials: the scores of plans, on the same rows and draws.
+        trials: the scores of plans.
         higher_is_better: whether a higher metric is better.
     """
     sign = 1.0 if higher_is_better else -1.0
-    losses = sign * np.stack([whole.metric - trial.metric for trial in trials])
-    divergences = np.array([trial.divergence for trial in trials])
+    finite = [trial for trial in trials if trial.is_finite]
     estimates = []
-    for divergence in divergences:
-        compared = divergences <= _COMPARABLE * divergence
-        total = divergences[compared].sum()
-        # Plans without any divergence answer as the whole model does.
-        draws = losses[compared].sum(0) * (divergence / total if total > 0 else 0.0)
+    for trial in trials:
+        if not trial.is_finite:
+            estimates.append(LossEstimate(np.inf, 0.0))
+            continue
+        compared = [other for other in finite if other.divergence <= _COMPARABLE * trial.divergence]
+        total = sum(other.divergence for other in compared)
+        share = sign * (trial.divergence / total if total > 0 else 1 / len(compared))
+        draws = share * np.sum([whole.draws - other.draws for other in compared], axis=0)
         # A draw may leave the metric undefined (one class only); it is ignored.
-        estimates.append(LossEstimate(float(draws[0]), float(np.nanstd(draws[1:]))))
+        error = float(np.nanstd(draws))
+        estimates.append(LossEstimate(share * sum(whole.metric - other.metric for other in compared), error))
     return estimates
+
+
+def upper_losses(
+    whole: ResampledScore, trials: Sequence[ResampledScore], margin: float, *, higher_is_better: bool
+) -> list[float]:
+    """The loss up to which each of several plans is taken to go, in the unit of the metric.
+
+    It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more.
+
+    Args:
+        whole: the score of the whole model.
+        trials: the scores of plans.
+        margin: standard errors that are added to the estimate.
+        higher_is_better: whether a higher metric is better.
+    """
+    upper = []
+    for trial, estimate in zip(trials, estimate_losses(whole, trials, higher_is_better=higher_is_better), strict=True):
+        (own,) = estimate_losses(whole, [trial], higher_is_better=higher_is_better)
+        upper.append(max(estimate.loss + margin * estimate.error, own.loss - _OWN_ERRORS * own.error))
+    return upper
 
 
 def scored_statistics(model: PreTrainedModel, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
