@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.machine import machine
 from benchmarks.quantization import starting_model
@@ -25,8 +29,10 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
 from compressor.run.load import load_model, read_rows
+from compressor.run.products import LoadedModel
 from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses
 from compressor.run.run_log import RunLog
+from compressor.tasks import Data
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
 ROWS, LOSS_ROWS = 2048, 682
@@ -34,49 +40,59 @@ LINEARS = {"heads": 4, "neurons": 2}
 """Linears that have weights of a unit: queries, keys, values and the output of heads; two of a feed-forward."""
 
 
-def scores_of(name: str, folder: Path, shares: Sequence[float]) -> tuple[dict[str, list[ResampledScore]], bool]:
-    """The scores of the whole model and of the plan of each share by split, and whether a higher metric is better."""
-    log = RunLog(Console())
+@contextmanager
+def prepared(name: str, folder: Path, log: RunLog) -> Iterator[tuple[LoadedModel, Data, ReconstructPruner]]:
+    """The model of a set with its rows, and the method that prunes it, whose files are removed afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
-        fields = {"max_length": SETS[name].max_length, "metric": SETS[name].metric, "macs": 0.5}
-        source = {"model": starting_model(name, folder), "data": str(rows_file(name, folder)), "out": scratch}
-        recipe = Recipe.model_validate({**source, **fields})
+        fields: dict[str, Any] = {
+            "model": starting_model(name, folder),
+            "data": str(rows_file(name, folder)),
+            "max_length": SETS[name].max_length,
+            "metric": SETS[name].metric,
+            "macs": 0.5,
+            "out": Path(scratch) / "out",
+        }
+        recipe = Recipe(**fields)
         model = load_model(recipe)
         data = read_rows(recipe, model)
-    rows = draw_rows(data, ROWS + LOSS_ROWS, 0)
-    pruner = ReconstructPruner(
-        PruningInputs(
+        rows = np.random.default_rng(0).permutation(draw_rows(data, ROWS + LOSS_ROWS, 0)).tolist()
+        inputs = PruningInputs(
             model=model.folder.model,
             groups=model.groups,
-            statistics=calibration_batches(data, rows[:ROWS]),
-            held_out=calibration_batches(data, rows[ROWS:]),
+            statistics=calibration_batches(data, sorted(rows[LOSS_ROWS:])),
+            held_out=calibration_batches(data, sorted(rows[:LOSS_ROWS])),
             outputs=data.task.loss_outputs,
             seed=0,
-            store=folder / "statistics" / "metric-losses",
+            store=Path(scratch),
         )
-    )
-    with log.stage("gathering statistics of the rows") as on_progress:
-        pruner.rank(on_progress)
+        pruner = ReconstructPruner(inputs)
+        with log.stage("gathering statistics of the rows") as on_progress:
+            pruner.rank(on_progress)
+        yield model, data, pruner
+
+
+def scores_of(
+    model: LoadedModel, data: Data, pruner: ReconstructPruner, shares: Sequence[float], log: RunLog
+) -> dict[str, list[ResampledScore]]:
+    """The scores of the whole model and of the plan of each share, by split."""
     with log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
-    network = model.folder.model
-    scorers = {
-        split: TrialScorer(network, data.task, examples, 0, log)
-        for split, examples in (("eval", data.eval), ("test", data.test))
-    }
-    scores = {split: [scorer.whole()] for split, scorer in scorers.items()}
-    curves = [losses[group.name] for group in model.groups]
-    weights = [LINEARS[group.type] * group.width for group in model.groups]
-    total = sum(weight * group.units for weight, group in zip(weights, model.groups, strict=True))
+    network, groups = model.folder.model, model.groups
+    splits = {"eval": data.eval, "test": data.test}
+    scorers = {split: TrialScorer(network, data.task, examples, 0, log) for split, examples in splits.items()}
+    scores = {split: [scorer.score(f"the whole model, {split}")] for split, scorer in scorers.items()}
+    weights = [LINEARS[group.type] * group.width for group in groups]
+    curves = [losses[group.name] for group in groups]
     costs = [{count: weight * count for count in curve} for weight, curve in zip(weights, curves, strict=True)]
+    total = sum(weight * group.units for weight, group in zip(weights, groups, strict=True))
     for share in shares:
-        counts = dict(zip(losses, allocate(curves, [costs], [share * total]), strict=True))
-        network.load_state_dict(scorers["eval"].whole_weights)
+        counts = allocate(curves, [costs], [share * total])
+        network.load_state_dict(scorers["eval"].whole_state)
         with log.stage(f"refitting the remaining weights, {share:.0%}") as on_progress:
-            pruner.finish(counts, on_progress)
+            pruner.finish({group.name: count for group, count in zip(groups, counts, strict=True)}, on_progress)
         for split, scorer in scorers.items():
             scores[split].append(scorer.score(f"{share:.0%}, {split}"))
-    return scores, data.task.higher_is_better
+    return scores
 
 
 def row_of(
@@ -104,10 +120,11 @@ def main() -> None:
     for name in args.sets:
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
-        scores, higher_is_better = scores_of(name, folder, args.shares)
-        rows = [
-            row_of(share, number, scores, higher_is_better=higher_is_better) for number, share in enumerate(args.shares)
-        ]
+        log = RunLog(Console())
+        with prepared(name, folder, log) as (model, data, pruner):
+            scores = scores_of(model, data, pruner, args.shares, log)
+        better = data.task.higher_is_better
+        rows = [row_of(share, number, scores, higher_is_better=better) for number, share in enumerate(args.shares)]
         print(f"\n{name}\n{table(rows)}", flush=True)
 
 

@@ -40,7 +40,7 @@ __all__ = [
     "current_fields",
     "definite_fields",
 ]
-_LEARNED_FORM = 2
+_LEARNED_FORM = 3
 """Form of plans and checkpoints that an interrupted run leaves; those of another form are learned again."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -109,15 +108,21 @@ def _output_divergence(
         difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
-    kl = partial(_kl, temperature=temperature, dtype=dtype)
+
+    def softened(values: Tensor) -> Tensor:
+        return values.to(dtype) / temperature
+
     if is_span:
-        return kl(without_padding(dense, batch), without_padding(logits, batch))
-    if dense.dim() == 2:  # case 2
-        return kl(dense, logits)
-    # Case 1: row by row, since these outputs are large.
-    mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
-    sums = [kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
-    return torch.stack(sums) / mask.sum(1).clamp(min=1)
+        # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
+        rows = _kl(without_padding(softened(dense), batch), without_padding(softened(logits), batch))
+    elif dense.dim() == 2:  # case 2
+        rows = _kl(softened(dense), softened(logits))
+    else:  # case 1, row by row, since these outputs are large
+        mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
+        pairs = zip(dense, logits, mask, strict=True)
+        sums = [_kl(softened(p[kept]), softened(q[kept])).sum() for p, q, kept in pairs]
+        rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
+    return temperature**2 * rows
 
 
 def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
@@ -125,7 +130,7 @@ def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
     return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
-def _kl(dense: Tensor, logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """KL over the last axis of logits, times the square of the temperature; rounding never makes it negative."""
-    p, q = ((values.to(dtype) / temperature).log_softmax(-1) for values in (dense, logits))
-    return temperature**2 * (p.exp() * (p - q)).sum(-1).clamp(min=0)
+def _kl(dense: Tensor, logits: Tensor) -> Tensor:
+    """KL over the last axis of logits; rounding never makes it negative."""
+    p, q = dense.log_softmax(-1), logits.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp(min=0)

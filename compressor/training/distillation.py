@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
+from compressor.tasks.scoring import BATCH_SIZE
 from compressor.training.checkpoints import digest
 from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
@@ -53,7 +54,8 @@ class Distillation:
         teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
             float32.
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
-        variance: variance of a regression's outputs, by which its divergences are divided; None: that of each batch.
+        variance: variance of a regression's outputs of the teacher, by which `divergences` are divided; None: that of
+            each batch, as in training.
     """
 
     teacher: PreTrainedModel
@@ -63,7 +65,7 @@ class Distillation:
     teacher_precision: MixedPrecision = "no"
     kept: KeptOutputs | None = None
     variance: float | None = None
-    _evaluated: dict[bytes, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _evaluated: dict[bytes, Outputs] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -144,17 +146,24 @@ class Distillation:
             task: collates the rows.
             rows: encoded rows with labels.
         """
+        if len(self.outputs) > 1:
+            return self
         outputs: list[Tensor] = []
         with torch.no_grad():
             for _, batch in batches(task, rows):
                 target = self._evaluation_target(task.model_inputs(batch))[self.outputs[0]]
-                if len(self.outputs) > 1 or not is_regression(target):
+                if not is_regression(target):
                     return self
                 outputs.append(target.reshape(-1))
         return replace(self, variance=float(torch.cat(outputs).double().var(correction=0)))
 
     def mean_divergence(
-        self, model: PreTrainedModel, task: Task, rows: Dataset, observe: OutputsObserver | None = None
+        self,
+        model: PreTrainedModel,
+        task: Task,
+        rows: Dataset,
+        batch_size: int = BATCH_SIZE,
+        observe: OutputsObserver | None = None,
     ) -> float:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
@@ -162,11 +171,12 @@ class Distillation:
             model: the student, as it is.
             task: collates the rows.
             rows: encoded rows with labels.
-            observe: called with the numbers of the rows of each batch, the batch and the outputs of the model.
+            batch_size: rows of a batch.
+            observe: called after each batch.
         """
         examples = []
         model.eval()
-        for indices, batch in batches(task, rows):
+        for indices, batch in batches(task, rows, batch_size):
             inputs = task.model_inputs(batch)
             with torch.no_grad():
                 outputs = model(**forward_arguments(model, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,15 @@ def test_the_temperature_divides_logits_and_its_square_multiplies_the_divergence
     torch.testing.assert_close(rows, temperature**2 * softer)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_spans_with_padding_have_a_divergence_at_any_temperature(temperature: float) -> None:
+def test_spans_with_padding_have_a_divergence_at_any_temperature(temperature: float, dtype: torch.dtype) -> None:
     mask = torch.tensor([[1, 1, 0]])
     dense, changed = ({"start_logits": torch.tensor([[x, 0.0, 9.0]]), "end_logits": torch.zeros(1, 3)} for x in (0, 1))
-    rows = divergence(dense, changed, tuple(dense), {"attention_mask": mask}, temperature=temperature)
+    settings: dict[str, Any] = {"temperature": temperature, "dtype": dtype}
+    rows = divergence(dense, changed, tuple(dense), {"attention_mask": mask}, **settings)
     dense_start, changed_start = ({"logits": outputs["start_logits"][:, :2]} for outputs in (dense, changed))
-    torch.testing.assert_close(rows, divergence(dense_start, changed_start, ("logits",), {}, temperature=temperature))
+    torch.testing.assert_close(rows, divergence(dense_start, changed_start, ("logits",), {}, **settings))
 
 
 def test_numbers_and_embeddings_have_no_temperature() -> None:

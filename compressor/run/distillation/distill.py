@@ -37,6 +37,8 @@ from compressor.training.schedule import native_precision
 from compressor.units import compacted
 from graph_passes import Plan
 
+_EVALUATED_ROWS = 128
+"""Rows of an evaluation batch, as in training: the ranges of rounded activations are those of a batch."""
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
@@ -226,7 +228,7 @@ def _mean_divergence(
     with ExitStack() as undo:
         if rounding is not None:
             undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=rounding.weight_levels))
-        return distillation.mean_divergence(network, data.task, data.eval)
+        return distillation.mean_divergence(network, data.task, data.eval, _EVALUATED_ROWS)
 
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:

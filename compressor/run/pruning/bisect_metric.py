@@ -30,6 +30,8 @@ _MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _MARGIN = 1.0
 """Standard errors of an estimated loss that the bisection keeps between it and the loss allowed."""
+_CLOSE = 1.01
+"""Ratio of two shares between which no further plan is tried."""
 _ROUNDING = 1e-12
 """Rounding error of a difference of two metrics."""
 
@@ -54,12 +56,12 @@ def bisect_metric(
     """
     tables = run.costs.time_tables(macs)
     searched, unseen = _divided_rows(run)
-    plans = _bisect(run, groups, pruner, losses, _overall(tables), searched)
+    plans, tried = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
         certified, plans = _certify(run, groups, plans, unseen, len(searched))
     run.model.folder.model.load_state_dict(plans[-1].state)
-    run.log.add_notes([_note(plans)])
+    run.log.add_notes([_note(plans, tried)])
     return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
 
 
@@ -96,36 +98,38 @@ def _bisect(
     losses: Mapping[str, Curve],
     table: CostTable,
     rows: Dataset,
-) -> list[_FittedPlan]:
-    """The whole model, and the plans that keep the metric on some rows, each faster than the one before it.
+) -> tuple[list[_FittedPlan], int]:
+    """The whole model and the plans that keep the metric, each faster than the one before it; and how many were tried.
 
-    The table is of shares of the whole model's time.
+    The table is of shares of the whole model's time; the metric is that of the rows.
     """
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
-    dense, original = scorer.whole(), scorer.whole_weights
+    dense, original = scorer.score("the whole model"), scorer.whole_state
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least)
     trials: list[_Trial] = []
-    for number in range(1, _BISECTIONS + 1):
+    while len(trials) < _BISECTIONS:
         share = _next_share(trials, _holding(run, dense, trials), least)
+        if share is None:
+            break
         counts = choose_counts(groups, losses, [Constraint(table, share)])
-        if (tried := next((trial for trial in trials if trial.plan.allocation.counts == counts), None)) is not None:
-            tried.share = max(share, tried.share)
+        if (tried := _trial_of(trials, counts)) is not None:
+            tried.share = share
             continue
         network.load_state_dict(original)
-        with run.log.stage(f"refitting the remaining weights, trial {number}") as on_progress:
+        with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
             pruner.finish(counts, on_progress)
         cost = table.cost(counts)
         plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
-        trials.append(_Trial(share, plan, scorer.score(f"trial {number}")))
-    counts = {group.name: group.counts[-1] for group in groups}
-    plans = [trial.plan for trial in _holding(run, dense, trials) if trial.plan.allocation.counts != counts]
-    whole = _FittedPlan(Allocation(counts, (1.0,), (1.0,)), original)
-    return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)]
+        trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
+    all_units = {group.name: group.counts[-1] for group in groups}
+    plans = [trial.plan for trial in _holding(run, dense, trials) if trial.plan.allocation.counts != all_units]
+    whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
+    return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(trials)
 
 
-def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float:
-    """The share between the smallest that holds and the largest below it that does not, in logarithms.
+def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float | None:
+    """The share between the smallest that holds and the largest below it that does not; None if they are close.
 
     Each trial tells more about the earlier ones, so that both bounds may move either way.
 
@@ -136,7 +140,12 @@ def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: floa
     """
     high = min((trial.plan.cost for trial in holding), default=1.0)
     low = max((trial.share for trial in trials if trial not in holding and trial.share < high), default=least)
-    return math.sqrt(low * high)
+    return math.sqrt(low * high) if high > _CLOSE * low else None
+
+
+def _trial_of(trials: Sequence[_Trial], counts: Mapping[str, int]) -> _Trial | None:
+    """The trial of a plan, if there is one."""
+    return next((trial for trial in trials if trial.plan.allocation.counts == counts), None)
 
 
 def _copied(state: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,14 +166,14 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
     return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
 
 
-def _note(plans: Sequence[_FittedPlan]) -> Note:
+def _note(plans: Sequence[_FittedPlan], tried: int) -> Note:
     """What the bisection came to: how fast the last of its plans is by the cost table."""
     if len(plans) == 1:
-        text = f"none of {_BISECTIONS} plans is expected to keep the metric within --max-drop, with a margin"
+        text = f"none of {tried} plans is expected to keep the metric within --max-drop, with a margin"
         return Note(code=NoteCode.NOTHING_REMOVED, text=text)
     text = (
-        f"{1 / plans[-1].allocation.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest"
-        f" of {_BISECTIONS} plans that is expected to keep the metric within --max-drop, with a margin"
+        f"{1 / plans[-1].allocation.predicted[0]:.3g} times as fast as the whole model by the cost table: of {tried}"
+        " plans the fastest that is expected to keep the metric within --max-drop, with a margin"
     )
     return Note(code=NoteCode.BUDGET_MET, text=text)
 

@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 
 from compressor.run.run_log import RunLog
 from compressor.tasks import Task, statistics
-from compressor.training.distillation import Distillation
+from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500
+_BATCH_SIZE = 16
+"""Rows of a batch, for which the outputs of two models are in memory."""
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
@@ -40,7 +42,7 @@ class ResampledScore:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the model has answers that can be scored."""
+        """Whether the metric on all rows and the divergence are finite."""
         return bool(np.isfinite([self.metric, self.divergence]).all())
 
 
@@ -72,15 +74,9 @@ class TrialScorer:
         self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
 
     @property
-    def whole_weights(self) -> dict[str, Any]:
+    def whole_state(self) -> dict[str, Any]:
         """The state of the whole model, which must not be written to."""
         return self._reference.teacher.state_dict()
-
-    def whole(self) -> ResampledScore:
-        """The score of the model as long as it has the weights of the whole model."""
-        return self._resampled(
-            scored_statistics(self._model, self._task, self._rows, "the whole model", self._log), 0.0
-        )
 
     def score(self, label: str) -> ResampledScore:
         """The score of the model as it is.
@@ -88,12 +84,11 @@ class TrialScorer:
         Args:
             label: what the stages call it.
         """
-        task = self._task
+        task, measured = self._task, dict[int, np.ndarray]()
         if type(task).measure is not Task.measure:  # the metric needs forwards of its own
             values = scored_statistics(self._model, task, self._rows, label, self._log)
             with self._log.stage(f"comparing {label} with the whole model"):
-                return self._resampled(values, self._reference.mean_divergence(self._model, task, self._rows))
-        measured: dict[int, np.ndarray] = {}
+                return self._resampled(values, self._divergence())
         with self._log.stage(f"scoring {label} on the evaluation rows") as on_progress:
 
             def measure(indices: list[int], batch: Mapping[str, Tensor], outputs: Mapping[str, Any]) -> None:
@@ -101,8 +96,11 @@ class TrialScorer:
                 measured.update(zip(indices, parts, strict=True))
                 on_progress(len(measured), len(self._rows))
 
-            divergence = self._reference.mean_divergence(self._model, task, self._rows, measure)
+            divergence = self._divergence(measure)
         return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
+
+    def _divergence(self, observe: OutputsObserver | None = None) -> float:
+        return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
 
     def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
         rng, count = np.random.default_rng(self._seed), len(values)
@@ -140,7 +138,8 @@ def estimate_losses(
         share = sign * (trial.divergence / total if total > 0 else 1 / len(compared))
         draws = share * np.sum([whole.draws - other.draws for other in compared], axis=0)
         # A draw may leave the metric undefined (one class only); it is ignored.
-        error = float(np.nanstd(draws))
+        defined = draws[np.isfinite(draws)]
+        error = float(np.std(defined)) if len(defined) else np.inf
         estimates.append(LossEstimate(share * sum(whole.metric - other.metric for other in compared), error))
     return estimates
 

@@ -69,7 +69,8 @@ def prune(run: BudgetRun) -> SelectedPlan:
     pruner = pruner_of(run, groups)
     tables = run.costs.count_tables()
     require_reachable(groups, _constraints(run, tables))
-    with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):  # trials are compared with a third
+    # Trials of a bisection are compared with a third copy.
+    with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
         allocation, scales = _prune(run, groups, pruner, tables)
     plan = _plan(run, groups, pruner, allocation, scales)
     selected = SelectedPlan(

@@ -126,7 +126,10 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     folder, data = source(tmp_path)
     model, log = folder.model.eval(), RunLog(NullListener())
     scorer = TrialScorer(model, data.task, data.eval, 0, log)
-    whole, before = scorer.whole(), {name: tensor.clone() for name, tensor in scorer.whole_weights.items()}
+    whole, before = (
+        scorer.score("the whole model"),
+        {name: tensor.clone() for name, tensor in scorer.whole_state.items()},
+    )
     same = scorer.score("the same weights")
     assert (same.metric, same.divergence) == (whole.metric, pytest.approx(0, abs=1e-9))
     np.testing.assert_array_equal(same.draws, whole.draws)
@@ -135,7 +138,7 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     values = scored_statistics(model, data.task, data.eval, "other weights", log)
     assert other.metric == data.task.score(values)
     assert 0 < other.divergence < np.inf
-    for name, tensor in scorer.whole_weights.items():
+    for name, tensor in scorer.whole_state.items():
         assert torch.equal(tensor, before[name])
 
 
