@@ -13,14 +13,22 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.measure.costs import CostTable
-from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
+from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, scored_statistics, upper_losses
+from compressor.run.pruning.metric_trials import (
+    LossEstimate,
+    ResampledScore,
+    TrialScorer,
+    estimate_losses,
+    scored_statistics,
+    upper_losses,
+)
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
+from compressor.tasks import Task
 from compressor.units import PrunableGroup
 
 _BISECTIONS = 5
@@ -32,6 +40,7 @@ _MARGIN = 1.0
 """Standard errors of an estimated loss that the bisection keeps between it and the loss allowed."""
 _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
+_NONE_LOST = LossEstimate(0.0, 0.0)
 _ROUNDING = 1e-12
 """Rounding error of a difference of two metrics."""
 
@@ -61,16 +70,17 @@ def bisect_metric(
     if unseen is not None:
         certified, plans = _certify(run, groups, plans, unseen, len(searched))
     run.model.folder.model.load_state_dict(plans[-1].state)
-    run.log.add_notes([_note(plans, tried)])
+    run.log.add_notes([_note(plans, tried, run.data.task)])
     return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
 
 
 @dataclass(frozen=True)
 class _FittedPlan:
-    """Numbers of units, and the weights of the model that keeps them."""
+    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose."""
 
     allocation: Allocation
     state: Mapping[str, Tensor]
+    loss: LossEstimate = _NONE_LOST
 
     @property
     def cost(self) -> float:
@@ -123,7 +133,13 @@ def _bisect(
         plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
         trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
     all_units = {group.name: group.counts[-1] for group in groups}
-    plans = [trial.plan for trial in _holding(run, dense, trials) if trial.plan.allocation.counts != all_units]
+    holding, scores = _holding(run, dense, trials), [trial.score for trial in trials]
+    expected = estimate_losses(dense, scores, higher_is_better=run.data.task.higher_is_better)
+    plans = [
+        replace(trial.plan, loss=loss)
+        for trial, loss in zip(trials, expected, strict=True)
+        if trial in holding and trial.plan.allocation.counts != all_units
+    ]
     whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
     return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(trials)
 
@@ -166,14 +182,18 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
     return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
 
 
-def _note(plans: Sequence[_FittedPlan], tried: int) -> Note:
-    """What the bisection came to: how fast the last of its plans is by the cost table."""
+def _note(plans: Sequence[_FittedPlan], tried: int, task: Task) -> Note:
+    """What the bisection came to: how fast the last plan is by the cost table, and what it is expected to lose."""
     if len(plans) == 1:
         text = f"none of {tried} plans is expected to keep the metric within --max-drop, with a margin"
         return Note(code=NoteCode.NOTHING_REMOVED, text=text)
+    plan, unit = plans[-1], task.metric_unit
+    loss, error = (f"{unit.scale * value:.2g}" for value in plan.loss)
+    points = " points" if unit is MetricUnit.POINTS else ""
     text = (
-        f"{1 / plans[-1].allocation.predicted[0]:.3g} times as fast as the whole model by the cost table: of {tried}"
-        " plans the fastest that is expected to keep the metric within --max-drop, with a margin"
+        f"{1 / plan.cost:.3g} times as fast as the whole model by the cost table: of {tried} plans the fastest that is"
+        f" expected to keep the metric within --max-drop, with a margin; expected loss of {task.metric}:"
+        f" {loss} ± {error}{points}"
     )
     return Note(code=NoteCode.BUDGET_MET, text=text)
 
