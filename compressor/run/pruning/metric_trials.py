@@ -114,7 +114,7 @@ def estimate_losses(
     """How much of the metric each of several plans loses.
 
     Every answer that changes moves the metric of a small set, so that the loss of one plan is known only to about a
-    point. The divergence of the outputs is known far better, and small losses are in proportion to it. A plan is
+    point. The divergence of the outputs is known far better, and small losses are about in proportion to it. A plan is
     therefore expected to lose its divergence times the sum of the losses over the sum of the divergences of all plans
     that diverge at most `_COMPARABLE` times as far. The standard error is that of the draws, for the divergences as
     they are.
