@@ -65,12 +65,12 @@ def bisect_metric(
     """
     tables = run.costs.time_tables(macs)
     searched, unseen = _divided_rows(run)
-    plans, tried = _bisect(run, groups, pruner, losses, _overall(tables), searched)
+    plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
         certified, plans = _certify(run, groups, plans, unseen, len(searched))
     run.model.folder.model.load_state_dict(plans[-1].state)
-    run.log.add_notes([_note(plans, tried, run.data.task)])
+    run.log.add_notes([_note(plans, trial_count, run.data.task)])
     return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
 
 
@@ -123,8 +123,8 @@ def _bisect(
         if share is None:
             break
         counts = choose_counts(groups, losses, [Constraint(table, share)])
-        if (tried := _trial_of(trials, counts)) is not None:
-            tried.share = share
+        if (earlier := _trial_of(trials, counts)) is not None:
+            earlier.share = share
             continue
         network.load_state_dict(original)
         with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
@@ -182,17 +182,17 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
     return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
 
 
-def _note(plans: Sequence[_FittedPlan], tried: int, task: Task) -> Note:
+def _note(plans: Sequence[_FittedPlan], trial_count: int, task: Task) -> Note:
     """What the bisection came to: how fast the last plan is by the cost table, and what it is expected to lose."""
     if len(plans) == 1:
-        text = f"none of {tried} plans is expected to keep the metric within --max-drop, with a margin"
+        text = f"none of {trial_count} plans is expected to keep the metric within --max-drop, with a margin"
         return Note(code=NoteCode.NOTHING_REMOVED, text=text)
     plan, unit = plans[-1], task.metric_unit
     loss, error = (f"{unit.scale * value:.2g}" for value in plan.loss)
     points = " points" if unit is MetricUnit.POINTS else ""
     text = (
-        f"{1 / plan.cost:.3g} times as fast as the whole model by the cost table: of {tried} plans the fastest that is"
-        f" expected to keep the metric within --max-drop, with a margin; expected loss of {task.metric}:"
+        f"{1 / plan.cost:.3g} times as fast as the whole model by the cost table: of {trial_count} plans the fastest"
+        f" that is expected to keep the metric within --max-drop, with a margin; expected loss of {task.metric}:"
         f" {loss} ± {error}{points}"
     )
     return Note(code=NoteCode.BUDGET_MET, text=text)
