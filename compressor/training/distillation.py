@@ -168,7 +168,7 @@ class Distillation:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
         Args:
-            model: the student, as it is.
+            model: the student, as it is; it is in evaluation mode afterwards.
             task: collates the rows.
             rows: encoded rows with labels.
             batch_size: rows of a batch.

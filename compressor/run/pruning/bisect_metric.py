@@ -36,8 +36,6 @@ _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
 _MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
-_MARGIN = 1.0
-"""Standard errors of an estimated loss that the bisection keeps between it and the loss allowed."""
 _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
 _NONE_LOST = LossEstimate(0.0, 0.0)
@@ -178,7 +176,7 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
     """The trials that keep the metric, with margins for the choice of the rows and for the precision of the engine."""
     scores, higher_is_better = [trial.score for trial in trials], run.data.task.higher_is_better
     allowed = float(run.recipe.selection.max_drop or 0.0) - max(0.0, run.quantization_drop)
-    upper = upper_losses(dense, scores, _MARGIN, higher_is_better=higher_is_better)
+    upper = upper_losses(dense, scores, higher_is_better=higher_is_better)
     return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
 
 

@@ -22,6 +22,8 @@ _BATCH_SIZE = 16
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
+_MARGIN = 1.0
+"""Standard errors that are added to an estimated loss."""
 _OWN_ERRORS = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
@@ -144,9 +146,7 @@ def estimate_losses(
     return estimates
 
 
-def upper_losses(
-    whole: ResampledScore, trials: Sequence[ResampledScore], margin: float, *, higher_is_better: bool
-) -> list[float]:
+def upper_losses(whole: ResampledScore, trials: Sequence[ResampledScore], *, higher_is_better: bool) -> list[float]:
     """The loss up to which each of several plans is taken to go, in the unit of the metric.
 
     It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more.
@@ -154,13 +154,12 @@ def upper_losses(
     Args:
         whole: the score of the whole model.
         trials: the scores of plans.
-        margin: standard errors that are added to the estimate.
         higher_is_better: whether a higher metric is better.
     """
     upper = []
     for trial, estimate in zip(trials, estimate_losses(whole, trials, higher_is_better=higher_is_better), strict=True):
         (own,) = estimate_losses(whole, [trial], higher_is_better=higher_is_better)
-        upper.append(max(estimate.loss + margin * estimate.error, own.loss - _OWN_ERRORS * own.error))
+        upper.append(max(estimate.loss + _MARGIN * estimate.error, own.loss - _OWN_ERRORS * own.error))
     return upper
 
 

@@ -85,7 +85,7 @@ def test_a_plan_is_not_accepted_against_what_it_certainly_loses_itself() -> None
     whole, *plans = scores([0.03, 0.04, 0.05], [0.1, 0.4, 0.45], noise=0.001)
     (expected, *_), (upper, *_) = (
         estimate_losses(whole, plans, higher_is_better=True),
-        upper_losses(whole, plans, 1.0, higher_is_better=True),
+        upper_losses(whole, plans, higher_is_better=True),
     )
     assert expected.loss < 0.015
     assert upper == pytest.approx(0.028, abs=0.003)
