@@ -2,6 +2,7 @@
 
     python -m benchmarks.metric_losses sst2
     python -m benchmarks.metric_losses mnli --shares 0.5 0.3
+    python -m benchmarks.metric_losses sst2 --shares 0.4 --prune-rows 4096 --ridge 0.1
 
 The model is that of `benchmarks.quantization`. Units are allocated within shares of the weights of all units, by
 `reconstruct`, and nothing is trained. For each plan and each split the table has the divergence (mean KL at temperature
@@ -32,16 +33,19 @@ from compressor.run.load import load_model, read_rows
 from compressor.run.products import LoadedModel
 from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses
 from compressor.run.run_log import RunLog
+from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
-ROWS, LOSS_ROWS = 2048, 682
+LOSS_ROWS = 682
 LINEARS = {"heads": 4, "neurons": 2}
 """Linears that have weights of a unit: queries, keys, values and the output of heads; two of a feed-forward."""
 
 
 @contextmanager
-def prepared(name: str, folder: Path, log: RunLog) -> Iterator[tuple[LoadedModel, Data, ReconstructPruner]]:
+def prepared(
+    name: str, folder: Path, prune_rows: int, options: ReconstructOptions, log: RunLog
+) -> Iterator[tuple[LoadedModel, Data, ReconstructPruner]]:
     """The model of a set with its rows, and the method that prunes it, whose files are removed afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
         fields: dict[str, Any] = {
@@ -55,7 +59,7 @@ def prepared(name: str, folder: Path, log: RunLog) -> Iterator[tuple[LoadedModel
         recipe = Recipe(**fields)
         model = load_model(recipe)
         data = read_rows(recipe, model)
-        rows = np.random.default_rng(0).permutation(draw_rows(data, ROWS + LOSS_ROWS, 0)).tolist()
+        rows = np.random.default_rng(0).permutation(draw_rows(data, prune_rows + LOSS_ROWS, 0)).tolist()
         inputs = PruningInputs(
             model=model.folder.model,
             groups=model.groups,
@@ -65,7 +69,7 @@ def prepared(name: str, folder: Path, log: RunLog) -> Iterator[tuple[LoadedModel
             seed=0,
             store=Path(scratch),
         )
-        pruner = ReconstructPruner(inputs)
+        pruner = ReconstructPruner(inputs, options)
         with log.stage("gathering statistics of the rows") as on_progress:
             pruner.rank(on_progress)
         yield model, data, pruner
@@ -103,7 +107,7 @@ def row_of(
     for split, (whole, *plans) in scores.items():
         alone = estimate_losses(whole, plans[number : number + 1], higher_is_better=higher_is_better)[0]
         together = estimate_losses(whole, plans, higher_is_better=higher_is_better)[number]
-        row[f"{split}: divergence"] = f"{plans[number].divergence:.3f}"
+        row[f"{split}: divergence"] = f"{plans[number].divergence:.4f}"
         row[f"{split}: loss"] = f"{100 * alone.loss:.2f} ± {100 * alone.error:.2f}"
         row[f"{split}: expected from all"] = f"{100 * together.loss:.2f} ± {100 * together.error:.2f}"
     return row
@@ -114,14 +118,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", choices=list(SETS))
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="shares of the weights of all units")
+    parser.add_argument("--prune-rows", type=int, default=2048, help="rows that units are chosen and refitted by")
+    parser.add_argument("--ridge", type=float, default=ReconstructOptions().ridge, help="option of `reconstruct`")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     args = parser.parse_args()
-    print(f"machine: {machine('torch')}; {ROWS} rows, one seed", flush=True)
+    options = ReconstructOptions(ridge=args.ridge)
+    print(f"machine: {machine('torch')}; {args.prune_rows} rows, ridge {args.ridge}, one seed", flush=True)
     for name in args.sets:
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
         log = RunLog(Console())
-        with prepared(name, folder, log) as (model, data, pruner):
+        with prepared(name, folder, args.prune_rows, options, log) as (model, data, pruner):
             scores = scores_of(model, data, pruner, args.shares, log)
         better = data.task.higher_is_better
         rows = [row_of(share, number, scores, higher_is_better=better) for number, share in enumerate(args.shares)]
