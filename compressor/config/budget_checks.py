@@ -75,6 +75,12 @@ def _starts_from_a_run_of_its_method(recipe: RecipeSections) -> None:
             f" of them, or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
             *("start_from", "method"),
         )
+    if start_from is not None and not _set_budgets(recipe) and recipe.selection.keep is None:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<start_from> {start_from}: <max_drop> alone removes units of the whole model; set a budget (<speedup>)",
+            *("start_from", "max_drop"),
+        )
 
 
 def _drops_no_blocks(recipe: RecipeSections) -> None:

@@ -112,7 +112,7 @@ class Recipe(RecipeSections):
             names.add("max_drop")
         if self.prunes:
             names |= {"target", "provider", "precision", "threads", "batch", "seq", "shapes", "max_drop"}
-            names |= {"keep_unread_positions", "pool_in_graph"}  # counted costs depend on it
+            names |= {"keep_unread_positions", "pool_in_graph", "opset", "attention"}  # costs depend on the graph
         if self.blocks.drops_any:
             names |= {"provider", "precision", "threads", "batch", "seq"}
             for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):

@@ -135,6 +135,22 @@ class CostTable(BaseModel):
         """The sum of costs at which a plan has this cost; the inverse of `at_sum`."""
         return cost if not self.curve else _interpolated(cost, [(after, before) for before, after in self.curve])
 
+    def with_fixed(self, counts: Mapping[str, int]) -> CostTable:
+        """The table of a model whose groups of these names keep these numbers of units, and save nothing more.
+
+        Args:
+            counts: name of the group -> number of units. Groups that have no row are ignored.
+        """
+        rows = []
+        for row in self.rows:
+            free, fixed = (tuple(name for name in row.groups if (name in counts) is fix) for fix in (False, True))
+            if free:
+                rows.append(row.model_copy(update={"groups": free}))
+            if fixed:
+                rows.append(row.with_savings([0.0] * len(row.counts)).model_copy(update={"groups": fixed}))
+        known = {name: counts[name] for row in self.rows for name in row.groups if name in counts}
+        return self.model_copy(update={"whole": self.sum_of(known), "rows": tuple(rows)})
+
     def scaled(self, factor: float) -> CostTable:
         """The table with all costs but that of dense multiplied by a factor."""
         rows = tuple(row.scaled(factor) for row in self.rows)

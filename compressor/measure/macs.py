@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -39,14 +39,20 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
     Returns:
         The count; None where the shapes of a product are unknown.
     """
+    counts = [count for _, count in _counted(model, batch, seq)]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def uncounted_product(model: ir.Model, batch: int, seq: int) -> str | None:
+    """The name of the first product that `macs` cannot count, because its shapes are unknown; None if it counts all."""
+    return next((str(node.name or node.op_type) for node, count in _counted(model, batch, seq) if count is None), None)
+
+
+def _counted(model: ir.Model, batch: int, seq: int) -> Iterator[tuple[ir.Node, int | None]]:
+    """The nodes of a graph with their multiply-accumulates; None where the shapes of a product are unknown."""
     shapes = _shapes(model, batch, seq)
-    total = 0
     for node in model.graph.all_nodes():
-        count = _COUNTS.get(node.op_type, _no_macs)(node, shapes)
-        if count is None:
-            return None
-        total += count
-    return total
+        yield node, _COUNTS.get(node.op_type, _no_macs)(node, shapes)
 
 
 _Shapes = Callable[[ir.Value | None], Shape | None]

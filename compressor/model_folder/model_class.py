@@ -90,7 +90,9 @@ def _class_for_task(
             value=task,
             family=config.model_type,
         )
-    return (family_class or named_class), task if task in model_tasks else _task_name(optimum_task, config)
+    if task in model_tasks or (task == "text-classification" and (config.num_labels or 0) > 1):
+        return (family_class or named_class), task
+    return (family_class or named_class), _task_name(optimum_task, config)
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:

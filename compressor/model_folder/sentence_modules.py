@@ -67,15 +67,28 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     paths = _module_paths(folder)
     settings = _read_object(folder / "sentence_bert_config.json", required=False)
     prompting = _read_object(folder / "config_sentence_transformers.json", required=False)
-    max_tokens = settings.get("max_seq_length")
+    max_tokens, prompts = settings.get("max_seq_length"), prompting.get("prompts") or {}
+    default_prompt = prompting.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not isinstance(default_prompt, str | None):
+        raise _damaged(
+            folder / "config_sentence_transformers.json",
+            ValueError("prompts need names, and the default prompt is one"),
+        )
     return SentenceModules(
         pooling=_pooling(folder / paths[_POOLING] / "config.json"),
         normalize=_NORMALIZE in paths,
         max_tokens=max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else None,
         lower_case=bool(settings.get("do_lower_case", False)),
-        prompts={str(name): str(text) for name, text in (prompting.get("prompts") or {}).items()},
-        default_prompt=prompting.get("default_prompt_name"),
+        prompts={str(name): str(text) for name, text in prompts.items()},
+        default_prompt=default_prompt,
     )
+
+
+def module_folders(folder: Path) -> tuple[str, ...]:
+    """The paths in a folder of the modules behind the encoder; empty for a folder without modules."""
+    if not (folder / MODULES).is_file():
+        return ()
+    return tuple(path for path in _module_paths(folder).values() if path)
 
 
 def _module_paths(folder: Path) -> dict[str, str]:

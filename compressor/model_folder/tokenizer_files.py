@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.model_folder.loading import ModelFolder
-from compressor.model_folder.sentence_modules import MODULES
+from compressor.model_folder.sentence_modules import MODULES, module_folders
 
 _PATTERNS = (
     "config.json",
@@ -32,8 +32,6 @@ _PATTERNS = (
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
-    "*_Pooling/config.json",
-    "*_Normalize/config.json",
     "LICENSE*",
     "NOTICE*",
 )
@@ -46,11 +44,12 @@ _LIBRARY_NAMES = {
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`."""
-    for pattern in dict.fromkeys((*_PATTERNS, *_vocabulary_files(folder.processor))):
+    modules = (f"{path}/config.json" for path in module_folders(folder.path))
+    for pattern in dict.fromkeys((*_PATTERNS, *modules, *_vocabulary_files(folder.processor))):
         for file in sorted(folder.path.glob(pattern)):
             if file.is_file():
                 copy = out / file.relative_to(folder.path)
-                copy.parent.mkdir(exist_ok=True)
+                copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
     _save_label_names(folder, out / "config.json")
 

@@ -28,7 +28,7 @@ from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
 from compressor.run.pruning.measure_costs import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prunable_groups import prunable_types
+from compressor.run.pruning.prunable_groups import prunable_groups, prunable_types
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
@@ -115,6 +115,9 @@ def _learn_units(
 ) -> LearnedPlan:
     """The plan of heads and blocks, or of the units that meet a budget, possibly after a method of heads alone."""
     recipe, model = run.recipe, run.model
+    if recipe.prunes or recipe.learns_units:  # what cannot be pruned ends the run before heads are learned for hours
+        timed_sizes(recipe, run.sizes.lengths)
+        prunable_groups(recipe, model, refused)
     part = store.stage("pruned") if recipe.distills else store
     heads = _learn_heads(recipe, model, data, part, run.selector, run.log)
     if recipe.learns_units:
@@ -122,7 +125,7 @@ def _learn_units(
         budget_run = BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log)
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
-        engine = _choose_first(run, data, reference, dense, refused)
+        engine = _choose_first(run, data, reference, dense, refused, part.finished_engine)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         return LearnedPlan(prune(budget_run), engine)
@@ -155,9 +158,17 @@ def _learning_stage(recipe: Recipe) -> str:
 
 
 def _choose_first(
-    run: RunContext, data: Data, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]
+    run: RunContext,
+    data: Data,
+    reference: ExportedGraph,
+    dense: Variant,
+    refused: Sequence[Refusal],
+    decided: str,
 ) -> ChosenEngine:
-    """The engine to prune for: of those that keep the metric of the whole model the fastest with half of the units."""
+    """The engine to prune for: of those that keep the metric of the whole model the fastest with half of the units.
+
+    An interrupted run that finished its plan has `decided` already; empty: it has not.
+    """
     if not run.built.engine.chooses:
         return ChosenEngine(dense, Choice(run.built.engine))
     whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
@@ -165,7 +176,7 @@ def _choose_first(
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
     trials = EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log)
-    units = prunable_types(run.recipe, selects_heads=run.recipe.prunes_after_heads)
+    units = prunable_types(run.recipe)
     skipped = frozenset().union(*(refusal.sites for refusal in refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
     plan = keep_counts(reference.plan, groups, {group.name: group.counts[len(group.counts) // 2] for group in groups})
@@ -177,7 +188,7 @@ def _choose_first(
             engines = _plan_engines(run, data, trial.choice, reference, folder, trial.source)
             return replace(engines, unpruned=trial.variant.engine).build(plan)
 
-        return choose_engine(trials, build_half=build_half)
+        return choose_engine(trials, build_half=build_half, decided=decided)
 
 
 def _cost_source(

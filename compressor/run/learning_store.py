@@ -94,7 +94,14 @@ class LearningStore:
             budget=tuple(BudgetRow.model_validate(row) for row in content.get("budget", ())),
             costs=tuple(CostShare.model_validate(row) for row in content.get("costs", ())),
             certificate=certificate and CertifiedLoss.model_validate(certificate),
+            engine=content.get("engine", ""),
         )
+
+    @property
+    def finished_engine(self) -> str:
+        """Label of the engine that the finished plan was made for; empty without a finished plan."""
+        file = self.path / _FINISHED
+        return str(json.loads(file.read_text()).get("engine", "")) if file.is_file() else ""
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
         """Store a plan and its weights, so that a run that is interrupted later does not learn again."""
@@ -108,6 +115,7 @@ class LearningStore:
             "budget": [row.model_dump() for row in selected.budget],
             "costs": [row.model_dump() for row in selected.costs],
             "certificate": selected.certificate and selected.certificate.model_dump(),
+            "engine": selected.engine,
         }
         write_json(self.path / _FINISHED, content)
         for part in (*_CHECKPOINTS, _PRUNING, "teacher"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from accelerate import PartialState
 
@@ -22,7 +22,7 @@ from compressor.selection.learn import learn
 from compressor.selection.options import option_names
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.tasks import Data
-from compressor.units import check_plan, keep_all
+from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
 
 
@@ -52,18 +52,30 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     return SelectedPlan(_signed(plan, folder), notes=(_followed(recipe),))
 
 
-def load_start(path: Path, model: LoadedModel) -> Plan:
-    """The plan of an earlier run's output folder; the model gets the weights of the folder.
+def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGroup]) -> Plan:
+    """The plan of an earlier run's output folder (`--start-from`); the model gets the weights of the folder.
 
     Args:
-        path: the folder.
+        recipe: names the folder, and how it may be loaded.
         model: the model that the run compressed.
+        groups: the groups of which more units are to be removed.
 
     Raises:
-        InputError: the folder cannot be read, or holds another model or no plan.
+        InputError: the folder cannot be read, holds another model or no plan, or keeps parts of what `groups` keep or
+            drop together.
         PlanError: the plan cannot be read.
     """
-    start, file = load_folder(path, needs_processor=False), path / "plan.json"
+    path = recipe.budget.start_from
+    assert path is not None
+    file = path / "plan.json"
+    start = load_folder(
+        path,
+        task=recipe.source.task,
+        needs_processor=False,
+        allow_pickle=recipe.source.allow_pickle,
+        trust_remote_code=recipe.source.trust_remote_code,
+        example_inputs=recipe.source.example_inputs,
+    )
     if not file.is_file():
         raise InputError(
             f"{path}: it has no plan.json; name the output folder of a run (--start-from)",
@@ -82,6 +94,15 @@ def load_start(path: Path, model: LoadedModel) -> Plan:
             " such a run (--start-from)",
             code=ErrorCode.FILE_MISMATCH,
             field="start_from",
+            path=path,
+        )
+    divided = next((group for group in groups if not group.can_keep(plan[group.name].kept)), None)
+    if divided is not None:
+        raise InputError(
+            f"{path}: the heads that it keeps of {divided.name} cannot be kept or dropped as --group-by"
+            f" {recipe.budget.group_by} does; use the --group-by of that run, or --prune-units neurons",
+            code=ErrorCode.FILE_MISMATCH,
+            field="group_by",
             path=path,
         )
     network.load_state_dict(weights)

@@ -62,6 +62,7 @@ class SelectedPlan:
         budget: the budgets that it meets; empty without one.
         costs: where the cost goes, before and after; empty without a budget.
         certificate: the loss that is certified; None where no certificate was requested.
+        engine: label of the engine that units were removed for; empty without a budget.
     """
 
     plan: Plan
@@ -71,6 +72,7 @@ class SelectedPlan:
     budget: tuple[BudgetRow, ...] = ()
     costs: tuple[CostShare, ...] = ()
     certificate: CertifiedLoss | None = None
+    engine: str = ""
 
 
 @dataclass(frozen=True)

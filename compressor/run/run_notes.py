@@ -134,11 +134,12 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
 
 def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
     """What was requested and what was reached."""
-    if any(constraint.budget >= constraint.table.whole for constraint in constraints):
+    whole = [constraint.table.cost({}) for constraint in constraints]
+    if all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True)):
         text = "the budget allows every unit that it could remove, so it removes none"
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
-        table, used = constraint.table, measured / constraint.budget
+        table, used = constraint.table, constraint.usage(measured)
         size = f"{table.size_label}: " if table.batch else ""
         expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
         text = (

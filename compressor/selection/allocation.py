@@ -181,7 +181,7 @@ def _unreachable(budgets: Sequence[float], least: Sequence[float], exceeded: Seq
     else:
         reasons = ["each budget can be met alone, but not all together"]
     return BudgetError(
-        f"no widths meet the budgets: {', '.join(reasons)}; raise the budget",
+        f"no plan meets the budgets: {', '.join(reasons)}; raise the budget",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budgets=tuple(budgets),
         least=tuple(least),

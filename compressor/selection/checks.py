@@ -16,7 +16,7 @@ from compressor.selection.options import (
     read_options,
 )
 from compressor.selection.ray_search.cluster import check_reachable
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 
 TRAINING_WITH_MASKS = "training with masks"
 """Name in messages of what reads the schedule options if no method does."""

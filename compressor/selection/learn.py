@@ -18,7 +18,7 @@ from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.selection.run_search import run_search
 from compressor.selection.train_gate import train_gate
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
 

@@ -9,7 +9,8 @@ from typing import Any
 from compressor.config.sections import SelectionConfig
 from compressor.results import CertifiedLoss, CurvePoint, Note
 from compressor.selection.search import Head, Step
-from compressor.tasks.base import Data, Task
+from compressor.tasks.base import Task
+from compressor.tasks.data import Data
 from compressor.units import Site, keep_only
 from graph_passes import Plan
 

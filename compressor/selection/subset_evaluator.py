@@ -14,7 +14,7 @@ from compressor.selection.evaluation_store import Evaluation, Evaluations, Evalu
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
 from compressor.selection.search import Head, SubsetEvaluator
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site

@@ -25,7 +25,7 @@ from compressor.selection.options import (
 )
 from compressor.selection.plan_and_curves import LearningResult, all_heads, record_of, to_plan, training_curves
 from compressor.selection.unit_pool import UnitPool
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import GateSetup, fit

@@ -1,8 +1,8 @@
 """Tasks: they convert rows to batches, and outputs to statistics from which a metric is computed."""
 
 from compressor.results import MetricUnit
-from compressor.tasks.base import Data, Task
-from compressor.tasks.data import open_data, training_texts
+from compressor.tasks.base import Task
+from compressor.tasks.data import Data, open_data, training_texts
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.metrics import Metric
 from compressor.tasks.registry import make_task, task_classes

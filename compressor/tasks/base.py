@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +42,8 @@ class Task(ABC):
         model_task: for a task of one's own, the value of `--task` that a model folder is loaded with; None: its class
             is the one that it was saved as.
         notes: how rows are read and scored; complete when all rows are encoded.
+        set_aside_by: column of the encoded rows; rows with equal values there are set aside together for another
+            split. None: rows are set aside one by one.
         beams: number of hypotheses per row that the model processes at once.
         max_new_tokens: maximum number of tokens generated for a row; 0 if the metric needs one forward only.
     """
@@ -58,6 +59,7 @@ class Task(ABC):
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self.notes: tuple[Note, ...] = ()
+        self.set_aside_by: str | None = None
         self.beams = 1
         self.max_new_tokens = 0
 
@@ -224,6 +226,10 @@ class Task(ABC):
         labels = batch.pop(self.label_name).numpy()
         return self.per_example(forward(batch), labels)
 
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Why the metric is not defined on the encoded rows of a split, in a few words; None: it is defined."""
+        return None
+
     def constant_score(self, statistics: np.ndarray) -> float | None:
         """The best score of an answer that is the same for every row; None for a task without such an answer.
 
@@ -271,28 +277,3 @@ class Task(ABC):
     def score(self, statistics: np.ndarray) -> float:
         """The metric from statistics `[examples, k]`, e.g. of examples that a bootstrap resampled."""
         return self._metric.compute(statistics)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Encoded rows of one run, ready for `Task.collate`.
-
-    Attributes:
-        train: rows to learn from; empty if a given plan is followed.
-        eval: rows by which heads and checkpoints are selected; empty if only test rows were requested.
-        test: rows whose metric is reported; nothing is selected by them.
-        task: the task that encoded them.
-        notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
-        train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
-        eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
-        tokenizer: the tokenizer of the folder, which decodes rows for a reader; None: there is none.
-    """
-
-    train: Dataset
-    eval: Dataset
-    test: Dataset
-    task: Task
-    notes: tuple[Note, ...]
-    train_hash: str | None
-    eval_hash: str | None
-    tokenizer: Any = None

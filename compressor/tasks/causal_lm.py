@@ -20,6 +20,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.metrics import Metric, perplexity
+from compressor.tasks.row_chunks import PLAIN_TEXT
 
 _TEXTS_PER_CALL = 64
 """Number of chunks of lines, or rows, per call of the tokenizer."""
@@ -30,9 +31,9 @@ PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 class CausalLM(Task):
     """Perplexity over segments of equal length, into which the concatenation of the rows is divided.
 
-    Rows of plain text are lines and are joined by line ends; rows of one column are joined by the end token, or by
-    line ends if the tokenizer has none. The first token of a segment is not predicted, because nothing precedes it. The
-    last, shorter segment is kept if a token can be predicted in it.
+    Rows of plain text files are lines and are joined by line ends; rows of other files and data sets are joined by
+    the end token, or by line ends if the tokenizer has none. The first token of a segment is not predicted, because
+    nothing precedes it. The last, shorter segment is kept if a token can be predicted in it.
 
     Args:
         folder: its tokenizer encodes the text.
@@ -73,7 +74,7 @@ class CausalLM(Task):
         """
         (name,) = self.text_columns.find(rows, self._columns, source)
         texts = list(rows[name])
-        ids = self.token_stream(texts, lines=rows.column_names == ["text"])
+        ids = self.token_stream(texts, lines=rows.info.builder_name == PLAIN_TEXT)
         self._check_vocabulary(texts, ids, source)
         starts, ends = self._segment_bounds(len(ids))
         if not len(starts):

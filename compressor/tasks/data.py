@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -14,11 +15,11 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Data, Task
+from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import CausalLM
-from compressor.tasks.labels import are_withheld
 from compressor.tasks.registry import make_task
-from compressor.tasks.splits import Split, named_splits, pick
+from compressor.tasks.run_splits import PURPOSES, SourceRows, read_splits, set_aside, set_aside_note
+from compressor.tasks.splits import Split, named_splits
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,28 @@ _CANDIDATES_PER_ROW = 2
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of one split, and their source as messages name it."""
+class Data:
+    """Encoded rows of one run, ready for `Task.collate`.
 
-    rows: Dataset
-    source: str
+    Attributes:
+        train: rows to learn from; empty if a given plan is followed.
+        eval: rows by which heads and checkpoints are selected; empty if only test rows were requested.
+        test: rows whose metric is reported; nothing is selected by them.
+        task: the task that encoded them.
+        notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
+        train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
+        eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
+        tokenizer: the tokenizer of the folder, which decodes rows for a reader; None: there is none.
+    """
+
+    train: Dataset
+    eval: Dataset
+    test: Dataset
+    task: Task
+    notes: tuple[Note, ...]
+    train_hash: str | None
+    eval_hash: str | None
+    tokenizer: Any = None
 
 
 def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
@@ -59,7 +77,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         UsageError: the task does not have the metric.
     """
     task = make_task(folder, request)
-    splits, notes = _read_splits(request, task.read)
+    splits, notes = read_splits(request, task.read)
     if drawn_rows is not None and "train" in splits and not task.in_order:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
@@ -76,11 +94,19 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         )
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "eval" not in encoded and "train" in encoded:
-        encoded["train"], encoded["eval"] = _set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
-        notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
+        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
+        notes.append(set_aside_note("eval", "train", encoded["eval"], seed, task))
     if "test" not in encoded:
-        encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
-        notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+        encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
+        notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
+    for split in ("eval", "test"):
+        if split in encoded and (obstacle := task.metric_obstacle(encoded[split])) is not None:
+            raise InputError(
+                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
+                f" (--{split}-data)",
+                code=ErrorCode.INVALID_ROWS,
+                field=f"{split}_data",
+            )
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         notes += _repeated_rows(contents)
@@ -98,7 +124,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, tokenizer=folder.processor)
 
 
-def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tuple[_Rows, list[Note]]:
+def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
     """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
     rows = draw_rows(train.rows, count, seed, together=task.joined_rows)
@@ -108,10 +134,10 @@ def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tu
         f"{train.source}: {len(rows)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs no"
         " more"
     )
-    return _Rows(rows, train.source), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
+    return SourceRows(rows, train.source), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
 
 
-def _learn_labels(task: Task, splits: Mapping[Split, _Rows], *, unlabelled_training: bool) -> frozenset[Split]:
+def _learn_labels(task: Task, splits: Mapping[Split, SourceRows], *, unlabelled_training: bool) -> frozenset[Split]:
     """Learn the labels from the first split that has them; return the splits without labels."""
     first, *further = splits
     try:
@@ -130,102 +156,10 @@ def training_texts(request: RowsConfig) -> list[str]:
     Raises:
         InputError: the file cannot be read, or does not have exactly one column of text.
     """
-    splits, _ = _read_splits(request, named_splits)
+    splits, _ = read_splits(request, named_splits)
     train = splits["train"]
     (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
     return list(train.rows[name])
-
-
-def _read_splits(
-    request: RowsConfig, read: Callable[[str], dict[str, Dataset]]
-) -> tuple[dict[Split, _Rows], list[Note]]:
-    """The rows of each requested split and of further splits of the training data, with notes on the latter."""
-    requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
-    sources = {source: read(source) for source in requested.values() if source is not None}
-    if not sources:
-        raise InputError(
-            "no rows were named, so nothing can be learned or scored; name them with --data",
-            code=ErrorCode.MISSING_VALUE,
-            field="data",
-        )
-    splits: dict[Split, _Rows] = {}
-    notes = []
-    for split, source in requested.items():
-        if source is not None:
-            splits[split] = _select(split, sources[source], source)
-        elif request.data is not None and (name := pick(sources[request.data], split)) is not None:
-            if are_withheld(sources[request.data][name]):
-                text = f"the split {name!r} of {request.data} is not used, its labels are withheld"
-                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
-                continue
-            splits[split] = _Rows(sources[request.data][name], f"{request.data} [{name}]")
-            text = f"the {split} rows are the split {name!r} of {request.data}"
-            notes.append(Note(text=text, code=NoteCode.SPLIT_CHOSEN))
-    return splits, notes
-
-
-def _select(split: Split, named: dict[str, Dataset], source: str) -> _Rows:
-    """The rows of a source for one purpose; a source with a single split serves every purpose."""
-    name = pick(named, split)
-    if name is None and len(named) > 1:
-        raise InputError(
-            f"{source}: none of its splits ({', '.join(named)}) is for {split}; rename one to train, dev or test, or"
-            " name a file of these rows alone",
-            code=ErrorCode.UNKNOWN_NAME,
-            split=split,
-            splits=tuple(named),
-        )
-    if name is None:
-        name = next(iter(named))
-    return _Rows(named[name], f"{source} [{name}]" if name else source)
-
-
-_PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
-"""Adjectives of the splits in messages."""
-
-
-def _set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Task) -> tuple[Dataset, Dataset]:
-    """Divide rows into those that remain and those that are set aside for another purpose, at least one.
-
-    The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
-    last rows are set aside.
-
-    Args:
-        examples: encoded rows.
-        share: share of the rows to set aside.
-        seed: seed of the draw.
-        split: the split of the rows.
-        task: the task that encoded the rows.
-
-    Raises:
-        InputError: no row would remain.
-    """
-    count = max(1, round(share * len(examples)))
-    if count >= len(examples):
-        field = "eval_data" if split == "train" else "test_data"
-        raise InputError(
-            f"{len(examples)} {_PURPOSES[split]} row is too few to set one aside; give more rows, or"
-            f" --{field.replace('_', '-')}",
-            code=ErrorCode.TOO_FEW_ROWS,
-            rows=len(examples),
-            minimum=2,
-            field=field,
-        )
-    last_first = np.arange(len(examples))[::-1]
-    order = last_first if task.in_order else np.random.default_rng(seed).permutation(len(examples))
-    return examples.select(np.sort(order[count:])), examples.select(np.sort(order[:count]))
-
-
-def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
-    """The note on `rows` of the split `origin` that were set aside for `split`."""
-    choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
-    text = (
-        f"no {_PURPOSES[split]} data was named: {len(rows)} of the {_PURPOSES[origin]} rows, {choice}, were set aside"
-        " for it"
-    )
-    if origin == "train":
-        text += "; a model that was trained on these rows scores higher on them than on new ones"
-    return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
 
 
 def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
@@ -239,7 +173,7 @@ def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
         repeated = sum(content in known for content in test)
         if repeated >= max(_REPEATED, _REPEATED_SHARE * len(test)):
             text = (
-                f"{repeated} of {len(test)} test rows are among the {_PURPOSES[split]} rows too, so that the metric"
+                f"{repeated} of {len(test)} test rows are among the {PURPOSES[split]} rows too, so that the metric"
                 " does not show what is lost on new rows; name other rows (--test-data)"
             )
             notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))

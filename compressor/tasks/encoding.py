@@ -11,11 +11,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types, token_limit
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.labelled_rows import LabelledRows
@@ -74,6 +76,31 @@ def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
         )
 
 
+def padding_id(folder: ModelFolder) -> int:
+    """The token that rows are padded with: that of the model, else that of the tokenizer, else 0. It is masked."""
+    ids = (folder.config.get_text_config().pad_token_id, folder.processor.pad_token_id)
+    return next((number for number in ids if isinstance(number, int) and number >= 0), 0)
+
+
+def count_cut(encoded: BatchEncoding) -> int:
+    """Number of rows that the tokenizer truncated; 0 for a tokenizer that does not report it (slow ones)."""
+    return sum(bool(row.overflowing) for row in encoded.encodings or ())
+
+
+def cut_notes(source: str, cut: int, total: int, longest: int, kind: str = "rows") -> tuple[Note, ...]:
+    """The note on rows that are truncated, if there are any.
+
+    Args:
+        source: name of the rows.
+        cut: number of rows that are truncated.
+        total: number of all.
+        longest: number of tokens after which they are.
+        kind: what is truncated.
+    """
+    text = f"{source}: {cut} of {total} {kind} are longer than {longest} tokens and are read up to there (--max-length)"
+    return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
+
+
 def pad(rows: Sequence[Any], fill: int) -> Tensor:
     """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
@@ -111,7 +138,7 @@ class LabelledTexts(LabelledRows):
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
-        self._padding = folder.config.get_text_config().pad_token_id
+        self._padding = padding_id(folder)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -147,9 +174,10 @@ class LabelledTexts(LabelledRows):
         """
         names = self.text_columns.find(rows, self._request.text_columns, source)
         remaining = iter(labels)
-        store = RowStore()
+        store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
             columns = self._tokenize([list(chunk[name]) for name in names])
+            cut += count_cut(columns)
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
                 row = start + lengths.index(0) + 1
@@ -158,17 +186,17 @@ class LabelledTexts(LabelledRows):
                 )
             encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
             store.add(Dataset.from_dict(encoded).data.table)
+        self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
 
-    def _tokenize(self, texts: Sequence[list[str]]) -> dict[str, list[Any]]:
-        """Columns of the tokenizer's encoding of rows of one or two texts."""
+    def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
+        """The tokenizer's encoding of rows of one or two texts."""
         with quiet_transformers():
-            return dict(
-                self._tokenizer(
-                    *texts,
-                    truncation=True,
-                    max_length=self._longest,
-                    return_attention_mask=True,
-                    return_token_type_ids=self._with_token_types,
-                )
+            encoded: BatchEncoding = self._tokenizer(
+                *texts,
+                truncation=True,
+                max_length=self._longest,
+                return_attention_mask=True,
+                return_token_type_ids=self._with_token_types,
             )
+        return encoded

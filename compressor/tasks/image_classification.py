@@ -146,6 +146,10 @@ class ImageClassification(ClassLabels):
         largest = np.argsort(-logits, axis=-1, kind="stable")[:, :_TOP]
         return (largest == labels[:, None]).any(1, keepdims=True).astype(np.float64)
 
+    def constant_score(self, statistics: np.ndarray) -> float | None:
+        """As for other classes; None for top-5 accuracy, whose statistics have no classes."""
+        return None if self.metric == "top5" else super().constant_score(statistics)
+
     def _encode_images(self, rows: Dataset, labels: Iterable[int], source: str) -> Dataset:
         """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
 

@@ -72,7 +72,7 @@ class ClassLabels(LabelledRows):
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
 
-    def constant_score(self, statistics: np.ndarray) -> float:
+    def constant_score(self, statistics: np.ndarray) -> float | None:
         """The best score of an answer that is the same class for every row."""
         labels = statistics[:, 1]
         answers = (np.full_like(labels, label) for label in np.unique(labels))

@@ -20,9 +20,9 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
 
     The first rule that applies decides:
 
-    1. Labels that are names in `config.id2label`, ignoring case, are those classes; a `ClassLabel` column is mapped by
-       the names of its numbers.
-    2. Whole numbers are class indices.
+    1. Labels that are names in `config.id2label`, ignoring case, are those classes, also where names are numbers
+       (`1` to `5` stars); a `ClassLabel` column is mapped by the names of its numbers.
+    2. Other whole numbers are class indices.
     3. Other names are numbered in sorted order and written into the configuration.
 
     Args:
@@ -36,7 +36,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
             or all rows have the same label.
     """
     classes = int(config.num_labels or 0)
-    names = sorted(set(label_texts(rows, column, source)))
+    texts = label_texts(rows, column, source)
+    names = sorted(set(texts))
     if len(names) < 2:
         raise InputError(
             f"{source}: every row has the label {names[0]!r}; give rows of two classes or more",
@@ -47,10 +48,10 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     feature = rows.features[column]
     if isinstance(feature, ClassLabel) and (model_names := _model_ids(feature.names, config)):
         ids = {str(index): model_names[name] for index, name in enumerate(feature.names)}
-    elif all(_whole_number(name) is not None for name in names):
-        ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
     elif model_names := _model_ids(names, config):
         ids = model_names
+    elif all(_whole_number(name) is not None for name in names):
+        ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
     else:
         _check_new_names(names, config, source)
         ids = {name: index for index, name in enumerate(names)}
@@ -58,9 +59,11 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
         raise InputError(
-            f"{source}: label {outside[0]} is outside the model's range 0 to {classes - 1};"
-            f" number the labels from 0, or use a model with more classes",
+            f"{source}: row {texts.index(outside[0]) + 1}: {column!r} is {outside[0]}, outside the model's range 0 to"
+            f" {classes - 1}; number the labels from 0, or use a model with more classes",
             code=ErrorCode.LABEL_MISMATCH,
+            column=column,
+            row=texts.index(outside[0]) + 1,
             value=outside[0],
             classes=classes,
         )
@@ -107,15 +110,17 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) 
         InputError: a label is missing from `ids`.
     """
     texts = label_texts(rows, column, source)
-    unknown = next((text for text in texts if text not in ids), None)
-    if unknown is not None:
-        raise InputError(
-            f"{source}: label {unknown!r} is not one of {listed_names(list(ids))}; correct the label or remove"
-            " its rows",
-            code=ErrorCode.LABEL_MISMATCH,
-            value=unknown,
-            labels=tuple(ids),
-        )
+    for row, text in enumerate(texts, 1):
+        if text not in ids:
+            raise InputError(
+                f"{source}: row {row}: {column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct"
+                " it, or remove rows with this label",
+                code=ErrorCode.LABEL_MISMATCH,
+                column=column,
+                row=row,
+                value=text,
+                labels=tuple(ids),
+            )
     return [ids[text] for text in texts]
 
 
@@ -182,6 +187,8 @@ def _label_text(value: Any) -> str | None:
     """A label as text; None if it is empty or neither a number nor text."""
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, (int, float)):
         whole = _whole_number(str(value))
         return str(value if whole is None else whole)
@@ -202,17 +209,22 @@ def _whole_number(text: str) -> int | None:
 
 def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
     """Map names to classes by `config.id2label`, also in the spelling of `names`; empty if it lacks one of them."""
-    exact = {str(name): int(index) for index, name in (config.id2label or {}).items()}
+    exact = {_class_name(name): int(index) for index, name in (config.id2label or {}).items()}
     lower_case = {name.lower(): index for name, index in exact.items()}
     if _names_unknown_to(config, names):
         return {}
-    return exact | {name: lower_case[name.lower()] for name in names}
+    return exact | {name: lower_case[_class_name(name).lower()] for name in names}
 
 
 def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[str]:
     """The names that are not in `config.id2label`, ignoring case."""
-    model_names = {str(name).lower() for name in (config.id2label or {}).values()}
-    return [name for name in names if name.lower() not in model_names]
+    model_names = {_class_name(name).lower() for name in (config.id2label or {}).values()}
+    return [name for name in names if _class_name(name).lower() not in model_names]
+
+
+def _class_name(name: Any) -> str:
+    """The name of a class of a model, spelled as labels are: `1` for `01`."""
+    return _label_text(str(name)) or str(name)
 
 
 def listed_names(names: Sequence[str]) -> str:

@@ -56,13 +56,19 @@ def token_accuracy(statistics: np.ndarray) -> float:
 
 
 def f1(statistics: np.ndarray) -> float:
-    """F1 from predicted and true class of each row `[rows, 2]`; 0 where it is undefined.
+    """F1 of class 1, from predicted and true class of each row `[rows, 2]`; 0 where it is undefined."""
+    predicted, labels = statistics.astype(np.int64).T
+    return float(f1_score(labels, predicted, labels=[1], average="macro", zero_division=0.0))
 
-    It is F1 of class 1 if the classes are 0 and 1, else the mean over classes.
+
+def macro_f1(statistics: np.ndarray) -> float:
+    """Mean F1 over the classes that rows have, from predicted and true class of each row `[rows, 2]`.
+
+    A class that is only predicted does not count as one of F1 zero: the mean would then be over other classes for each
+    model.
     """
     predicted, labels = statistics.astype(np.int64).T
-    binary = statistics.max(initial=0) <= 1
-    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
+    return float(f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0.0))
 
 
 def matthews(statistics: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import longest_row, pad, require_fast_tokenizer
+from compressor.tasks.encoding import longest_row, pad, padding_id, require_fast_tokenizer
 from compressor.tasks.metrics import Metric
 from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, windows_of
 from compressor.tasks.squad import answers_of, exact_match, f1
@@ -91,7 +91,7 @@ class QuestionAnswering(Task):
         self._longest_question = min(_LONGEST_QUESTION, room // 2)
         self._stride = min(request.stride, (room - self._longest_question) // 2)
         self._with_token_types = takes_token_types(model, tokenizer)
-        self._padding = folder.config.get_text_config().pad_token_id
+        self._padding = padding_id(folder)
         self.questions: list[Question] = []
         """Every encoded question; its index is the `number` of its row."""
 
@@ -131,6 +131,16 @@ class QuestionAnswering(Task):
             [windows[number].token_span(accepted[0]) for number in numbers]
             for numbers, accepted in zip(windows_of_row, answers, strict=True)
         ]
+        lost = sum(
+            not any(map(any, spans)) and bool(accepted[0].text)
+            for spans, accepted in zip(columns["labels"], answers, strict=True)
+        )
+        if lost:
+            text = (
+                f"{source}: the answers to {lost} of {len(contexts)} questions lie in no window whole, so that no model"
+                " can give them; raise --max-length or --stride"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
         columns["reference"] = [[answer.text for answer in accepted] for accepted in answers]
         columns["number"] = list(range(len(self.questions), len(self.questions) + len(contexts)))
         for text, accepted_texts, numbers in zip(contexts, columns["reference"], windows_of_row, strict=True):
@@ -144,7 +154,7 @@ class QuestionAnswering(Task):
         A span holds the positions of an answer's first and last token and the number of its question; -100 pads the
         windows of a question.
         """
-        fills = {"input_ids": max(0, self._padding or 0), "token_type_ids": self._tokenizer.pad_token_type_id}
+        fills = {"input_ids": self._padding, "token_type_ids": self._tokenizer.pad_token_type_id}
         batch = {
             name: pad([window for example in examples for window in example[name]], fill)
             for name, fill in fills.items()

@@ -77,7 +77,7 @@ def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.
 
 
 def ranking_scores(retrieved: np.ndarray, gains: Sequence[Gains]) -> np.ndarray:
-    """Recall and nDCG of each query, `[queries, 2]`, both 1 at best.
+    """Recall and nDCG of each query, `[queries, 2]`; with more relevant documents than places, recall stays below 1.
 
     Recall is the number of relevant documents that are retrieved over the number of all relevant ones. The gain of a
     document is discounted by log2(1 + rank), and the sum is divided by that of the best order (Järvelin and Kekäläinen

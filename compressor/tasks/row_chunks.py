@@ -148,7 +148,7 @@ def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
 def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
     """The rows of a text with one JSON object per line; a key that a line lacks is null in its row."""
     for first, chunk in _line_chunks(text):
-        rows = []
+        rows, lines = [], []
         for number, line in enumerate(chunk.split("\n"), first):
             if not line.strip():
                 continue
@@ -159,18 +159,25 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
             if not isinstance(row, dict):
                 raise LineError(number, "not an object")
             rows.append(row)
+            lines.append(number)
         if rows:
-            yield _table_of(rows)
+            yield _table_of(rows, lines)
 
 
-def _table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows with a column for each key; raise ValueError if the values of a key are of several types."""
+def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
+    """Rows with a column for each key; raise LineError if the values of a key are of several types."""
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"values of {name!r} have different types: {error}") from error
+            typed = [(line, type(row[name])) for line, row in zip(lines, rows, strict=True) if name in row]
+            first = next((kind for _, kind in typed if kind is not type(None)), type(None))
+            reason = f"values of {name!r} have different types: {error}"
+            for line, kind in typed:
+                if kind not in (first, type(None)):
+                    raise LineError(line, reason) from error
+            raise ValueError(reason) from error
     return pa.table(columns)
 
 

@@ -74,7 +74,10 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
             columns = columns or names
             if set(names) != set(columns):
                 raise _columns_differ_error(path, names, files[0], columns)
-        return store.finish()
+        rows = store.finish()
+        if all(_format(path) == PLAIN_TEXT for path in files):
+            rows.info.builder_name = PLAIN_TEXT
+        return rows
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); correct the file",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
@@ -20,7 +21,7 @@ from compressor.results import MetricUnit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import chunks_of, pad, row_length
+from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
 from compressor.tasks.retrieval import Judgements, unit_rows
@@ -96,6 +97,7 @@ class SentenceSimilarity(Task):
         self._with_token_types = takes_token_types(folder.model, folder.processor)
         self._longest = row_length(folder, request, texts=1)
         self._numbers: dict[str, int] = {}
+        self.set_aside_by = "query" if self.retrieves else None
 
     @property
     def retrieves(self) -> bool:
@@ -129,20 +131,27 @@ class SentenceSimilarity(Task):
                 value=numbers[0],
             )
 
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Without differing labels there is no correlation, without a relevant document no retrieval."""
+        labels = examples["labels"]
+        if self.retrieves:
+            return None if max(labels) > 0 else "no document is relevant to any query"
+        return None if min(labels) < max(labels) else f"every pair has the label {labels[0]:g}"
+
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode pairs of texts.
 
-        Columns: `input_ids`, a list of tokens per text; `numbers`, one per text, equal for equal texts; `labels`;
-        `length`, the tokens of the longest text.
+        Columns: `input_ids`, a list of tokens per text; `numbers`, one per text, equal for equal texts; `query`, the
+        first of them; `labels`; `length`, the tokens of the longest text.
         """
         names = self.pair_columns.find(rows, self._request.text_columns, source)
         column = self.label_column.find(rows, self._request.label_column, source)
-        return self._encode_texts(rows, names, numbers_of(rows, column, source))
+        return self._encode_texts(rows, names, numbers_of(rows, column, source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode pairs of texts, or single texts; every label is zero."""
         names = self.text_columns.find(rows, self._request.text_columns, source)
-        return self._encode_texts(rows, names, [0.0] * len(rows))
+        return self._encode_texts(rows, names, [0.0] * len(rows), source)
 
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
         """The texts of the rows, and the tokens of the texts."""
@@ -156,7 +165,7 @@ class SentenceSimilarity(Task):
         """
         texts = [ids for example in examples for ids in example["input_ids"]]
         batch = {
-            "input_ids": pad(texts, self._tokenizer.pad_token_id or 0),
+            "input_ids": pad(texts, padding_id(self._folder)),
             "attention_mask": pad([[1] * len(ids) for ids in texts], 0),
         }
         if self._with_token_types:
@@ -203,30 +212,34 @@ class SentenceSimilarity(Task):
         pairs, embeddings = np.split(statistics, [3], axis=1)
         return Judgements.of(pairs).scores(*np.split(embeddings, 2, axis=1))
 
-    def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float]) -> Dataset:
+    def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float], source: str) -> Dataset:
         """The tokens and the numbers of the texts of every row; many rows are memory-mapped."""
-        store = RowStore()
+        store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
             texts = [list(chunk[name]) for name in names]
-            tokens = [self._tokenize(column, number) for number, column in enumerate(texts)]
+            encodings = [self._tokenize(column, number) for number, column in enumerate(texts)]
+            cut += sum(map(count_cut, encodings))
+            tokens = [encoding["input_ids"] for encoding in encodings]
             encoded = {
                 "input_ids": [list(row) for row in zip(*tokens, strict=True)],
                 "numbers": [[self._number(text) for text in row] for row in zip(*texts, strict=True)],
+                "query": [self._number(text) for text in texts[0]],
                 "length": [max(map(len, row)) for row in zip(*tokens, strict=True)],
                 "labels": labels[start : start + len(chunk)],
             }
             store.add(Dataset.from_dict(encoded).data.table)
+        self.notes = (*self.notes, *cut_notes(source, cut, len(names) * len(rows), self._longest, "texts"))
         return store.finish()
 
-    def _tokenize(self, texts: Sequence[str], column: int) -> list[list[int]]:
-        """The tokens of the texts of a column, after the prompt of queries or documents where these are retrieved."""
+    def _tokenize(self, texts: Sequence[str], column: int) -> BatchEncoding:
+        """The encoding of the texts of a column, after the prompt of queries or documents where these are retrieved."""
         if not texts:
-            return []
+            return BatchEncoding({"input_ids": []})
         names = (_QUERY, _DOCUMENT)[column] if self.retrieves else ()
         prepared = [self._sentence.prepare(text, *names) for text in texts]
         with quiet_transformers():
-            ids: list[list[int]] = self._tokenizer(prepared, truncation=True, max_length=self._longest)["input_ids"]
-        return ids
+            encoding: BatchEncoding = self._tokenizer(prepared, truncation=True, max_length=self._longest)
+        return encoding
 
     def _number(self, text: str) -> int:
         return self._numbers.setdefault(text, len(self._numbers))

@@ -45,7 +45,7 @@ def named_splits(source: str) -> dict[str, Dataset]:
     if not is_file_name(source):
         return _load_from_hub(source)
     if not Path(source).is_dir():
-        return _divide(read_rows([Path(source)]))
+        return _divide(read_rows([Path(source)]), source)
     if is_saved(Path(source)):
         return _load_saved(Path(source))
     files = row_files(Path(source))
@@ -53,7 +53,7 @@ def named_splits(source: str) -> dict[str, Dataset]:
     for file in files:
         by_split.setdefault(_split_of(file), []).append(file)
     if len(by_split) == 1:
-        return _divide(read_rows(files))
+        return _divide(read_rows(files), source)
     if "" in by_split:
         raise InputError(
             f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
@@ -69,15 +69,28 @@ def _split_of(file: Path) -> str:
     return next((names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None), "")
 
 
-def _divide(rows: Dataset) -> dict[str, Dataset]:
-    """Rows by their column `split`, if that holds the usual name of a split."""
+def _divide(rows: Dataset, source: str) -> dict[str, Dataset]:
+    """Rows by their column `split`, if that holds the usual name of a split.
+
+    Raises:
+        InputError: some rows then have none.
+    """
     if "split" not in rows.column_names or not is_text(rows, "split"):
         return {"": rows}
     column = rows.data.column("split")
     names = [name for name in column.unique().to_pylist() if name is not None]
     if not any(pick(names, split) for split in _NAMES):
         return {"": rows}
-    return {name: rows.select(np.flatnonzero(pc.equal(column, name).fill_null(False))) for name in names}
+    without = np.flatnonzero(pc.or_kleene(pc.is_null(column), pc.equal(column, "")))
+    if len(without):
+        row = int(without[0]) + 1
+        raise InputError(
+            f"{source}: row {row} belongs to no split; fill its column 'split' or remove the row",
+            code=ErrorCode.INVALID_ROWS,
+            row=row,
+            column="split",
+        )
+    return {name: rows.select(np.flatnonzero(pc.equal(column, name))) for name in names}
 
 
 def pick(splits: Iterable[str], split: Split) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 from torch import Tensor
+from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
@@ -19,7 +20,7 @@ from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import chunks_of, pad, row_length
+from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
@@ -45,6 +46,7 @@ class TokenLabels(Task):
         super().__init__(metric)
         self._request = request
         self._tokenizer = folder.processor
+        self._padding = padding_id(folder)
         self._longest = row_length(folder, request, texts=1)
         self._with_token_types = takes_token_types(folder.model, folder.processor)
 
@@ -71,9 +73,11 @@ class TokenLabels(Task):
             InputError: no row has a token to score.
         """
         (column,) = self.text_columns.find(rows, self._request.text_columns, source)
-        store, kept = RowStore(), 0
+        store, kept, cut = RowStore(), 0, 0
         for _, chunk in chunks_of(rows):
-            examples = [self.label_text(ids) for ids in self._tokenize_texts(list(chunk[column]))]
+            encodings = self._tokenize_texts(list(chunk[column]))
+            cut += count_cut(encodings)
+            examples = [self.label_text(ids) for ids in encodings["input_ids"]]
             scored = [example for example in examples if set(example[1]) - {IGNORED}]
             kept += len(scored)
             store.add(table_of(*zip(*scored, strict=True)) if scored else table_of((), ()))
@@ -87,12 +91,12 @@ class TokenLabels(Task):
         if kept < len(rows):
             text = f"{source}: {len(rows) - kept} of {len(rows)} rows have no token that is scored, and are left out"
             self.notes = (*self.notes, Note(text=text, code=NoteCode.ROWS_LEFT_OUT))
+        self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask, token types and `labels`, each `[rows, longest]`, padded on the right."""
-        padding = self._tokenizer.pad_token_id
-        ids = pad([example["input_ids"] for example in examples], 0 if padding is None else padding)
+        ids = pad([example["input_ids"] for example in examples], self._padding)
         batch = {"input_ids": ids, "attention_mask": pad([[1] * example["length"] for example in examples], 0)}
         if self._with_token_types:
             batch["token_type_ids"] = ids.new_zeros(ids.shape)
@@ -112,12 +116,12 @@ class TokenLabels(Task):
         """The names of the labels of a row's scored tokens."""
         return " ".join(self.class_names([label for label in example["labels"] if label != IGNORED]))
 
-    def _tokenize_texts(self, texts: list[str]) -> list[list[int]]:
+    def _tokenize_texts(self, texts: list[str]) -> BatchEncoding:
         if not texts:
-            return []
+            return BatchEncoding({"input_ids": []})
         with quiet_transformers():
-            ids: list[list[int]] = self._tokenizer(texts, truncation=True, max_length=self._longest)["input_ids"]
-        return ids
+            encoding: BatchEncoding = self._tokenizer(texts, truncation=True, max_length=self._longest)
+        return encoding
 
 
 def table_of(ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> pa.Table:

@@ -20,7 +20,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.beam import beam_search
 from compressor.tasks.columns import TextColumns, is_text
-from compressor.tasks.encoding import chunks_of, longest_row, pad
+from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, longest_row, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 from compressor.tasks.row_store import RowStore
 
@@ -114,18 +114,22 @@ class Translation(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         names = self.text_columns.find(rows, self._columns, source)
-        store = RowStore()
+        store, cut = RowStore(), 0
         for _, chunk in chunks_of(rows):
-            store.add(self._encode_chunk(*(list(chunk[name]) for name in names)).data.table)
+            encoded, cut_texts = self._encode_chunk(*(list(chunk[name]) for name in names))
+            cut += cut_texts
+            store.add(encoded.data.table)
+        self.notes = (*self.notes, *cut_notes(source, cut, 2 * len(rows), self._longest, "texts"))
         return store.finish()
 
-    def _encode_chunk(self, sources: list[str], targets: list[str]) -> Dataset:
+    def _encode_chunk(self, sources: list[str], targets: list[str]) -> tuple[Dataset, int]:
+        """Encoded rows, and how many of their texts are truncated."""
         settings = {"truncation": True, "max_length": self._longest, "return_token_type_ids": False}
         with quiet_transformers():
             encoded = self._tokenizer(sources, return_attention_mask=True, **settings)
-            labels = self._tokenizer(text_target=targets, **settings)["input_ids"]
-        ids = encoded["input_ids"]
-        return Dataset.from_dict(
+            encoded_targets = self._tokenizer(text_target=targets, **settings)
+        ids, labels = encoded["input_ids"], encoded_targets["input_ids"]
+        rows = Dataset.from_dict(
             {
                 "input_ids": ids,
                 "attention_mask": encoded["attention_mask"],
@@ -134,6 +138,7 @@ class Translation(Task):
                 "length": [max(map(len, pair)) for pair in zip(ids, labels, strict=True)],
             }
         )
+        return rows, count_cut(encoded) + count_cut(encoded_targets)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Sources `[batch, source]` and targets `[batch, target]`, padded on the right.

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 from compressor.errors import DivergedError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 from compressor.tasks.segment_streams import Streams, assign_streams
 from compressor.training.arguments import training_arguments
 from compressor.training.batch_order import row_order

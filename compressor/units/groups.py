@@ -9,6 +9,7 @@ model.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,13 @@ class PrunableGroup:
         size = self.units // self.parts
         each, more = divmod(count, self.parts)
         return tuple(part * size + unit for part in range(self.parts) for unit in range(each + (part < more)))
+
+    def can_keep(self, kept: Sequence[int]) -> bool:
+        """Whether these units are whole bundles, and equally many in each part."""
+        bundles, parts = (Counter(unit // size for unit in kept) for size in (self.bundle, self.units // self.parts))
+        return all(number == self.bundle for number in bundles.values()) and (
+            len({parts[part] for part in range(self.parts)}) == 1
+        )
 
     def plan(self, kept: Sequence[int]) -> GroupPlan:
         """The plan that keeps these units at scale one."""

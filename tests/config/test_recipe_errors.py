@@ -154,6 +154,11 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ("start_from", "method"),
         ),
         (
+            {"data": "x", "max_drop": 0.01, "method": "reconstruct", "start_from": "out"},
+            ErrorCode.CONTRADICTION,
+            ("start_from", "max_drop"),
+        ),
+        (
             {"data": "x", "method": "dsp", "macs": "50%", "drop_blocks": 0.5},
             ErrorCode.CONTRADICTION,
             ("macs", "drop_blocks"),

@@ -47,6 +47,15 @@ def test_costs_add_up(first: list[float], second: list[float]) -> None:
     assert costs.cost(dict.fromkeys("abc", 0)) == pytest.approx(costs.least)
 
 
+@given(SAVINGS, SAVINGS)
+def test_groups_of_fixed_counts_cost_what_they_keep(first: list[float], second: list[float]) -> None:
+    costs = table(group(first, ("a", "b")), group(second, ("c",)))
+    fixed = costs.with_fixed({"a": 2, "c": 0, "outside": 3})
+    assert fixed.cost({"b": 4}) == pytest.approx(costs.cost({"a": 2, "b": 4, "c": 0}))
+    assert fixed.cost({"a": 0, "c": 0}) == fixed.whole
+    assert {name for row in fixed.rows for name in row.groups} == {"a", "b", "c"}
+
+
 def test_a_cliff_is_a_number_of_units_that_is_slower_than_a_larger_one() -> None:
     assert group([10.0, 4.0, 6.0, 2.0]).cliffs == (4,)
     assert group([10.0, 6.0, 4.0, 2.0]).cliffs == ()

@@ -87,6 +87,14 @@ def test_damaged_files_are_refused(file: str, encoder: Path) -> None:
         load(encoder)
 
 
+@pytest.mark.parametrize("content", [{"prompts": ["a"]}, {"default_prompt_name": ["a"]}])
+def test_prompts_without_names_are_refused(content: dict[str, Any], encoder: Path) -> None:
+    file = encoder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(content))
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=file):
+        load(encoder)
+
+
 def test_a_missing_configuration_is_refused(encoder: Path) -> None:
     (encoder / "1_Pooling" / "config.json").unlink()
     with fails_with(ErrorCode.FILE_MISSING, path=encoder / "1_Pooling" / "config.json"):
@@ -128,6 +136,16 @@ def test_prompts_are_put_before_texts(names: tuple[str, ...], expected: str) -> 
     assert modules.prepare("a Film", *names) == expected
     lower = SentenceModules("mean", True, lower_case=True, prompts={"all": "Any: "}, default_prompt="all")
     assert lower.prepare("a Film") == "any: a film"
+
+
+def test_the_output_folder_has_the_modules_by_their_paths(encoder: Path, tmp_path: Path) -> None:
+    modules = json.loads((encoder / "modules.json").read_text())
+    modules[1]["path"] = "modules/pooling"
+    (encoder / "modules").mkdir()
+    (encoder / "1_Pooling").rename(encoder / "modules" / "pooling")
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    save_companions(load(encoder), tmp_path / "out")
+    assert (tmp_path / "out" / "modules" / "pooling" / "config.json").is_file()
 
 
 def test_the_output_folder_has_the_files_of_the_library(saved: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.measure.costs import CostTable
+from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.products import SelectedPlan, ShrunkGraph
@@ -114,6 +114,18 @@ def test_budgets_are_noted_in_the_numbers_of_the_report(
     assert note.text.startswith(numbers[0])
     assert all(number in note.text for number in numbers)
     assert "e+" not in note.text
+
+
+def test_a_budget_that_one_size_exceeds_does_not_keep_everything() -> None:
+    row = GroupCosts(groups=("a",), type="neurons", counts=(0, 32), savings=(0.5, 0.0))
+    small, large = (CostTable(unit="ms", batch=batch, seq=8, dense=5, whole=batch, rows=(row,)) for batch in (1, 8))
+    constraints, counts = [Constraint(small, 7.6), Constraint(large, 7.6)], {"a": 4}
+    costs = small.cost(counts), large.cost(counts)
+    codes = {note.code for note in run_notes.budget_notes(constraints, Allocation(counts, costs, costs))}
+    assert codes == {NoteCode.BUDGET_MET}
+    whole = small.whole, large.whole
+    (first, *_) = run_notes.budget_notes(constraints, Allocation({"a": 32}, whole, whole))
+    assert first.code is NoteCode.BUDGET_ABOVE_DENSE
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_an_unreachable_budget_reports_the_least() -> None:
     with fails_with(ErrorCode.BUDGET_UNREACHABLE, BudgetError, **details) as caught:
         allocate(losses, costs, [1.0, 9.0])
     assert caught.value.exit_code == 2
-    assert str(caught.value) == "no widths meet the budgets: 1.5 is the least for a budget of 1; raise the budget"
+    assert str(caught.value) == "no plan meets the budgets: 1.5 is the least for a budget of 1; raise the budget"
     assert pickle.loads(pickle.dumps(caught.value)).details == details
 
 

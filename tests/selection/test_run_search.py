@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
 from compressor.selection.learn import learn
 from compressor.selection.run_search import run_search
-from compressor.tasks.base import Data
+from compressor.tasks.data import Data
 from tests.faults import fails_with
 from tests.selection import tiny
 from tests.selection.tiny import selection

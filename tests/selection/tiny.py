@@ -18,7 +18,8 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.tasks.base import Data, Task
+from compressor.tasks.base import Task
+from compressor.tasks.data import Data
 from compressor.tasks.metrics import Metric, accuracy, mean_loss
 from compressor.units import Site, find_sites, gated
 from graph_passes import Plan

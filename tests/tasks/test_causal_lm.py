@@ -14,7 +14,7 @@ from compressor.tasks import open_data, statistics
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.rows import forward_of, text, token_ids, tsv
+from tests.tasks.rows import forward_of, jsonl, text, token_ids, tsv
 
 
 def test_text_becomes_blocks(gpt2: ModelFolder, tmp_path: Path) -> None:
@@ -34,6 +34,10 @@ def test_rows_of_a_column_end_with_the_end_token(tmp_path: Path) -> None:
     rows = tsv(tmp_path / "a.tsv", "0\tone two", "1\tthree")
     data = open_data(rows_config(rows, rows, rows), load(path))
     assert token_ids(data.train) == [[15, 16, 3, 17, 3]]
+    alone = jsonl(tmp_path / "a.jsonl", {"text": "one two"}, {"text": "three"})
+    assert token_ids(open_data(rows_config(alone, alone, alone), load(path)).train) == [[15, 16, 3, 17, 3]]
+    lines = text(tmp_path / "a.txt", "one two", "three")
+    assert token_ids(open_data(rows_config(lines, lines, lines), load(path)).train) == [[15, 16, 17]]
 
 
 def test_perplexity_follows_from_the_loss_of_the_model(gpt2: ModelFolder, tmp_path: Path) -> None:

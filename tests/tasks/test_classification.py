@@ -65,6 +65,21 @@ def test_long_texts_are_truncated(classifier: ModelFolder, tmp_path: Path) -> No
     for max_length, lengths in ((6, [6, 3]), (999, [20, 3])):
         data = open_data(rows_config(path, path, path, max_length=max_length), classifier)
         assert list(data.train["length"]) == lengths
+        assert [note.code for note in data.notes].count(NoteCode.ROWS_CUT) == 3
+
+
+def test_rows_of_every_length_that_is_read_have_no_note(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "0\tgood good good good", "1\tbad")
+    data = open_data(rows_config(path, path, path, max_length=6), classifier)
+    assert NoteCode.ROWS_CUT not in {note.code for note in data.notes}
+
+
+def test_a_model_of_three_classes_has_one_f1_whatever_is_predicted(tmp_path: Path) -> None:
+    classifier = load(folders.save(folders.bert(num_labels=3), tmp_path / "model"))
+    path = tsv(tmp_path / "a.tsv", "1\tgood", "0\tbad", "1\tfilm")
+    task = open_data(rows_config(path, path, path, metric="f1"), classifier).task
+    dense, changed = (np.array([[1.0, 1.0], [0.0, 0.0], [last, 1.0]]) for last in (1.0, 2.0))
+    assert (task.score(dense), task.score(changed)) == (1.0, pytest.approx((1 + 2 / 3) / 2))
 
 
 def test_rows_without_labels_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:

@@ -35,6 +35,20 @@ def test_a_split_column_divides_the_rows(classifier: ModelFolder, tmp_path: Path
     assert codes(data) == [NoteCode.SPLIT_CHOSEN] * 2
 
 
+def test_a_split_that_serves_no_purpose_is_noted(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows = ["train\t1\tgood", "train\t0\tbad", "dev\t1\tone", "dev\t0\tone", "holdout\t0\ttwo"]
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *rows, header=SPLITS)), classifier)
+    assert sizes(data) == [2, 1, 1]
+    assert codes(data).count(NoteCode.SPLIT_UNUSED) == 1
+
+
+def test_training_rows_are_not_the_test_rows_of_a_file_with_one_split(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows = [f"test\t{number % 2}\t{'good ' * (number // 4)}{'bad ' * (number % 4)}film" for number in range(16)]
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *rows, header=SPLITS)), classifier)
+    texts = [str(ids) for split in (data.train, data.eval, data.test) for ids in split["input_ids"]]
+    assert len(texts) == len(set(texts)) == 16
+
+
 def test_a_split_whose_labels_are_withheld_is_not_used(
     classifier: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

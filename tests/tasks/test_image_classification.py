@@ -123,6 +123,7 @@ def test_metrics(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
     statistics = data.task.per_example(logits, np.array([4, 1, 6]))
     assert statistics.tolist() == [[1.0], [0.0], [1.0]]
     assert data.task.score(statistics) == pytest.approx(2 / 3)
+    assert data.task.constant_score(statistics) is None
     assert data.task.answer_texts(logits, np.array([4, 1, 6])) == ["bright", "class 6", "class 6"]
     accuracy = read(folder, images).task
     assert accuracy.score(accuracy.per_example(logits[:, :3], np.array([0, 1, 2]))) == pytest.approx(1 / 3)

@@ -34,6 +34,21 @@ def test_names_of_the_model_are_its_classes() -> None:
     assert (ids["Neutral"], ids["contradiction"], ids["entailment"]) == (1, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "expected"),
+    [
+        ({0: "1", 1: "2", 2: "3"}, ["1", "3", "2"], [0, 2, 1]),
+        ({0: "1", 1: "0"}, [0, 1], [1, 0]),
+        ({0: "01", 1: "02"}, ["01", "02"], [0, 1]),
+        ({0: "1", 1: "2", 2: "3"}, [0, 2], [0, 2]),
+    ],
+)
+def test_numbers_are_names_of_classes_where_the_model_has_these_names(
+    names: dict[int, str], labels: list[Any], expected: list[int]
+) -> None:
+    assert classes_of(rows_of(labels), "label", ids_of(labels, id2label=names), "f") == expected
+
+
 def test_new_names_are_numbered_in_order_for_every_split() -> None:
     two_classes: dict[str, Any] = {"num_labels": 2}
     config = BertConfig(**two_classes)

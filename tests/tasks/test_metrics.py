@@ -18,6 +18,7 @@ from compressor.tasks.metrics import (
     bleu,
     bleu_counts,
     f1,
+    macro_f1,
     matthews,
     mean_loss,
     pearson,
@@ -37,8 +38,10 @@ def test_metrics_of_classes_agree_with_their_definition(pairs: list[tuple[int, i
     predicted, labels = np.array(pairs).T
     equal = sum(prediction == label for prediction, label in pairs)
     assert accuracy(statistics) == pytest.approx(equal / len(pairs))
-    average = "binary" if max(predicted.max(), labels.max()) <= 1 else "macro"
-    assert f1(statistics) == pytest.approx(f1_score(labels, predicted, average=average, zero_division=0.0))
+    is_first = np.stack([predicted == 1, labels == 1])
+    assert f1(statistics) == pytest.approx(f1_score(is_first[1], is_first[0], zero_division=0.0))
+    by_class = [f1_score(labels == number, predicted == number, zero_division=0.0) for number in sorted(set(labels))]
+    assert macro_f1(statistics) == pytest.approx(np.mean(by_class))
     undefined = len(set(predicted)) == 1 or len(set(labels)) == 1
     assert matthews(statistics) == pytest.approx(0 if undefined else matthews_corrcoef(labels, predicted))
 

@@ -36,6 +36,15 @@ def model() -> PreTrainedModel:
     return model.eval()
 
 
+def test_answers_that_no_window_holds_are_noted(tmp_path: Path) -> None:
+    long = " ".join(["river"] * 12)
+    file = jsonl(
+        tmp_path / "rows.jsonl", row(long, "who", Answer(long, 0)), row("rome paris", "who", Answer("rome", 0))
+    )
+    data = open_data(rows_config(file, file, file, max_length=10, stride=2), folder_of(wordpieces()))
+    assert [note.code for note in data.notes].count(NoteCode.ANSWERS_CUT) == 3
+
+
 def test_the_metric_is_a_mean_over_questions() -> None:
     measured = np.array([[1.0, 1.0], [0.5, 0.0]])
     assert task_of(wordpieces()).score(measured) == 0.75

@@ -165,6 +165,23 @@ def test_labels_that_rank_nothing_are_refused(metric: str, label: str, encoder: 
         open_data(rows_config(file, metric=metric), encoder)
 
 
+@pytest.mark.parametrize(("metric", "label"), [("spearman", "1"), ("recall@10", "0")])
+def test_test_rows_that_rank_nothing_are_refused(metric: str, label: str, encoder: ModelFolder, tmp_path: Path) -> None:
+    rows = tsv(tmp_path / "a.tsv", *pair_rows(12), header=HEADER)
+    test = tsv(tmp_path / "b.tsv", f"{label}\ta\tb", f"{label}\tc\td", header=HEADER)
+    with fails_with(ErrorCode.INVALID_ROWS, field="test_data"):
+        open_data(rows_config(rows, rows, test, metric=metric), encoder)
+
+
+def test_queries_are_set_aside_whole(encoder: ModelFolder, tmp_path: Path) -> None:
+    texts = [(f"plot {'good ' * query}", f"film {'bad ' * number}") for query in range(15) for number in range(4)]
+    file = tsv(tmp_path / "a.tsv", *(f"1\t{query}\t{passage}" for query, passage in texts), header=HEADER)
+    data = open_data(rows_config(file, metric="recall@10"), encoder)
+    queries = [set(split["query"]) for split in (data.train, data.eval, data.test)]
+    assert sum(map(len, queries)) == len(set.union(*queries)) == 15
+    assert all(queries)
+
+
 def test_labelled_rows_need_two_texts(encoder: ModelFolder, tmp_path: Path) -> None:
     with fails_with(ErrorCode.COLUMN_MISSING, field="text_columns"):
         open_data(rows_config(tsv(tmp_path / "a.tsv", "1\ta", "2\tb")), encoder)

@@ -18,6 +18,13 @@ def test_a_split_column_divides_the_file(tmp_path: Path) -> None:
     assert {name: list(rows["text"]) for name, rows in splits.items()} == {"train": ["a", "c"], "dev": ["b"]}
 
 
+@pytest.mark.parametrize("row", ["\tb", "dev\tb"])
+def test_a_row_without_a_split_is_refused(row: str, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "train\ta", row, "\tc", header="split\ttext")
+    with fails_with(ErrorCode.INVALID_ROWS, column="split", row=2 if row.startswith("\t") else 3):
+        named_splits(path)
+
+
 def test_a_split_column_without_names_of_splits_is_a_column(tmp_path: Path) -> None:
     splits = named_splits(tsv(tmp_path / "a.tsv", "banana\ta", "pea\tb", header="split\ttext"))
     assert list(splits) == [""]

@@ -46,6 +46,7 @@ def choose_engine(
     trials: EngineTrials,
     allowed: Sequence[Choice] | None = None,
     build_half: Callable[[Trial], Engine] | None = None,
+    decided: str = "",
 ) -> ChosenEngine:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
 
@@ -56,6 +57,7 @@ def choose_engine(
         trials: what candidates are built, scored and timed with.
         allowed: the engines to try; None: all that the recipe allows.
         build_half: builds the engine of a candidate with half of the units of every group; None: no units are removed.
+        decided: label of the engine that was chosen before, and is chosen again if it can be built; empty: none was.
 
     Raises:
         TargetMissingError: no engine could be built, because runtimes are missing.
@@ -70,9 +72,10 @@ def choose_engine(
         if _loses_too_much(trial)
     ]
     built = trials.measure_memory(time_whole(trials, built))
-    if build_half is not None:
-        built = time_half(trials, built, build_half)
-    best = fastest(built, data is None or data.task.higher_is_better)
+    best = next((trial for trial in built if trial.choice.label == decided and trial.variant is not None), None)
+    if best is None:
+        built = built if build_half is None else time_half(trials, built, build_half)
+        best = fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, tuple(quantized.values())))
     source = None

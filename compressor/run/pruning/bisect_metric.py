@@ -62,6 +62,7 @@ def bisect_metric(
         macs: multiply-accumulates, by which equal groups are recognized when the cost table is measured.
     """
     tables = run.costs.time_tables(macs)
+    run.costs.engines.release()
     searched, unseen = _divided_rows(run)
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
@@ -114,7 +115,7 @@ def _bisect(
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
     dense, original = scorer.score("the whole model"), scorer.whole_state
-    least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.least)
+    least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:
         share = _next_share(trials, _holding(run, dense, trials), least)

@@ -43,6 +43,12 @@ class Constraint:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
 
+    def usage(self, cost: float) -> float:
+        """Ratio of a cost to the budget; infinite for a cost above a budget of zero, e.g. of no heads."""
+        if self.budget > 0:
+            return cost / self.budget
+        return math.inf if cost > 0 else 1.0
+
     @property
     def limit(self) -> float:
         """The sum of costs by the table up to which a plan meets the budget."""
@@ -51,12 +57,14 @@ class Constraint:
     def with_correction(self, points: Sequence[tuple[float, float]]) -> Constraint:
         """The constraint with the correction at which a plan is expected to cost as much as the budget.
 
-        The closest plans that cost less and more than the budget are interpolated, in logarithms; where all cost less
-        or all more, costs are corrected in proportion to those of the closest.
+        Costs that are counted need none. The closest plans that cost less and more than the budget are interpolated, in
+        logarithms; where all cost less or all more, costs are corrected in proportion to those of the closest.
 
         Args:
             points: predicted and measured cost of each plan that was measured.
         """
+        if self.table.unit != "ms":
+            return self
         under = max((point for point in points if point[1] <= self.budget), key=lambda point: point[1], default=None)
         over = min((point for point in points if point[1] > self.budget), key=lambda point: point[1], default=None)
         if under is None or over is None:
@@ -235,7 +243,7 @@ def allocate_until_met(
     attempts: list[Allocation] = []
 
     def usage(attempt: Allocation) -> float:
-        return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
+        return max(limit.usage(cost) for cost, limit in zip(attempt.measured, constraints, strict=True))
 
     while len(attempts) < MAX_ROUNDS:
         counts = _next_counts(groups, losses, constraints, attempts)
@@ -258,6 +266,8 @@ def _next_counts(
     attempts: Sequence[Allocation],
 ) -> dict[str, int] | None:
     """The numbers of units that are measured next; None if all plans that qualify were."""
+    if not attempts and all(constraint.predicted_cost({}) <= constraint.budget for constraint in constraints):
+        return {group.name: group.counts[-1] for group in groups}
     for share in (AIMED_RATIO, 1.0):
         current = [
             replace(part, budget=share * part.budget) if part.table.unit == "ms" else part for part in constraints

@@ -13,11 +13,11 @@ from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
+from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_costs import (
     SECONDS_OF_WHOLE,
     TIMED_SHARES,
     Size,
-    count_costs,
     keep_counts,
     measure_times,
 )
@@ -32,6 +32,8 @@ _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
 _FORM = "4"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
+_OUTDATED_BY = ("measured shares", "form of engines", "machine", "device", "runtime")
+"""Fields of the key that replace a stored table when they change; tables that differ in others are kept beside it."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -68,9 +70,8 @@ class CostSource:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
         key = self._key()
-        path = (
-            user_cache() / f"costs-{hashlib.sha256((key['structure'] + key['engine']).encode()).hexdigest()[:16]}.json"
-        )
+        named = json.dumps({name: value for name, value in key.items() if name not in _OUTDATED_BY})
+        path = user_cache() / f"costs-{hashlib.sha256(named.encode()).hexdigest()[:16]}.json"
         tables, differing = load_tables(path, key)
         if tables:
             rescaled = self._rescaled(tables)
@@ -95,7 +96,11 @@ class CostSource:
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned = self.engines.whole, self.dense
             measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, on_progress)
-        save_tables(path, key, measured)
+        try:
+            save_tables(path, key, measured)
+        except OSError as error:
+            text = f"the cost table could not be stored ({error}); the next run measures it again"
+            self.log.add_notes([Note(code=NoteCode.COSTS_NOT_STORED, text=text)])
         return measured
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
@@ -134,16 +139,16 @@ class CostSource:
         """Everything that times depend on."""
         config = {name: value for name, value in self.model.config.to_diff_dict().items() if name != "_name_or_path"}
         units = [(group.name, group.units, group.step, group.parts) for group in self.groups]
-        options, session = self.engines.options, self.dense.session
-        facts = machine()
+        facts, runtime = machine(), self.dense.session.get("runtime")
         return {
             "structure": json.dumps([type(self.model).__name__, config, units], sort_keys=True, default=str),
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
             "products in fp32": json.dumps(self.engines.choice.in_float),
-            "size": json.dumps([list(self.inputs), options.shapes]),
+            "graph": self.engines.reference_form,
+            "size": json.dumps([list(self.inputs), self.engines.options.shapes]),
+            "device": self.dense.host,
             "measured shares": json.dumps(TIMED_SHARES),
             "form of engines": _FORM,
             "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
-            "threads": str(session.get("intra_op_threads")),
-            "runtime": json.dumps([session.get("runtime"), facts.get("onnxruntime"), facts.get("openvino")]),
+            "runtime": json.dumps([runtime, facts.get("onnxruntime"), facts.get("openvino")]),
         }

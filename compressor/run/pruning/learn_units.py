@@ -87,7 +87,8 @@ def _learn(
 def _make_pool(run: BudgetRun, constraints: Sequence[Constraint]) -> UnitPool:
     """The units that compete, and what they cost."""
     recipe, data = run.recipe, run.data
-    groups = prunable_groups(run)
+    groups, notes = prunable_groups(recipe, run.model, run.refused)
+    run.log.add_notes(notes)
     model = run.model.folder.model
     with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
         batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))

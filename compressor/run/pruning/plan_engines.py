@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +53,12 @@ class PlanEngines:
     unpruned: Engine | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
     _engine: Engine | None = field(default=None, init=False, repr=False)
+
+    @property
+    def reference_form(self) -> str:
+        """Opset and numbers of operators of the reference graph, which depend on how it was exported."""
+        graph = graph_passes.load(self.reference.path)
+        return json.dumps([graph.opset_imports, Counter(node.op_type for node in graph.graph)], sort_keys=True)
 
     def graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan, with the products and the positions of the graph of the whole model.

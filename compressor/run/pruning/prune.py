@@ -15,7 +15,7 @@ import torch
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
-from compressor.measure.costs import CostTable, GroupCosts
+from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.run.accelerator import on_accelerator
 from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
@@ -59,20 +59,23 @@ def prune(run: BudgetRun) -> SelectedPlan:
     folder = run.model.folder
     if (finished := run.store.load_finished_plan(folder.model)) is not None:
         return finished
-    groups = prunable_groups(run)
+    noted = len(run.log.notes)
+    groups, notes = prunable_groups(run.recipe, run.model, run.refused)
+    run.log.add_notes(notes)
+    earlier = None if run.selected is None else run.selected.plan
     if run.recipe.budget.start_from is not None:
-        start = load_start(run.recipe.budget.start_from, run.model)
-        groups = [replace(group, limit=len(start[group.name].kept)) for group in groups]
-        _fold_gates(run, start)
-    if run.selected is not None:
-        _fold_gates(run, run.selected.plan)
+        earlier = load_start(run.recipe, run.model, groups)
+        groups = [replace(group, limit=len(earlier[group.name].kept)) for group in groups]
+    if earlier is not None:
+        _fold_gates(run, earlier)
     pruner = pruner_of(run, groups)
     tables = run.costs.count_tables()
-    require_reachable(groups, _constraints(run, tables))
+    fixed = _fixed_counts(groups, earlier)
+    require_reachable(groups, _constraints(run, tables, fixed))
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
-        allocation, scales = _prune(run, groups, pruner, tables)
-    plan = _plan(run, groups, pruner, allocation, scales)
+        allocation, scales = _prune(run, groups, pruner, tables, fixed)
+    plan = _plan(run, groups, pruner, allocation, scales, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
         curves=() if run.selected is None else run.selected.curves,
@@ -81,13 +84,25 @@ def prune(run: BudgetRun) -> SelectedPlan:
         budget=allocation.budget,
         costs=cost_shares(allocation.tables, plan),
         certificate=allocation.certificate,
+        engine=run.costs.engines.choice.label,
     )
-    run.store.finish(selected, folder.model)
+    # A run that resumes after this has the notes of the plan alone.
+    run.store.finish(replace(selected, notes=(*selected.notes, *run.log.notes[noted:])), folder.model)
     return selected
 
 
+def _fixed_counts(groups: Sequence[PrunableGroup], earlier: Plan | None) -> dict[str, int]:
+    """What an earlier plan keeps of the groups that are not pruned now."""
+    names = {group.name for group in groups}
+    return {} if earlier is None else {plan.name: len(plan.kept) for plan in earlier.groups if plan.name not in names}
+
+
 def _prune(
-    run: BudgetRun, groups: Sequence[PrunableGroup], pruner: Pruner[Any], tables: Sequence[CostTable]
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner[Any],
+    tables: Sequence[CostTable],
+    fixed: Mapping[str, int],
 ) -> tuple[Allocation, Mapping[str, tuple[float, ...]]]:
     """How many units each group keeps, and the scales of those that have some; the model has the weights afterwards."""
     with run.log.stage("gathering statistics of the rows") as on_progress:
@@ -96,7 +111,7 @@ def _prune(
         losses = pruner.losses(on_progress)
     if _is_unbounded(run.recipe):
         return bisect_metric(run, groups, pruner, losses, macs_of(tables)), {}
-    allocation = _by_budget(run, groups, losses, tables)
+    allocation = _by_budget(run, groups, losses, tables, fixed)
     run.costs.engines.release()
     if not _removes_any(groups, allocation):
         return allocation, {}
@@ -170,50 +185,36 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
 
 
 def _by_budget(
-    run: BudgetRun, groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], counted: Sequence[CostTable]
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    losses: Mapping[str, Curve],
+    counted: Sequence[CostTable],
+    fixed: Mapping[str, int],
 ) -> Allocation:
-    """The numbers of units that meet the budgets of the recipe."""
+    """The numbers of units that meet the budgets of the recipe; other groups keep the `fixed` numbers."""
     is_timed = run.recipe.budget.is_timed
-    tables = [*counted, *(run.costs.time_tables(macs_of(counted)) if is_timed else ())]
-    constraints = _constraints(run, tables)
-    allocation = allocate_until_met(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
+    timed = run.costs.time_tables(macs_of(counted)) if is_timed else []
+    tables = [*counted, *timed]
+    constraints = _constraints(run, tables, fixed)
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        """The cost under each constraint: counted by its table, or timed beside the dense engine."""
+        times = iter(run.costs.time_plan({**fixed, **counts}, timed) if timed else ())
+        return [next(times) if part.table.unit == "ms" else part.table.cost(counts) for part in constraints]
+
+    allocation = allocate_until_met(groups, losses, constraints, measure)
     run.log.add_notes(budget_notes(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
 
-def _constraints(run: BudgetRun, tables: Sequence[CostTable]) -> list[Constraint]:
+def _constraints(run: BudgetRun, tables: Sequence[CostTable], fixed: Mapping[str, int]) -> list[Constraint]:
     """The budgets of the recipe on the costs of some tables, and on the number of heads."""
     keep, heads = run.recipe.selection.keep, sum(site.heads for site in run.model.sites)
     counted_heads = [head_table(run.model.groups)] if keep is not None and run.selected is None else []
     kept_heads = heads_to_keep(keep, heads) if keep is not None and counted_heads else heads
-    every = [_with_plan(table, run) for table in (*tables, *counted_heads)]
+    every = [table.with_fixed(fixed) for table in (*tables, *counted_heads)]
     return constraints_of(run.recipe, every, kept_heads)
-
-
-def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
-    """The table of the model whose heads another method selected: they cost what it keeps, and save nothing more."""
-    if run.selected is None or table.unit == "heads":
-        return table
-    counts = run.selected.plan.head_counts
-    rows = tuple(
-        row
-        if row.type != "heads"
-        else GroupCosts(groups=row.groups, type=row.type, counts=row.counts, savings=(0.0,) * len(row.counts))
-        for row in table.rows
-    )
-    return table.model_copy(update={"whole": table.sum_of(counts), "rows": rows})
-
-
-def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[str, int]) -> list[float]:
-    """The cost of a plan under each constraint: counted by its table, or timed beside the dense engine."""
-    timed = [constraint for constraint in constraints if constraint.table.unit == "ms"]
-    costs = {id(constraint): constraint.table.cost(counts) for constraint in constraints}
-    if timed:
-        heads = {} if run.selected is None else run.selected.plan.head_counts
-        milliseconds = run.costs.time_plan({**heads, **counts}, [constraint.table for constraint in timed])
-        costs |= {id(constraint): value for constraint, value in zip(timed, milliseconds, strict=True)}
-    return [costs[id(constraint)] for constraint in constraints]
 
 
 def _plan(
@@ -222,12 +223,13 @@ def _plan(
     pruner: Pruner[Any],
     allocation: Allocation,
     scales: Mapping[str, tuple[float, ...]],
+    earlier: Plan | None,
 ) -> Plan:
-    """The plan of all groups of the model."""
+    """The plan of all groups of the model; those that are not pruned now keep what an earlier plan keeps."""
     whole = keep_all(run.model.groups)
-    if run.selected is not None:
+    if earlier is not None:
         # Scales are folded into the weights already.
-        whole = whole.replace_groups(replace(site, scale=()) for site in run.selected.plan.sites)
+        whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
     pruned = []
     for group in groups:
         plan = group.plan(pruner.kept(group, allocation.counts[group.name]))

@@ -26,7 +26,8 @@ from compressor.selection.ray_search.cluster import RayProcess, RaySettings, che
 from compressor.selection.ray_search.worker import WorkerSetup
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
-from compressor.tasks.base import Data, Task
+from compressor.tasks.base import Task
+from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site

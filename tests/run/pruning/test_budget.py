@@ -22,7 +22,8 @@ from compressor.run.pruning.budget import (
     head_table,
     timed_sizes,
 )
-from compressor.run.pruning.budget_rows import delivered_rows
+from compressor.run.pruning.budget_rows import budget_rows, delivered_rows
+from compressor.run.run_notes import budget_notes
 from compressor.units import PrunableGroup
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]
@@ -146,6 +147,24 @@ def test_a_budget_above_dense_keeps_everything() -> None:
         GROUPS, losses, [Constraint(table, 2 * table.whole)], lambda counts: [table.cost(counts)]
     )
     assert allocation.counts == {group.name: group.units for group in GROUPS}
+
+
+def test_nothing_is_removed_from_a_model_that_just_meets_its_budget() -> None:
+    losses, table = random_problem(0)
+    budget = 1.005 * table.whole
+    allocation = allocate_until_met(GROUPS, losses, [Constraint(table, budget)], lambda counts: [table.cost(counts)])
+    assert allocation.counts == {group.name: group.units for group in GROUPS}
+
+
+@pytest.mark.parametrize("heads", [0, 1, 3])
+def test_fewer_heads_than_a_bundle_leave_none(heads: int) -> None:
+    group = PrunableGroup("a", "heads", 8, 4, 4, "a", bundle=4)
+    constraint = Constraint(head_table([group]), heads)
+    losses = {"a": {0: 1.0, 4: 0.5, 8: 0.0}}
+    allocation = allocate_until_met([group], losses, [constraint], lambda counts: [constraint.table.cost(counts)])
+    assert allocation.counts == {"a": 0}
+    assert [note.code for note in budget_notes([constraint], allocation)] == [NoteCode.BUDGET_MET]
+    assert all(row.met for row in budget_rows([constraint], allocation))
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
         options=SimpleNamespace(shapes=()),
         drop_unread=True,
         whole=None,
+        reference_form="opset 23",
     )
     model: Any = SimpleNamespace(config=SimpleNamespace(to_diff_dict=lambda: {"layers": 1}))
     groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
-    dense: Any = SimpleNamespace(session={"runtime": "ort", "intra_op_threads": 2})
+    dense: Any = SimpleNamespace(session={"runtime": "ort"}, host="ort on CPU, 2 threads")
     parts: Any = {"engines": engines, "log": Log(), "inputs": {(1, 128): {}}}
     return CostSource(model, groups, dense=dense, **parts)
 
@@ -89,6 +90,32 @@ def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, m
     (again,) = source.time_tables(table(1.0))
     assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
     assert again == table(2.0, whole=2.5)
+
+
+@pytest.mark.parametrize("change", ["device", "graph"])
+def test_a_stored_table_of_another_device_or_graph_is_not_used(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    remaining = measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    if change == "device":
+        source.dense.host = "ort on a GPU"  # type: ignore[misc]
+    else:
+        source.engines.reference_form = "opset 18"  # type: ignore[misc]
+    assert source.time_tables(table(1.0)) == [table(2.0)]
+    assert not list(remaining)
+
+
+def test_a_table_that_cannot_be_stored_is_used_all_the_same(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError("read-only")
+
+    measure_in_turn(monkeypatch, table(3.0))
+    monkeypatch.setattr(cost_tables, "save_tables", refuse)
+    assert source.time_tables(table(1.0)) == [table(3.0)]
+    assert source.log.codes == [NoteCode.COSTS_NOT_STORED]  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))

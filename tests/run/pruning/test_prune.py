@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
+from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
 
@@ -134,6 +136,65 @@ def test_query_heads_are_removed_in_groups(inputs: Path, tmp_path: Path, group_b
         assert (counts[0] == counts[1]) if group_by == "query" else set(counts) <= {0, 4}
 
 
+def test_heads_that_share_one_key_value_head_stay_or_go_together(inputs: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 4}
+    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 2}, pad_token_id=0)
+    folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
+    report = run(inputs, tmp_path / "out", macs="80%", model=tmp_path / "model", prune_units="heads")
+    assert all(proof.holds for proof in report.proofs)
+    assert report.plan.heads_kept == 4 == report.plan.heads / 2
+
+
+@pytest.mark.zoo
+def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
+    start, earlier = pruned
+    report = run(inputs, tmp_path / "out", macs="52%", start_from=start, prune_units="neurons")
+    before, after = (Plan.load(folder / "plan.json") for folder in (start, tmp_path / "out"))
+    assert earlier.plan.heads_kept < earlier.plan.heads
+    assert [site.kept for site in before.sites] == [site.kept for site in after.sites]
+    assert report.plan.neurons_kept < earlier.plan.neurons_kept
+    assert all(proof.holds for proof in report.proofs)
+    assert all(row.met for row in report.budget)
+    assert report.compressed.macs is not None
+    assert report.compressed.macs <= report.budget[0].requested
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("first", ["query", "kv"])
+def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path: Path, first: str) -> None:
+    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 2}, pad_token_id=0)
+    folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
+    fields = {"prune_units": "heads", "model": tmp_path / "model", "method": "reconstruct"}
+    run(inputs, tmp_path / "start", macs="80%", group_by=first, **fields)
+    second = {"query": "kv", "kv": "query"}[first]
+    with fails_with(ErrorCode.FILE_MISMATCH, InputError, field="group_by"):
+        run(inputs, tmp_path / "out", macs="70%", group_by=second, start_from=tmp_path / "start", **fields)
+
+
+def test_a_resumed_run_has_the_notes_of_its_plan(inputs: Path, tmp_path: Path) -> None:
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="60%"), listener)
+    resumed = codes(run(inputs, tmp_path / "out", macs="60%"))
+    assert {NoteCode.RESUMED, NoteCode.BUDGET_MET} <= resumed
+
+
+@pytest.mark.zoo
+def test_a_resumed_run_delivers_the_engine_that_its_plan_was_made_for(inputs: Path, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"target": "auto", "precision": "fp32", "macs": "60%"}
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
+    (finished,) = tmp_path.rglob("done.json")
+    content = json.loads(finished.read_text())
+    # Whichever was faster by a little, the resumed run has to deliver this one.
+    content["engine"] = {"ort fp32": "openvino fp32", "openvino fp32": "ort fp32"}[content["engine"]]
+    finished.write_text(json.dumps(content))
+    report = run(inputs, tmp_path / "out", **fields)
+    assert [row.label for row in report.candidates if row.chosen] == [content["engine"]]
+
+
 @pytest.mark.zoo
 def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None:
     plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="reconstruct", steps=None)).plan
@@ -166,8 +227,9 @@ def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.zoo
-def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path) -> None:
-    report = run(inputs, tmp_path / "out", max_drop=0.5)
+@pytest.mark.parametrize("units", ["all", "neurons", "heads"])
+def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path, units: str) -> None:
+    report = run(inputs, tmp_path / "out", max_drop=0.5, prune_units=units)
     assert report.plan.method == "reconstruct"
     assert report.scores[0].compressed >= report.scores[0].dense - 0.5
 

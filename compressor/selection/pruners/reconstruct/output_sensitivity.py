@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
@@ -58,6 +59,7 @@ def sensitivity_of(
     linears: Sequence[str],
     names: Sequence[str],
     seed: int = 0,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Sensitivity:
     """The weight of each token of each call of some linears, and the metric of their outputs.
 
@@ -80,13 +82,15 @@ def sensitivity_of(
         linears: module paths.
         names: the outputs that the task scores, see `Task.outputs`.
         seed: seed of the draws.
+        on_progress: called with (batches, all batches).
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     weights: list[dict[str, list[Tensor]]] = []
     masks: list[dict[str, Tensor]] = []
     metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            on_progress(number, len(batches))
             parts = [_fisher(model, part, linears, names, generator, metrics) for part in _parts(batch)]
             fisher = {
                 name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]

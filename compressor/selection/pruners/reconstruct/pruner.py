@@ -67,11 +67,20 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
         linears = [str(group.linear) for group in inputs.groups]
-        sensitivity = sensitivity_of(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed)
-        self._weights = list(sensitivity.weights)
         grams = StoredGrams(path) if path.is_file() else {}
-        if not grams.keys() >= set(linears):
-            gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
+        has_grams = grams.keys() >= set(linears)
+
+        def progress_of(number: int) -> ProgressCallback:
+            """The progress of the first or the second pass over the batches."""
+            passes = 1 if has_grams else 2
+            return lambda done, batches: on_progress(number * batches + done, passes * batches)
+
+        sensitivity = sensitivity_of(
+            inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed, progress_of(0)
+        )
+        self._weights = list(sensitivity.weights)
+        if not has_grams:
+            gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, progress_of(1))
             grams = StoredGrams.write(path, gathered)
         self._choices = {
             choice.group.name: choice

@@ -1,0 +1,131 @@
+"""The training, evaluation and test rows of a run: splits of the sources that it names, or rows that are set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from datasets import Dataset
+
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
+from compressor.results import Note, NoteCode
+from compressor.tasks.base import Task
+from compressor.tasks.labels import are_withheld
+from compressor.tasks.splits import Split, pick
+
+PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
+"""Adjectives of the splits in messages."""
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """The rows of one split, and their source as messages name it."""
+
+    rows: Dataset
+    source: str
+
+
+def read_splits(
+    request: RowsConfig, read: Callable[[str], dict[str, Dataset]]
+) -> tuple[dict[Split, SourceRows], list[Note]]:
+    """The rows of each requested split and of further splits of the training data, with notes on the latter."""
+    requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
+    sources = {source: read(source) for source in requested.values() if source is not None}
+    if not sources:
+        raise InputError(
+            "no rows were named, so nothing can be learned or scored; name them with --data",
+            code=ErrorCode.MISSING_VALUE,
+            field="data",
+        )
+    splits: dict[Split, SourceRows] = {}
+    notes = []
+    training, used = None, set[tuple[str, str]]()
+    for split, source in requested.items():
+        if source is not None:
+            name = _select(split, sources[source], source)
+            splits[split] = SourceRows(sources[source][name], f"{source} [{name}]" if name else source)
+            training = name if split == "train" else training
+            used.add((source, name))
+        elif request.data is not None:
+            others = {name: rows for name, rows in sources[request.data].items() if name != training}
+            picked = pick(others, split)
+            if picked is None:
+                continue
+            used.add((request.data, picked))
+            if are_withheld(others[picked]):
+                text = f"the split {picked!r} of {request.data} is not used, its labels are withheld"
+                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+                continue
+            splits[split] = SourceRows(others[picked], f"{request.data} [{picked}]")
+            text = f"the {split} rows are the split {picked!r} of {request.data}"
+            notes.append(Note(text=text, code=NoteCode.SPLIT_CHOSEN))
+    for source, named in sources.items():
+        for name, rows in named.items():
+            if (source, name) not in used:
+                text = f"the split {name!r} of {source} ({len(rows)} rows) is not used"
+                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+    return splits, notes
+
+
+def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:
+    """The name of the split of a source for one purpose; a source with a single split serves every purpose."""
+    name = pick(named, split)
+    if name is None and len(named) > 1:
+        raise InputError(
+            f"{source}: none of its splits ({', '.join(named)}) is for {split}; rename one to train, dev or test, or"
+            " name a file of these rows alone",
+            code=ErrorCode.UNKNOWN_NAME,
+            split=split,
+            splits=tuple(named),
+        )
+    return next(iter(named)) if name is None else name
+
+
+def set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Task) -> tuple[Dataset, Dataset]:
+    """Divide rows into those that remain and those that are set aside for another purpose, at least one.
+
+    The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
+    last rows are set aside; rows that belong together (`Task.set_aside_by`) are drawn together.
+
+    Args:
+        examples: encoded rows.
+        share: share of the rows to set aside.
+        seed: seed of the draw.
+        split: the split of the rows.
+        task: the task that encoded the rows.
+
+    Raises:
+        InputError: no row would remain.
+    """
+    together = np.arange(len(examples))
+    if task.set_aside_by is not None:
+        together = np.unique(np.asarray(examples[task.set_aside_by]), return_inverse=True)[1]
+    groups = int(together.max(initial=-1)) + 1
+    count = max(1, round(share * groups))
+    if count >= groups:
+        field = "eval_data" if split == "train" else "test_data"
+        raise InputError(
+            f"{len(examples)} {PURPOSES[split]} rows are too few to set some aside; give more rows, or"
+            f" --{field.replace('_', '-')}",
+            code=ErrorCode.TOO_FEW_ROWS,
+            rows=len(examples),
+            minimum=2,
+            field=field,
+        )
+    order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(seed).permutation(groups)
+    is_aside = np.isin(together, order[:count])
+    return examples.select(np.flatnonzero(~is_aside)), examples.select(np.flatnonzero(is_aside))
+
+
+def set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
+    """The note on `rows` of the split `origin` that were set aside for `split`."""
+    choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
+    text = (
+        f"no {PURPOSES[split]} data was named: {len(rows)} of the {PURPOSES[origin]} rows, {choice}, were set aside"
+        " for it"
+    )
+    if origin == "train":
+        text += "; a model that was trained on these rows scores higher on them than on new ones"
+    return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
