@@ -65,7 +65,8 @@ def texts_of_set(name: str, folder: Path) -> Path:
     """A text file with the training rows of another set, a line for each."""
     path = folder / f"{name}.txt"
     if not path.exists():
-        rows = read_rows(rows_file(name, folder), "train")
+        (folder / name).mkdir(exist_ok=True)  # the folder itself holds the rows of this set
+        rows = read_rows(rows_file(name, folder / name), "train")
         path.write_text("".join(f"{row['sentence']}\n" for row in rows), encoding="utf-8")
     return path
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.interrupts import interrupts_deferred
 from graph_passes.files import atomic_replace
 
 QUANTIZED_GRAPH = "model.int8.onnx"
@@ -74,18 +75,15 @@ def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
         aside: path of the former folder in the meantime.
     """
     # An interrupt between the two renames would leave no folder at `out`.
-    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
+    with interrupts_deferred(signal.SIGINT, signal.SIGTERM):
         if out.exists():
             out.rename(aside)
         try:
             new.rename(out)
-        except OSError:
+        except BaseException:
             if aside.exists():
                 aside.rename(out)
             raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
     shutil.rmtree(aside, ignore_errors=True)
 
 

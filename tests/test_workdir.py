@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from compressor.errors import ErrorCode, InputError, MetricDropError, UsageError
-from compressor.workdir import open_workdir
+from compressor.workdir import open_workdir, replace_folder
 from tests.faults import fails_with
 
 
@@ -141,3 +144,34 @@ def test_a_kill_between_the_two_renames_is_repaired(tmp_path: Path) -> None:
     with fails_with(ErrorCode.OUTPUT_EXISTS, UsageError, path=out), open_workdir(out, force=False):
         pass
     assert (tmp_path / "out" / "plan.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_interrupt_between_two_renames_leaves_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """Another thread may receive the signal, so that blocking it in this one is not enough."""
+    for name in ("new", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text").write_text(name)
+    running = threading.Event()
+    thread = threading.Thread(target=running.wait)
+    thread.start()
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if failing and path.name == "new":
+            raise OSError(errno.EACCES, "denied")
+        renamed = rename(path, target)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    try:
+        with pytest.raises((KeyboardInterrupt, OSError)):
+            replace_folder(tmp_path / "new", tmp_path / "out", aside=tmp_path / "aside")
+    finally:
+        running.set()
+        thread.join()
+    assert (tmp_path / "out" / "text").read_text() == ("out" if failing else "new")

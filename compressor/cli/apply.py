@@ -37,11 +37,14 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     with console.stage("reading the graph"):
         model = graph_passes.load(graph)
     sources = graph_passes.data_files(model)
-    if data.resolve() in sources and out.resolve() != graph.resolve():
+    weights = plan.with_name(graph_passes.WEIGHTS)
+    read = {*sources, plan.resolve(), weights.resolve()}
+    taken = next((path for path in (out, data) if path.resolve() in read), None)
+    if taken is not None and (taken != data or out.resolve() != graph.resolve()):
         raise UsageError(
-            f"{data}: holds the weights of {graph}; write to another file (-o)",
+            f"{taken}: the command reads this file, and would replace it; write to another file (-o)",
             code=ErrorCode.CONTRADICTION,
-            path=data,
+            path=taken,
         )
     size = sum(file.stat().st_size for file in {graph.resolve(), *sources})
     with console.stage("shrinking the graph"):

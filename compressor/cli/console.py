@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ class Console:
 
     @staticmethod
     def as_json(content: Any) -> str:
-        """`content` as the JSON text that commands print."""
-        return json.dumps(content, indent=1, ensure_ascii=False)
+        """`content` as the JSON text that commands print; numbers that JSON lacks are texts, as in report.json."""
+        return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
 
     def note(self, note: Note | str) -> None:
         """Print something that the reader of a result must know."""
@@ -76,3 +77,14 @@ def text_table(*headings: str) -> Table:
 def _stderr() -> RichConsole:
     # The stream as it is now: a progress bar goes on while a stage discards what libraries print.
     return RichConsole(file=sys.stderr, soft_wrap=True)
+
+
+def _finite(content: Any) -> Any:
+    """JSON content with NaN and infinities as texts."""
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
+    return content

@@ -63,6 +63,7 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
 
     Raises:
         MetricDropError: no rung keeps the metric within the loss allowed.
+        TargetMissingError: this machine lacks the requested target; everything else is in the folders.
     """
     console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))
     console.note(f"the rungs are compared in {out / FRONTIER_HTML}")
@@ -72,4 +73,11 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
             f" evidence is in {FRONTIER_HTML})",
             code=ErrorCode.METRIC_FELL,
             path=out,
+        )
+    if frontier.missing is not None:
+        raise TargetMissingError(
+            f"{frontier.missing.target}: {frontier.missing.reason}; build the engine of each rung on the machine that"
+            f" will run it (the proven graphs are in {out})",
+            code=ErrorCode.DEVICE_MISSING,
+            target=frontier.missing.target,
         )

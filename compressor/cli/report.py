@@ -16,10 +16,13 @@ from compressor.cli.console import Console
 @common
 @click.pass_obj
 def report(console: Console, out: Path) -> None:
-    """Rewrite the report.html of OUT, the folder of a finished run, from its report.json."""
-    from compressor.report import load, summary, write
+    """Rewrite the report.html of OUT, the folder of a finished run, from its report.json.
+
+    OUT may name another report of a run, as run-report.json; its page is then run-report.html.
+    """
+    from compressor.report import load, summary, write_page
 
     content = load(out)
-    page = write(content, out if out.is_dir() else out.parent)
+    page = write_page(content, out / "report.html" if out.is_dir() else out.with_suffix(".html"))
     console.result(Text(content.verdict) if console.quiet else summary(content), content.model_dump(mode="json"))
     console.note(f"wrote {page}")

@@ -68,7 +68,12 @@ def _matches_documents_in_pruning_or_training(recipe: RecipeSections) -> None:
 
 
 def _sets_no_unused_field(recipe: RecipeSections) -> None:
-    unused = [name for name in DistillationConfig.model_fields if name in recipe.fields_set - {"distill"}]
+    # The recipe in a report has every field; those that have their default decide nothing.
+    unused = [
+        name
+        for name, field in DistillationConfig.model_fields.items()
+        if name in recipe.fields_set - {"distill"} and getattr(recipe.distillation, name) != field.default
+    ]
     if unused and not recipe.distillation.distill:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,

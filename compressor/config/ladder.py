@@ -86,7 +86,11 @@ def compared_ladders(
         )
     out = recipes[0].output.out.parent
     return {
-        method: recipes_of(model, file, {**flags, "method": method, "out": str(out / method)}) for method in methods
+        method: tuple(
+            recipe.updated(options={})  # those of the ladder are of its own method
+            for recipe in recipes_of(model, file, {**flags, "method": method, "out": str(out / method)})
+        )
+        for method in methods
     }
 
 

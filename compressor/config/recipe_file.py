@@ -119,17 +119,21 @@ def read_recipe(path: Path) -> RecipeFile:
         raise UsageError(
             f"{path}: not a recipe ({error}); correct the TOML", code=ErrorCode.FILE_UNREADABLE, path=path
         ) from error
-    keys: dict[str, Any] = {}
+    keys: list[tuple[str, Any]] = []
     for key, value in content.items():
         if key in SECTIONS and isinstance(value, dict):
             _check_table(path, key, value)
-            keys |= value
+            keys += value.items()
         else:
-            keys[key] = value
+            keys.append((key, value))
     fields: dict[str, Any] = {}
-    for key, value in keys.items():
+    for key, value in keys:
         name = key.replace("-", "_")
         _check_key(path, name)
+        if name in fields:
+            raise UsageError(
+                f"{path}: {name} is set twice; keep one of both", code=ErrorCode.CONTRADICTION, field=name, path=path
+            )
         is_text = isinstance(value, str)
         fields[name] = str(path.parent / value) if is_text and _is_path(name, path.parent / value) else value
     return RecipeFile(path, fields)

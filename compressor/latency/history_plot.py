@@ -34,7 +34,7 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     slowdowns = [check.slowdown for check in timed if check.slowdown is not None]
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.set_title(f"{last.title}, {size_label(last.batch, last.seq)}", fontsize=9)
+    upper.set_title(f"{last.title}, {size_label(last.batch, last.seq)}", fontsize=9, parse_math=False)
     _plot_medians(upper, slowdowns)
     _plot_slowdowns(lower, slowdowns)
     labels = [check.time[:16].replace("T", "\n") for check in timed]

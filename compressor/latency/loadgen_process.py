@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 
 from compressor.config.check import CheckRequest, Scenario
 from compressor.errors import CompressorError, ErrorCode
+from compressor.interrupts import interrupts_deferred
 from compressor.latency.endpoints import encode_batches, open_endpoint
 from compressor.latency.loadgen import ScenarioSettings, run_until_proven
 from compressor.latency.verdict import ScenarioResult, Slowdown
@@ -143,19 +144,11 @@ def _interrupts_deferred() -> Iterator[None]:
     """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them.
 
     The parent is interrupted at the end of the context, since a process that is starting reads its arguments from it.
-    Blocking the signal is not enough for that: another thread, e.g. of a runtime, receives it then, and Python still
-    interrupts the main thread.
     """
     resource_tracker.ensure_running()  # it would unblock interrupts while it starts
-    received: list[int] = []
-    in_main_thread = threading.current_thread() is threading.main_thread()  # no other is ever interrupted
-    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number)) if in_main_thread else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit a mask, but no handler
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
-        if received:
-            signal.raise_signal(signal.SIGINT)
+    with interrupts_deferred():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit a mask, but no handler
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -194,6 +194,13 @@ def _read_expected(path: Path) -> _Source:
     """Expected outputs from an .npz file, or from a graph that is run here."""
     if path.suffix == ".npz":
         arrays = read_arrays(path)
+        if not arrays:
+            raise InputError(
+                f"--expect {path}: it has no arrays, so that nothing is compared; give outputs by their names",
+                code=ErrorCode.INVALID_VALUE,
+                path=path,
+                field="expect",
+            )
         return lambda number, feeds: {name: _rows(path, array, number, feeds) for name, array in arrays.items()}
     graph = path / "model.onnx" if path.is_dir() else path
     if not graph.is_file():
@@ -208,6 +215,13 @@ def _read_expected(path: Path) -> _Source:
 
 def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarray:
     batch = len(next(iter(feeds.values())))
+    if not array.ndim:
+        raise InputError(
+            f"--expect {path}: an array is a single number; give a row of outputs for every row of inputs",
+            code=ErrorCode.INVALID_VALUE,
+            path=path,
+            field="expect",
+        )
     if len(array) < (number + 1) * batch:
         raise InputError(
             f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs have; give one for every row",

@@ -61,6 +61,14 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
         )
     rows = read_arrays(path) if path.suffix == ".npz" else _encode_rows(path, request, endpoint.inputs)
     rows = _check_rows(rows, endpoint.inputs, path)
+    single = next((name for name, array in rows.items() if not array.ndim), None)
+    if single is not None:
+        raise InputError(
+            f"{path}: {single} is a single number; give arrays with an axis of rows",
+            code=ErrorCode.INVALID_VALUE,
+            path=path,
+            field="inputs",
+        )
     count = len(next(iter(rows.values())))
     if count < batch:
         raise InputError(

@@ -13,7 +13,8 @@ from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import wait_until_idle
 from compressor.measure.turns import median_times
 from compressor.progress import Listener, NullListener
-from compressor.targets import Engine, Feeds, Precision, target
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
+from compressor.targets.base import span
 from compressor.targets.random_inputs import random_feeds
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
@@ -106,7 +107,8 @@ def bench_folder(
             path=out,
         )
     with tempfile.TemporaryDirectory() as folder:
-        built, rows = _build_all(out, targets, Path(folder), threads, callers, listener)
+        options = BuildOptions(batch=span(batches), seq=span(seqs))
+        built, rows = _build_all(out, targets, Path(folder), threads, callers, options, listener)
         for batch, seq in itertools.product(batches, seqs):
             with listener.stage(f"time batch {batch}, length {seq}"):
                 feeds = random_feeds(load(out / GRAPHS["fp32"]), batch, seq, seed=seed)
@@ -116,7 +118,13 @@ def bench_folder(
 
 
 def _build_all(
-    out: Path, targets: Sequence[str], folder: Path, threads: int | None, callers: int, listener: Listener
+    out: Path,
+    targets: Sequence[str],
+    folder: Path,
+    threads: int | None,
+    callers: int,
+    options: BuildOptions,
+    listener: Listener,
 ) -> tuple[list[_Built], list[FolderRow]]:
     """The engines that can be built, and rows with the reasons for those that cannot.
 
@@ -132,7 +140,7 @@ def _build_all(
         scratch.mkdir()
         with listener.stage(f"build {name} {precision}"):
             try:
-                built.append(_build(out, name, precision, scratch, threads, callers))
+                built.append(_build(out, name, precision, scratch, threads, callers, options))
             except CompressorError as error:
                 failed.append(FolderRow(name, precision, failure=str(error)))
     if not built:
@@ -144,12 +152,20 @@ def _build_all(
     return built, failed
 
 
-def _build(out: Path, name: str, precision: Precision, scratch: Path, threads: int | None, callers: int) -> _Built:
+def _build(
+    out: Path,
+    name: str,
+    precision: Precision,
+    scratch: Path,
+    threads: int | None,
+    callers: int,
+    options: BuildOptions,
+) -> _Built:
     runtime = target(name)
     quantized = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
     file = quantized or GRAPHS["fp32"]
     path = scratch / runtime.engine_file
-    engine = runtime.build(out / file, path, precision=precision, threads=threads)
+    engine = runtime.build(out / file, path, precision=precision, threads=threads, options=options)
     loaded = tuple(runtime.load(path, threads=1) for _ in range(callers)) if callers > 1 else ()
     return _Built(name, precision, engine, loaded)
 

@@ -229,17 +229,24 @@ def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[flo
     return float(low), float(high)
 
 
+_PRECISION_SETTINGS = frozenset(("precision", "types"))
+"""Settings of a session in which two engines that are compared may differ."""
+
+
 def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
     """Why the times of two engines must not be compared; None where they may be.
 
-    Two engines of one runtime must have the same settings. In one precision, the runtime must also have fused the same
-    share of the attentions of each graph; a graph without attentions has none to fuse. Engines of different runtimes
-    must use the same number of threads.
+    Two engines of one runtime must have the same settings, apart from their precision. In one precision, the
+    runtime must also have fused the same share of the attentions of each graph; a graph without attentions has none
+    to fuse. Engines of different runtimes must use the same number of threads, unless one runs on a GPU.
     """
     same_runtime = dense.session.get("runtime") == compressed.session.get("runtime")
-    compared = None if same_runtime else "intra_op_threads"
-    settings = [engine.session if compared is None else engine.session.get(compared) for engine in (dense, compressed)]
-    if settings[0] != settings[1]:
+    first, second = (
+        {name: value for name, value in engine.session.items() if name not in _PRECISION_SETTINGS}
+        for engine in (dense, compressed)
+    )
+    threads = {session["intra_op_threads"] for session in (first, second) if "intra_op_threads" in session}
+    if first != second if same_runtime else len(threads) > 1:
         return Note(text="the two engines run with different settings", code=NoteCode.SETTINGS_DIFFER)
     if not same_runtime or dense.precision != compressed.precision:
         return None

@@ -9,6 +9,7 @@ import pydantic
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report
+from graph_passes.files import atomic_replace
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
@@ -44,6 +45,15 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
         for path in temporary.values():
             path.unlink(missing_ok=True)
     return folder / HTML_NAME
+
+
+def write_page(report: Report, path: Path) -> Path:
+    """Write the page of a report to a file, and return its path."""
+    from compressor.report.html import render  # matplotlib takes long to import
+
+    with atomic_replace(path) as temporary:
+        temporary.write_text(render(report), encoding="utf-8", newline="\n")
+    return path
 
 
 def load(path: str | os.PathLike[str]) -> Report:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from compressor.report import formatting
 from compressor.report.verdict import headline_scores
 from compressor.results import Report, Score, Speed
+from compressor.results.report import MissingTarget
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
 
@@ -37,6 +38,7 @@ class Rung(BaseModel):
     speeds: tuple[Speed, ...]
     seconds: float
     holds: bool | None
+    missing: MissingTarget | None = None
 
     @property
     def ratio(self) -> float:
@@ -70,6 +72,11 @@ class Frontier(BaseModel):
         return (*self.rungs, *itertools.chain.from_iterable(self.others.values()))
 
     @property
+    def missing(self) -> MissingTarget | None:
+        """The requested target, which this machine lacks: speeds are then those of another runtime."""
+        return next((rung.missing for rung in self.rungs if rung.missing is not None), None)
+
+    @property
     def fastest(self) -> Rung | None:
         """The fastest rung that holds; None if none does, or no loss is allowed."""
         return max((rung for rung in self.rungs if rung.holds), key=lambda rung: rung.ratio, default=None)
@@ -77,6 +84,13 @@ class Frontier(BaseModel):
     @property
     def sentence(self) -> str:
         """What the ladder reached, in one sentence."""
+        if self.missing is None:
+            return self._reached
+        text = f"without {self.missing.target} ({self.missing.reason}), measured with ONNX Runtime on the CPU"
+        return f"{self._reached}; {text}"
+
+    @property
+    def _reached(self) -> str:
         if not self.rungs:
             return "no rung was reached"
         first, last = self.rungs[0], self.rungs[-1]
@@ -109,6 +123,7 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
         scores=scores,
         speeds=tuple(_without_samples(speed) for speed in report.speeds),
         seconds=sum(report.seconds.values()),
+        missing=report.missing,
         holds=None if max_drop is None or not scores else all(worst_loss(score) <= max_drop for score in scores),
     )
 

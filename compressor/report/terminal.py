@@ -38,7 +38,8 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
     headings, rows = frontier_rows(frontier)
     table = _table(headings, rows)
     is_missed = frontier.max_drop is not None and frontier.fastest is None
-    return Group(Text(frontier.sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
+    sentence = frontier.sentence + (f"; the ladder ends there: {frontier.ended}" if frontier.ended else "")
+    return Group(Text(sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
 
 
 def _candidates(report: Report) -> Table:

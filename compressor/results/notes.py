@@ -149,6 +149,8 @@ class NoteCode(StrEnum):
     """A stored cost table is of another machine or runtime."""
     COSTS_NOT_STORED = "costs-not-stored"
     """The cost table that was measured could not be stored for later runs."""
+    LOSS_UNBOUNDED = "loss-unbounded"
+    """An engine in 8 bits was chosen, and nothing bounds how much of the metric it may lose."""
     BUDGET_MET = "budget-met"
     """What was requested and what was reached."""
     BUDGET_MISSED = "budget-missed"

@@ -23,7 +23,7 @@ def build_options(
         recipe: batch sizes to time, and settings of the build.
         lengths: lengths to time, in tokens.
         proven: inputs of the proofs.
-        data: the rows, whose test rows are scored; None: no rows are scored.
+        data: the rows, whose evaluation and test rows are scored; None: no rows are scored.
 
     Returns:
         The options; `workspace` in bytes.
@@ -33,7 +33,7 @@ def build_options(
     batches, seqs = [1, *(shape[0] for shape in shapes)], [1, *(shape[1] for shape in shapes)]
     if data is not None:
         batches.append(max(BATCH_SIZE, recipe.selection.batch_size) * data.task.beams)
-        seqs.append(max(1, data.task.max_new_tokens, *data.test["length"]))
+        seqs.append(max(1, data.task.max_new_tokens, *data.test["length"], *data.eval["length"]))
     engine = recipe.engine
     return BuildOptions(
         batch=span(recipe.measure.batch, batches),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     for variant in variants:
         batches: list[np.ndarray] = []
         with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
-            on_logits = batches.append if has_embeddings else None
+            on_logits = (lambda values, _, kept=batches: kept.append(values)) if has_embeddings else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(batches)
     dense, compressed = statistics
@@ -80,14 +80,18 @@ def _reads_in_order(variant: Variant, task: Task) -> bool:
     return isinstance(task, Streams) and limits(variant.graph.path) is not None
 
 
-def _forward_of(variant: Variant, task: Task, on_logits: Callable[[np.ndarray], None] | None = None) -> Forward:
-    """Runs a batch with the engine; `on_logits` is called with the logits."""
+LogitsObserver = Callable[[np.ndarray, Mapping[str, Tensor]], None]
+"""Receives the logits of a batch, and its inputs without labels."""
+
+
+def _forward_of(variant: Variant, task: Task, on_logits: LogitsObserver | None = None) -> Forward:
+    """Runs a batch with the engine, and passes its logits on."""
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
         outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
         logits = task.logits(task.scored_outputs(outputs, batch))
         if on_logits is not None:
-            on_logits(logits)
+            on_logits(logits, batch)
         return logits
 
     return forward
@@ -100,7 +104,7 @@ def statistics_of(
     on_progress: ProgressCallback,
     *,
     rows: Dataset | None = None,
-    on_logits: Callable[[np.ndarray], None] | None = None,
+    on_logits: LogitsObserver | None = None,
 ) -> np.ndarray:
     """Sufficient statistics of the metric, `[examples, statistics]`, computed by the engine.
 

@@ -18,6 +18,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import Report, VariantName
 from compressor.run import verify
 from compressor.run.products import Case
+from compressor.run.sizes import proven_shapes
 from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.random_inputs import fixed_batch, random_feeds
@@ -76,7 +77,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     lengths = recipe.measure.seq or timed or (128,)
     shapes = recipe.engine.parsed_shapes
     longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
-    cases = _cases(graphs["compressed"], longest, shapes)
+    cases = _cases(graphs["compressed"], longest, (*shapes, *proven_shapes(recipe.measure.batch, lengths)))
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
     return FinishedRun(report, recipe, ordered, lengths, cases)
 

@@ -106,6 +106,6 @@ def _finished(recipe: Recipe) -> Report | None:
     if recipe.output.force or not (folder / reports.JSON_NAME).is_file():
         return None
     report = reports.load(folder)
-    ignored = {"teacher_outputs": None}
+    ignored = {"teacher_outputs": None, "force": False}
     is_same_recipe = {**report.recipe, **ignored} == {**recipe.flat(), **ignored}
     return report if is_same_recipe and report.task_code == code_of(load_own_task(recipe.source.task)) else None

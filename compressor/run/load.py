@@ -41,7 +41,8 @@ def load_model(recipe: Recipe) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.method in BUDGET_METHODS):
-        check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
+        reads_options = recipe.selects_heads or recipe.selection.method in BUDGET_METHODS
+        check_options(recipe.selection, heads=reads_options, blocks=recipe.blocks.drops_any)
     if recipe.learns_units:
         check_pool(recipe.selection)
     folder = model_folder.load(

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from accelerate import PartialState
 
 from compressor.config.run import Recipe
@@ -30,6 +29,7 @@ from compressor.run.run_context import RunContext, load_context
 from compressor.run.run_log import RunLog
 from compressor.run.variant import rehearse, require_complete
 from compressor.run.write_report import make_report, write_output
+from compressor.training.processes import process_state
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Refusal
@@ -51,7 +51,7 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
         GraphPassError: a plan or a graph cannot be used.
     """
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = process_state()
     searches = recipe.selection.searches and recipe.selects_heads
     if state.num_processes > 1 and searches and recipe.plan_file is None:
         if not state.is_main_process:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accelerate import PartialState
-
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.fields import flag_of
@@ -22,6 +20,7 @@ from compressor.selection.learn import learn
 from compressor.selection.options import option_names
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.tasks import Data
+from compressor.training.processes import process_state
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
 
@@ -176,7 +175,7 @@ def store_learned(learned: LearningResult, folder: ModelFolder, store: LearningS
         notes=learned.notes,
         certificate=learned.certificate,
     )
-    if PartialState().is_main_process:
+    if process_state().is_main_process:
         store.finish(selected, folder.model)
     return selected
 

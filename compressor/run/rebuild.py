@@ -35,7 +35,7 @@ from compressor.run.build_options import build_options
 from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import measure_variants
-from compressor.run.products import Measurements, ShrunkGraph, Variant
+from compressor.run.products import DYNAMIC, Measurements, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
@@ -114,8 +114,8 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             return open_data(recipe.rows, folder, recipe.selection.seed)
-    except CompressorError:
-        _note_unmeasured(run, "the rows or the model folder of the run are not on this machine", log)
+    except CompressorError as error:
+        _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
         return None
 
 
@@ -132,7 +132,12 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
     folder.mkdir()
     config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
     runtime, precision = target(config.target), config.definite_precision
-    file = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
+    # An engine that the run delivered is built again in its form, also where the target could quantize the float graph.
+    delivered = next((row for row in run.report.candidates if row.chosen), None)
+    is_delivered = delivered is not None and (delivered.target, delivered.precision) == (config.target, precision)
+    has_own_graph = is_delivered and delivered is not None and delivered.form not in ("", DYNAMIC)
+    needs_graph = name == "compressed" and (has_own_graph or runtime.needs_quantized_graph(precision))
+    file = runtime.quantized_graph(precision) if needs_graph else None
     quantized = graph.with_name(file) if file is not None else None
     with log.stage(f"{name}: building the engine"):
         shrunk = ShrunkGraph(name, run.report.plan, graph, ())

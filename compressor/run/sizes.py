@@ -54,11 +54,18 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
         lambda *size: example_inputs(folder, *size),
         maximum_length=token_limit(folder.model),
         mask_reach=mask_reach,
-        # A graph may be right up to some length only, e.g. that of a chunk of linear attention.
-        shapes=(*recipe.engine.parsed_shapes, *((1, length) for length in lengths if length is not None)),
+        shapes=(*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)),
     )
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
     return RunSizes(lengths, cases, mask_reach, longest_row, options)
+
+
+def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Of the sizes that are timed, those that proofs cover: every length, with the smallest and the largest batch.
+
+    A graph may be right up to some length only, e.g. that of a chunk of linear attention.
+    """
+    return [(batch, length) for length in lengths if length is not None for batch in {min(batches), max(batches)}]
 
 
 def timed_lengths(

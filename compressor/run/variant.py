@@ -189,11 +189,14 @@ def require_int8(engine: Engine, config: EngineConfig) -> None:
         MismatchError: it computes some in floats, and the configuration does not accept that.
     """
     products = engine.quantized
-    if products is None or products.executed >= products.requested or config.allow_float_products:
+    if products is None or config.allow_float_products:
+        return
+    if products.executed >= products.requested and not products.in_float:
         return
     names = f", among them {', '.join(products.in_float[:3])}" if products.in_float else ""
     raise MismatchError(
-        f"{config.target}: {products.requested - products.executed} of {products.requested} quantized products are"
+        f"{config.target}: {max(products.requested - products.executed, len(products.in_float))} of"
+        f" {products.requested} quantized products are"
         f" computed in floats{names}; accept that with --allow-float-products, or use another target",
         code=ErrorCode.PRODUCTS_IN_FLOAT,
         requested=products.requested,

@@ -17,7 +17,7 @@ from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
 from compressor.serving.placement import Placement, choose_placement
-from compressor.targets import DEFAULT_TARGET, target, target_of
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
@@ -90,6 +90,12 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
     The measured `engine.onnx` has operators of ONNX Runtime's own domain, which every build of ONNX Runtime supports.
     """
     engine = request.out / "engine.onnx"
+    if report.target == DEFAULT_TARGET and not request.plain and not engine.is_file():
+        raise InputError(
+            f"{engine}: missing, as after an interrupted build; build it again: compress build {request.out}",
+            code=ErrorCode.FILE_MISSING,
+            path=engine,
+        )
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
     files = _version_folder(path, graph)
@@ -202,7 +208,8 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
     """How the served model differs from the one that was requested or measured."""
     requested = target(definite_fields(report).get("target") or report.target)
-    runs_measured = report.target == DEFAULT_TARGET or target_of(path).name == report.target
+    in_precision = report.precision not in QUANTIZED or path.name != GRAPH
+    runs_measured = in_precision and (report.target == DEFAULT_TARGET or target_of(path).name == report.target)
     if not runs_measured and not requested.needs_device:
         yield Note(
             text=f"{request.out} was measured with {target(report.target).title} in {report.precision}; {path.name} is"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processor time that a container gets, and in how many: `200000 100000` is two cores."""
+
 
 def usable_cores() -> int:
-    """Physical cores that this process may run on; runtimes gain nothing from a second thread per core."""
+    """Physical cores that this process may use; runtimes gain nothing from a second thread per core."""
     try:
         logical = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         logical = os.cpu_count() or 1
-    return max(1, min(logical, psutil.cpu_count(logical=False) or logical))
+    return max(1, min(logical, psutil.cpu_count(logical=False) or logical, _quota() or logical))
+
+
+def _quota() -> int | None:
+    """Whole cores of the quota of a container; None: there is none."""
+    try:
+        time, period = _QUOTA.read_text().split()
+        return max(1, int(time) // int(period))
+    except (OSError, ValueError):  # no such file, or no limit: `max 100000`
+        return None

@@ -226,6 +226,15 @@ class Task(ABC):
         labels = batch.pop(self.label_name).numpy()
         return self.per_example(forward(batch), labels)
 
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
+        """The answers to one batch as integers, by which those of two engines are compared; None: they are not.
+
+        Args:
+            logits: the logits of the batch.
+            batch: its inputs, without labels.
+        """
+        return None
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """Why the metric is not defined on the encoded rows of a split, in a few words; None: it is defined."""
         return None

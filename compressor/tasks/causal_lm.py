@@ -98,6 +98,10 @@ class CausalLM(Task):
         """Summed loss in nats and predicted tokens of each segment, from logits `[batch, segment, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+        """The token that is predicted behind each one that is not padding."""
+        return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
+
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The metric of each segment."""
         return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
@@ -71,6 +72,10 @@ class ClassLabels(LabelledRows):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+        """The predicted class of each row."""
+        return logits.argmax(-1)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
         """The best score of an answer that is the same class for every row."""

@@ -148,6 +148,10 @@ class QuestionAnswering(Task):
             self.questions.append(Question(text, tuple(accepted_texts), row_windows))
         return Dataset.from_dict(columns)
 
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+        """The most likely first and last token of each window."""
+        return logits.argmax(1)
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Windows `[windows, longest]`, those of a question consecutive, and `spans` `[questions, most windows, 3]`.
 

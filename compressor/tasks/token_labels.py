@@ -107,6 +107,10 @@ class TokenLabels(Task):
         rows = zip(logits, labels, labels != IGNORED, strict=True)
         return np.array([self.count(scores[scored], row[scored]) for scores, row, scored in rows], dtype=np.float64)
 
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+        """The predicted class of each token that is not padding."""
+        return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
+
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The names of the classes of each row's scored tokens."""
         rows = zip(logits.argmax(-1), labels != IGNORED, strict=True)

@@ -15,11 +15,12 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.model_folder import fingerprint
+from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.training.checkpoints import digest
 from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
@@ -41,8 +42,8 @@ class Distillation:
     The loss of a batch is T^2 KL(teacher / T || student / T), the mean over rows (Hinton et al. 2015, "Distilling the
     knowledge in a neural network", section 2), plus the error of the hidden states: for each layer the squared
     difference over the squared norm of the teacher's, over all tokens that are not padding, averaged over layers. For a
-    regression the first part is the squared difference over the variance of the teacher's outputs in the batch, for
-    embeddings one minus their cosine.
+    regression the first part is the squared difference over the variance of the teacher's outputs, for embeddings one
+    minus their cosine.
 
     Student and teacher have the same layers and widths, so layers correspond one to one. Dropout is off.
 
@@ -54,8 +55,8 @@ class Distillation:
         teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
             float32.
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
-        variance: variance of a regression's outputs of the teacher, by which `divergences` are divided; None: that of
-            each batch, as in training.
+        variance: variance of a regression's outputs of the teacher, by which squared differences are divided; None:
+            that of each batch.
     """
 
     teacher: PreTrainedModel
@@ -93,12 +94,22 @@ class Distillation:
     def settings(self) -> list[Any]:
         """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
         return [
-            digest(self.teacher),
+            self._teacher_key,
             list(self.outputs),
             self.temperature,
             self.hidden_weight,
             self.teacher_precision,
         ]
+
+    @property
+    def _teacher_key(self) -> str:
+        """Hash of everything that the teacher's outputs depend on."""
+        teacher, key = self.teacher, hashlib.sha256(fingerprint(self.teacher).encode())
+        if isinstance(teacher, SentenceEncoder):
+            key.update(f"{teacher.pooling} {teacher.normalize}".encode())
+            if teacher.documents is not None:
+                key.update(teacher.documents.detach().float().cpu().contiguous().numpy().tobytes())
+        return key.hexdigest()
 
     def keep_outputs(self, folder: Path, rows: int, tokens: int) -> Distillation:
         """A copy of this distillation that computes the teacher's outputs once for each row and keeps them in a file.
@@ -109,7 +120,7 @@ class Distillation:
             tokens: number of tokens in the training rows.
         """
         name = hashlib.sha256(
-            json.dumps([digest(self.teacher), self.outputs, self.hidden_weight > 0, self.teacher_precision]).encode()
+            json.dumps([self._teacher_key, self.outputs, self.hidden_weight > 0, self.teacher_precision]).encode()
         ).hexdigest()[:16]
 
         def by_position(name: str, value: Tensor) -> bool:
@@ -216,7 +227,11 @@ class Distillation:
         return outputs
 
     def _output_loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
-        return divergence(target, output, self.outputs, batch, temperature=self.temperature, dtype=torch.float32).mean()
+        variance = self.variance  # that of a batch of few rows would weigh batches by chance
+        divergences = divergence(
+            target, output, self.outputs, batch, variance, temperature=self.temperature, dtype=torch.float32
+        )
+        return divergences.mean()
 
 
 def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
+import os
 import shutil
+import weakref
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +18,13 @@ import torch
 from torch import Tensor
 
 from compressor.tasks.forwards import DECODER_IDS, LABELS
+from graph_passes.files import atomic_replace
 
 logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[rows, ...]` each."""
-_VALUES, _INDEX = "outputs.float16", "outputs.npz"
+_VALUES, _INDEX, _LOCK = "outputs.float16", "outputs.npz", ".lock"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take."""
 _MASK = "attention_mask"
@@ -82,6 +87,7 @@ class KeptOutputs:
         self._index: dict[bytes, tuple[int, int]] = {}
         self._values: np.memmap | None = None
         self._end = 0
+        self._unlock: Callable[[], object] = _nothing
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
@@ -106,12 +112,14 @@ class KeptOutputs:
         return self._gather(keys, masks, next(iter(inputs.values())).device)
 
     def save(self) -> None:
-        """Store the index beside the values, for later runs."""
+        """Store the index beside the values, for later runs, which may use the folder from now on."""
         if self._values is not None:
             self._values.flush()
             spans = np.array(list(self._index.values()), np.int64).reshape(-1, 2)
             names = np.frombuffer(b"".join(self._index), np.uint8).reshape(-1, hashlib.sha1().digest_size)
-            np.savez(self._folder / _INDEX, keys=names, spans=spans)
+            with atomic_replace(self._folder / _INDEX) as temporary, temporary.open("wb") as file:
+                np.savez(file, keys=names, spans=spans)
+        self._unlock()
 
     def _add(self, outputs: Outputs, keys: Sequence[bytes], masks: Tensor, *, has_positions: bool) -> None:
         """Append the outputs of rows to the file."""
@@ -136,25 +144,39 @@ class KeptOutputs:
             self._end += len(record)
 
     def _open(self, layout: _Layout) -> np.memmap:
-        """The file, with the index of an earlier run where there is one."""
+        """The file, with the index of an earlier run where there is one.
+
+        Raises:
+            _NotKeptError: the disk is too small, or another run uses the folder.
+        """
         per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
         per_token = sum(layout.numbers(1).values()) - per_row
         numbers = self._rows * per_row + self._tokens * per_token
         self._folder.mkdir(parents=True, exist_ok=True)
         file, index = self._folder / _VALUES, self._folder / _INDEX
+        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT)
+        self._unlock = weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _NotKeptError(f"another run writes into {self._folder}") from error
         free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
         if 2 * numbers > _DISK_SHARE * free:
             raise _NotKeptError(
                 f"they take {2 * numbers / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
             )
-        if file.is_file() and index.is_file() and file.stat().st_size == 2 * numbers:
-            with np.load(index) as stored:
-                spans = [(int(start), int(length)) for start, length in stored["spans"]]
-                self._index = dict(zip((bytes(key) for key in stored["keys"]), spans, strict=True))
-            self._end = max((start + length for start, length in spans), default=0)
+        if file.is_file() and file.stat().st_size == 2 * numbers and (stored := _read_index(index)) is not None:
+            self._index = stored
+            self._end = max((start + length for start, length in stored.values()), default=0)
             return np.memmap(file, np.float16, "r+", shape=(numbers,))
         index.unlink(missing_ok=True)
-        return np.memmap(file, np.float16, "w+", shape=(numbers,))
+        try:
+            with file.open("wb") as reserved:  # writing into a map of a full disk would end the process
+                os.posix_fallocate(reserved.fileno(), 0, 2 * numbers)
+        except OSError as error:
+            file.unlink(missing_ok=True)
+            raise _NotKeptError(f"{self._folder}: {error.strerror}") from error
+        return np.memmap(file, np.float16, "r+", shape=(numbers,))
 
     def _gather(self, keys: Sequence[bytes], masks: Tensor, device: torch.device) -> Outputs:
         assert self._layout is not None
@@ -174,6 +196,20 @@ class KeptOutputs:
                 else:
                     outputs[name][row] = part.reshape(shape)
         return {name: value.to(device) for name, value in outputs.items()}
+
+
+def _nothing() -> None:
+    """No lock is held."""
+
+
+def _read_index(path: Path) -> dict[bytes, tuple[int, int]] | None:
+    """Key of each row -> where its numbers are, and how many; None where there is no index that can be read."""
+    try:
+        with np.load(path) as stored:
+            spans = [(int(start), int(length)) for start, length in stored["spans"]]
+            return dict(zip((bytes(key) for key in stored["keys"]), spans, strict=True))
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
 
 
 def _masks(inputs: Mapping[str, Tensor]) -> Tensor:

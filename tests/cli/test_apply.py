@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -164,6 +165,16 @@ def test_what_does_not_fit_is_refused_in_one_line(capfd: Cap, folder: Path, case
     assert (result.code, result.error_code, result.details["cause"]) == (3, ErrorCode.FILE_MISMATCH, cause)
     assert text in result.error
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["original.onnx.data", "out/plan.json", "out/model.safetensors"])
+def test_files_that_are_read_are_not_replaced(capfd: Cap, folder: Path, name: str) -> None:
+    graph, plan = folder / "original.onnx", folder / "out" / "plan.json"
+    onnx.save(onnx.load(graph), graph, save_as_external_data=True, location="original.onnx.data", size_threshold=0)
+    content = (folder / name).read_bytes()
+    result = compress(capfd, "apply", graph, "--plan", plan, "-o", folder / name, "--force", "--quiet")
+    assert (result.code, result.error_code) == (2, ErrorCode.CONTRADICTION)
+    assert (folder / name).read_bytes() == content
 
 
 @pytest.mark.parametrize(

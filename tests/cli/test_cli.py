@@ -14,6 +14,8 @@ from compressor.cli.console import Console, text_table
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
 from compressor.report import write
+from compressor.report.files import to_json
+from compressor.results import CurvePoint
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan
 from tests import folders
@@ -181,6 +183,18 @@ def test_report_is_rewritten(capfd: Cap, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert compress(capfd, "report", tmp_path, "--quiet").out.strip() == report.verdict
     assert compress(capfd, "report", tmp_path, "--json").json == report.model_dump(mode="json")
+    content = (tmp_path / "report.json").read_text()
+    (tmp_path / "run-report.json").write_text(to_json(report.model_copy(update={"target": "trt"})))
+    assert compress(capfd, "report", tmp_path / "run-report.json").code == 0
+    assert (tmp_path / "report.json").read_text() == content
+    assert (tmp_path / "run-report.html").is_file()
+
+
+def test_numbers_that_json_lacks_are_texts(capfd: Cap, tmp_path: Path) -> None:
+    curve = CurvePoint(step=1, values={"loss": float("nan"), "gate": float("inf")})
+    write(reports.report(curves=(curve,)), tmp_path)
+    values = compress(capfd, "report", tmp_path, "--json").json["curves"][0]["values"]
+    assert values == {"loss": "NaN", "gate": "Infinity"}
 
 
 def test_debug_prints_a_traceback(capfd: Cap) -> None:

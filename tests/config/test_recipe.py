@@ -17,6 +17,7 @@ from compressor.config.recipe_file import command_line, json_schema, recipe_of
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe, current_fields
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
+from compressor.report import formatting
 from compressor.selection.options import option_names
 from compressor.selection.pruners.base import Pruner
 from graph_passes import Kind
@@ -219,3 +220,27 @@ def test_methods_under_a_budget_are_pruners() -> None:
 
 def test_every_section_is_read_by_the_recipe() -> None:
     assert {SECTION_OF[name] for name in FIELDS} == set(SECTIONS) == set(Recipe.model_fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"keep": 36},
+        {"macs": "50%", "batch": (1, 8)},
+        {"max_drop": 0.01, "target": "auto", "precision": "auto"},
+        {"speedup": 4, "distill": True, "distill_steps": 100},
+        {"keep": 3, "drop_blocks": 0.5},
+    ],
+)
+def test_the_recipe_of_a_report_is_read_back(fields: dict[str, Any], tmp_path: Path) -> None:
+    recipe = Recipe(model=tmp_path, data="rows.tsv", out=tmp_path / "out", **fields)
+    file = tmp_path / "compress.toml"
+    file.write_text(formatting.toml(json.loads(json.dumps(recipe.flat(), default=str))))
+    assert recipe_of(None, str(file), {}).flat() == recipe.flat()
+
+
+def test_a_key_that_is_set_twice_is_refused(tmp_path: Path) -> None:
+    for text in ("keep = 36\n[selection]\nkeep = 12\n", 'eval_data = "a"\neval-data = "b"\n'):
+        (tmp_path / "a.toml").write_text(text)
+        with fails_with(ErrorCode.CONTRADICTION, UsageError, path=tmp_path / "a.toml"):
+            recipe_of("model", str(tmp_path / "a.toml"), {})

@@ -137,11 +137,15 @@ def test_expected_outputs_are_read_from_a_graph_or_a_file(tmp_path: Path) -> Non
 def test_unreadable_expected_outputs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.npz").write_bytes(b"PK")
     np.savez(tmp_path / "few.npz", y=np.zeros((3, 4)))
+    np.savez(tmp_path / "empty.npz")
+    np.savez(tmp_path / "single.npz", y=np.float32(1))
     graph = softmax_graph(tmp_path / "graph.onnx")
     graph.write_bytes(graph.read_bytes()[:20])
     for name, code in {
         "torn.npz": ErrorCode.FILE_UNREADABLE,
         "few.npz": ErrorCode.TOO_FEW_ROWS,
+        "empty.npz": ErrorCode.INVALID_VALUE,
+        "single.npz": ErrorCode.INVALID_VALUE,
         "nowhere": ErrorCode.FILE_MISSING,
     }.items():
         with pytest.raises(InputError) as error:

@@ -159,6 +159,8 @@ def test_device_times_are_reported_if_the_device_has_a_clock() -> None:
         ({"attentions": 12, "fused": 0}, {"attentions": 5, "fused": 5}, NoteCode.FUSION_DIFFERS),
         ({"session": {"threads": 1}}, {"session": {"threads": 2}}, NoteCode.SETTINGS_DIFFER),
         ({"precision": "int8", "fused": 0}, {"precision": "fp32"}, None),
+        ({"session": {"precision": "fp32"}}, {"session": {"precision": "int8"}, "precision": "int8"}, None),
+        ({"session": {"runtime": "a", "intra_op_threads": 2}}, {"session": {"runtime": "b", "device": 0}}, None),
         (
             {"session": {"runtime": "a", "intra_op_threads": 2}},
             {"session": {"runtime": "b", "intra_op_threads": 2}},

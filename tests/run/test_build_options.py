@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +21,10 @@ def recipe() -> Recipe:
     return Recipe(model="model", batch=(8, 1, 32), seq=LENGTHS, workspace=64, target="trt")
 
 
-def rows(length: list[int], beams: int = 1, max_new_tokens: int = 0) -> Any:
-    """Test rows of these lengths, of a task that generates."""
-    return SimpleNamespace(test={"length": length}, task=SimpleNamespace(beams=beams, max_new_tokens=max_new_tokens))
+def rows(length: list[int], beams: int = 1, max_new_tokens: int = 0, evaluated: Sequence[int] = ()) -> Any:
+    """Test and evaluation rows of these lengths, of a task that generates."""
+    task = SimpleNamespace(beams=beams, max_new_tokens=max_new_tokens)
+    return SimpleNamespace(test={"length": length}, eval={"length": evaluated}, task=task)
 
 
 def test_sizes_that_are_timed_are_the_usual_ones(recipe: Recipe) -> None:
@@ -34,6 +36,7 @@ def test_sizes_that_are_timed_are_the_usual_ones(recipe: Recipe) -> None:
 def test_rows_that_are_scored_fit(recipe: Recipe) -> None:
     options = build_options(recipe, LENGTHS, PROVEN, rows([400, 9]))
     assert (options.batch, options.seq) == ((1, 8, 32), (1, 384, 400))
+    assert build_options(recipe, LENGTHS, PROVEN, rows([400, 9], evaluated=[410])).seq == (1, 384, 410)
 
 
 def test_beams_and_generated_tokens_fit(recipe: Recipe) -> None:

@@ -25,6 +25,7 @@ from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
 from tests.command import compress
 from tests.run.listeners import RecordingListener
+from tests.run.runs import learning_recipe
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import parsed
 from tests.targets.kernels import compiled
@@ -146,6 +147,17 @@ def test_a_saved_dense_graph_is_compared_with(inputs: Path, tmp_path: Path) -> N
     built = rebuild(out, {}, RecordingListener())
     assert [(row.batch, row.seq) for row in built.speeds] == [(1, 8)]
     assert NoteCode.NO_DENSE_GRAPH not in {note.code for note in built.notes}
+
+
+def test_the_metric_of_a_new_engine_is_measured(inputs: Path, tmp_path: Path) -> None:
+    """Also where the recipe of the report names every field of a distillation that the run did not ask for."""
+    out = tmp_path / "out"
+    recipe = learning_recipe(inputs, out, keep=None, steps=None, macs="60%", max_drop=0.9, save_dense=True)
+    report = compressor.compress(recipe)
+    built = rebuild(out, {}, RecordingListener())
+    assert [score.compressed for score in built.scores] == [score.compressed for score in report.scores]
+    assert built.drop_status is DropStatus.PASSED
+    assert NoteCode.ROWS_MISSING not in {note.code for note in built.notes}
 
 
 def test_a_folder_with_changed_graphs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:

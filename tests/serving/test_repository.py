@@ -11,7 +11,7 @@ import pytest
 
 import graph_passes
 from compressor.config.serve import ServeRequest
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.local_engine import load_engine
 from compressor.model_folder import load_processor
 from compressor.models.sentence_encoder import EMBEDDING, STATES
@@ -131,8 +131,8 @@ def test_an_engine_of_openvino_is_served_as_it_was_measured(tmp_path: Path) -> N
 
 def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "fixed")
-    (tmp_path / "fixed" / "engine.onnx").unlink()
-    graph_passes.save(parsed("y = Mul (x, x)", "float[2, 3] x", "float[2, 3] y"), tmp_path / "fixed" / "model.onnx")
+    for name in ("engine.onnx", "model.onnx"):
+        graph_passes.save(parsed("y = Mul (x, x)", "float[2, 3] x", "float[2, 3] y"), tmp_path / "fixed" / name)
     exported = export(ServeRequest(out=tmp_path / "fixed", repository=tmp_path / "r"))
     config = triton_config.load(exported.model / "config.pbtxt")
     assert (exported.max_batch, config.max_batch_size, list(config.input[0].dims)) == (0, 0, [2, 3])
@@ -141,6 +141,16 @@ def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_p
     with pytest.raises(UsageError) as error:
         export(ServeRequest(out=tmp_path / "fixed", repository=tmp_path / "r", name="other", max_batch=4))
     assert (error.value.code, error.value.details["field"]) == (ErrorCode.CONTRADICTION, "max_batch")
+
+
+def test_a_folder_whose_engine_is_missing_is_refused(out: Path, tmp_path: Path) -> None:
+    """As an interrupted build leaves it; the graph in floats is another engine."""
+    shutil.copytree(out, tmp_path / "copy")
+    (tmp_path / "copy" / "engine.onnx").unlink()
+    with pytest.raises(InputError) as error:
+        export(ServeRequest(out=tmp_path / "copy", repository=tmp_path / "r"))
+    assert error.value.code is ErrorCode.FILE_MISSING
+    assert export(ServeRequest(out=tmp_path / "copy", repository=tmp_path / "r", plain=True)).model.is_dir()
 
 
 def refuse(*_: Any) -> str:

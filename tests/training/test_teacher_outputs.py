@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.training.distillation import Distillation
 from compressor.training.teacher_outputs import KeptOutputs, Outputs
 from tests import folders, zoo
@@ -119,3 +122,51 @@ def test_runs_with_another_teacher_do_not_share_outputs(tmp_path: Path) -> None:
         assert keeping.kept is not None
         keeping.kept.save()
     assert all(loss == pytest.approx(expected, rel=5e-3) for loss, expected in losses)
+
+
+def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
+    first, second, direct = kept(Teacher(), tmp_path), kept(Teacher(), tmp_path), Teacher()
+    for outputs, numbers in ((first, (0,)), (second, (1,)), (first, (0, 2))):
+        torch.testing.assert_close(outputs(batch(*numbers))["logits"], direct(batch(*numbers))["logits"])
+    assert first.refusal is None
+    assert second.refusal is not None
+    first.save()
+    third = kept(Teacher(), tmp_path)
+    third(batch(0))
+    assert third.refusal is None
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no archive"])
+def test_an_index_that_is_damaged_counts_as_none(content: bytes, tmp_path: Path) -> None:
+    first = kept(Teacher(), tmp_path)
+    expected = first(batch(0, 1))
+    first.save()
+    (tmp_path / "outputs.npz").write_bytes(content)
+    teacher = Teacher()
+    torch.testing.assert_close(kept(teacher, tmp_path)(batch(0, 1)), expected)
+    assert sum(teacher.rows.values()) == 2
+
+
+def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    outputs = kept(Teacher(), tmp_path)
+    torch.testing.assert_close(outputs(batch(0))["logits"], Teacher()(batch(0))["logits"])
+    assert outputs.refusal is not None
+
+
+def test_teachers_that_pool_or_rank_differently_do_not_share_outputs(tmp_path: Path) -> None:
+    encoder = folders.bert_encoder().eval()
+    documents = [None, torch.eye(3, encoder.config.hidden_size), torch.ones(3, encoder.config.hidden_size)]
+    models = [SentenceEncoder(encoder, "mean"), *(SentenceEncoder(encoder, "cls") for _ in documents[1:])]
+    for model, texts in zip(models, documents, strict=True):
+        model.documents = texts
+        kept_outputs = Distillation.of(model.eval(), ("sentence_embedding",), hidden_weight=0.0).keep_outputs(
+            tmp_path, 3, 20
+        )
+        kept_outputs.loss(model, batch(0, 1))
+        assert kept_outputs.kept is not None
+        kept_outputs.kept.save()
+    assert len(list(tmp_path.iterdir())) == len(models)

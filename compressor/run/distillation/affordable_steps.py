@@ -6,7 +6,6 @@ import json
 import time
 
 import numpy as np
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
@@ -15,6 +14,7 @@ from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.tasks import Data
 from compressor.training.distillation import Distillation
+from compressor.training.processes import process_state
 from compressor.workdir import write_json
 
 _STEPS = "steps.json"
@@ -39,7 +39,7 @@ def affordable_steps(
     Raises:
         UsageError: the minutes do not suffice for one step.
     """
-    options, file, state = recipe.distillation, store.path / _STEPS, PartialState()
+    options, file, state = recipe.distillation, store.path / _STEPS, process_state()
     if options.minutes is None:
         return options.distill_steps
     if state.is_main_process and not file.is_file():

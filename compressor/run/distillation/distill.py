@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -67,6 +66,14 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             task=task.name,
         )
     folder = model.folder
+    own_plan = recipe.plan_file if recipe.plan_file == recipe.source.model / "plan.json" else None
+    if options.teacher is None and own_plan is not None and Plan.load(own_plan).weights:
+        raise InputError(
+            f"--distill: the weights of {recipe.source.model} belong to its plan, and are not those of the whole model;"
+            " name the folder of the whole model (--teacher)",
+            code=ErrorCode.MISSING_VALUE,
+            field="teacher",
+        )
     if options.teacher is not None:
         source = recipe.source
         folder = load(
@@ -124,7 +131,7 @@ def distill(
         trained=True,
         notes=(*selected.notes, *_notes(recipe, training)),
     )
-    if PartialState().is_main_process:
+    if process_state().is_main_process:
         store.finish(distilled, network)
     return distilled
 

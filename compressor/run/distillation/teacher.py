@@ -5,6 +5,9 @@ from __future__ import annotations
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+"""Fields of configurations with the number of layers of a decoder."""
+
 
 def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
     """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
@@ -28,7 +31,7 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
     if labels[0] != labels[1]:
         raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
     sizes = [
-        [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size")]
+        [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size", *_DECODER_LAYERS)]
         for folder in (teacher, student)
     ]
     if student.sentence is not None and sizes[0][1] != sizes[1][1]:
@@ -36,8 +39,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
         raise refuse(text, ErrorCode.FILE_MISMATCH)
     if compares_hidden and sizes[0] != sizes[1]:
         raise refuse(
-            f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, so hidden"
-            " states cannot be compared (--hidden-weight 0 learns the outputs alone)",
+            f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, or their"
+            " decoders differ, so hidden states cannot be compared (--hidden-weight 0 learns the outputs alone)",
             ErrorCode.FILE_MISMATCH,
         )
 

@@ -77,7 +77,7 @@ def choose_engine(
         built = built if build_half is None else time_half(trials, built, build_half)
         best = fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
-    log.add_notes(_notes(table, tuple(quantized.values())))
+    log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=trials.recipe.selection.max_drop is not None))
     source = None
     if best.source is not None:
         source = quantized[best.choice.quantized_graph].path
@@ -115,8 +115,8 @@ def _kept(candidate: Candidate, higher_is_better: bool) -> float:
     return difference if higher_is_better else -difference
 
 
-def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iterator[Note]:
-    """What a reader must know about the choice."""
+def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_bounded: bool) -> Iterator[Note]:
+    """What a reader must know about the choice; `is_bounded`: the recipe bounds the loss of the metric."""
     on_processor = any(row.precision == "int8" and not target(row.target).needs_device for row in table)
     if on_processor and not int8_instructions():
         text = (
@@ -143,6 +143,12 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iter
             text = f"{quantized.path.name}: {len(quantized.in_float)} products are in floats: {names}"
             yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
+    if best.quantized is not None and best.difference is not None and not is_bounded:
+        text = (
+            f"{best.label}: without --max-drop the fastest engine is delivered, whatever it loses; on the evaluation"
+            f" rows the metric changes by {best.unit.scale * best.difference:+.2f}"
+        )
+        yield Note(code=NoteCode.LOSS_UNBOUNDED, text=text)
     if best.in_float:
         text = (
             f"{len(best.in_float)} products were returned to fp32, because a proof or the metric does not hold with"

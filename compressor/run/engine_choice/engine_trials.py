@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from datasets import Dataset
+from torch import Tensor
 
 import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
-from compressor.errors import CompressorError, TargetMissingError
+from compressor.errors import CompressorError, InputError, TargetMissingError
 from compressor.measure import file_bytes
 from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
@@ -30,6 +32,7 @@ from compressor.run.variant import build_variant
 from compressor.selection.search.base import metric_drop
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
+from compressor.tasks.data import draw_rows
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
@@ -89,8 +92,8 @@ class EngineTrials:
         return calibration_rows(self.data, self.recipe.engine.calibration_rows, self.recipe.selection.seed)
 
     @functools.cached_property
-    def _reference(self) -> tuple[float, list[np.ndarray]]:
-        """Metric and logits of the dense engine on the evaluation rows."""
+    def _reference(self) -> tuple[float, np.ndarray | None]:
+        """Metric and answers of the dense engine on the evaluation rows."""
         return self._measure(self.dense, "dense")
 
     def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
@@ -109,7 +112,7 @@ class EngineTrials:
             with self.log.stage("compressed: quantizing the graph") as on_progress:
                 try:
                     graphs[file] = quantize_as(file, self.graph.path, self._rows, on_progress)
-                except TargetMissingError as error:
+                except (InputError, TargetMissingError) as error:
                     if self.recipe.engine.precision != AUTO:
                         raise
                     text = f"no engine was built from {file}: {error}"
@@ -184,14 +187,14 @@ class EngineTrials:
         if trial.variant is None or self.data is None or not len(self.data.eval):
             return trial
         reference, answers = self._reference
-        metric, logits = self._measure(trial.variant, trial.choice.label)
+        metric, trial_answers = self._measure(trial.variant, trial.choice.label)
         max_drop = self.recipe.selection.max_drop
         sign = 1 if self.data.task.higher_is_better else -1
         values = {
             "metric": metric,
             "difference": metric - reference,
             "unit": self.data.task.metric_unit,
-            "agreement": _agreement(answers, logits),
+            "agreement": _agreement(answers, trial_answers),
             "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
         }
         return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
@@ -232,25 +235,43 @@ class EngineTrials:
                 on_progress(len(measured), len(trials))
         return measured
 
-    def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
-        """Metric and logits on the evaluation rows."""
+    def _measure(self, variant: Variant, label: str) -> tuple[float, np.ndarray | None]:
+        """Metric and answers on the evaluation rows; None: the answers of the task are not compared."""
         assert self.data is not None
-        logits: list[np.ndarray] = []
-        rows = self.data.eval.select(range(min(len(self.data.eval), _SCORED_ROWS)))
-        batch_size = self.recipe.selection.batch_size
+        task, batch_size = self.data.task, self.recipe.selection.batch_size
+        answers: list[np.ndarray] = []
+
+        def keep_answers(logits: np.ndarray, batch: Mapping[str, Tensor]) -> None:
+            if (ids := task.answer_ids(logits, batch)) is not None:
+                answers.append(ids.ravel())
+
         with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
-            statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=logits.append)
-        return self.data.task.score(statistics), logits
+            statistics = statistics_of(
+                variant, self.data, batch_size, on_progress, rows=self._scored, on_logits=keep_answers
+            )
+        return task.score(statistics), np.concatenate(answers) if answers else None
+
+    @functools.cached_property
+    def _scored(self) -> Dataset:
+        """The evaluation rows by which candidates are compared: at most `_SCORED_ROWS`, drawn at random.
+
+        Rows that are read in order, or that belong together, are the first ones, as many as are read.
+        """
+        assert self.data is not None
+        rows, task = self.data.eval, self.data.task
+        if task.in_order:
+            return rows.select(range(min(len(rows), _SCORED_ROWS)))
+        if task.set_aside_by is not None:
+            return rows
+        return draw_rows(rows, _SCORED_ROWS, self.recipe.selection.seed, together=task.joined_rows)
 
 
 def _failed(choice: Choice, reason: str) -> Trial:
     return Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
 
 
-def _agreement(expected: Sequence[np.ndarray], logits: Sequence[np.ndarray]) -> float | None:
-    """Share of the largest logits that are at the same position; None where there is one logit, or none."""
-    shapes = [array.shape for array in expected]
-    if not shapes or shapes != [array.shape for array in logits] or any(shape[-1] < 2 for shape in shapes):
+def _agreement(expected: np.ndarray | None, answers: np.ndarray | None) -> float | None:
+    """Share of the answers that are equal; None where they are not compared."""
+    if expected is None or answers is None or expected.shape != answers.shape:
         return None
-    equal = [np.argmax(a, axis=-1) == np.argmax(b, axis=-1) for a, b in zip(expected, logits, strict=True)]
-    return float(np.concatenate([part.ravel() for part in equal]).mean())
+    return float((expected == answers).mean())

@@ -15,8 +15,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -29,6 +27,7 @@ from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetE
 from compressor.tasks.base import Task
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
+from compressor.training.processes import process_state
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
 
@@ -76,7 +75,7 @@ def evaluator_factory(where: str | None, settings: RaySettings | None = None) ->
         yield ModelSubsetEvaluator
         return
     check_reachable(where)
-    if PartialState(cpu=not torch.cuda.is_available()).num_processes > 1:
+    if process_state().num_processes > 1:
         raise UsageError(
             f"--ray {where}: it distributes a search by itself; run it without accelerate launch",
             code=ErrorCode.CONTRADICTION,

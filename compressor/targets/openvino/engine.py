@@ -249,11 +249,12 @@ def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedPro
     requested = info["int8_products"]
     products = [layer for layer in layers if layer.kind in _PRODUCTS]
     floats = frozenset().union(*(layer.nodes for layer in products if layer.precision not in _INT8))
+    in_float = tuple(name for name in requested if name in floats)
     return QuantizedProducts(
         requested=len(requested),
         # OpenVINO drops some names when it merges nodes, so layers are counted instead of names.
-        executed=min(len(requested), sum(layer.precision in _INT8 for layer in products)),
-        in_float=tuple(name for name in requested if name in floats),
+        executed=min(len(requested) - len(in_float), sum(layer.precision in _INT8 for layer in products)),
+        in_float=in_float,
         float_in_graph=tuple(info["float_products"]),
     )
 
