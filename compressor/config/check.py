@@ -132,6 +132,22 @@ class CheckRequest(Request):
     force: bool = config_field(FILES, "accept a saved baseline that another machine measured", False)
 
     @pydantic.model_validator(mode="after")
+    def _fields_have_an_effect(self) -> Self:
+        unused = [
+            ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
+            ("deadline", self.server is None, "no server is called; name one (<server>), or omit it", "server"),
+            ("load_seconds", not self.scenarios, "no scenario runs; name one (<scenario>), or omit it", "scenario"),
+            *(
+                (name, self.inputs is None, "inputs are random numbers; name rows (<inputs>), or omit it", "inputs")
+                for name in ("tokenizer", "text_columns")
+            ),
+        ]
+        for name, is_unused, reason, related in unused:
+            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, ()):
+                raise FieldConflictError(ErrorCode.CONTRADICTION, f"<{name}>: {reason}", name, related)
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _check_conflicts(self) -> Self:
         if self.p99 is not None and self.scenario == ("Offline",):
             raise FieldConflictError(

@@ -222,9 +222,23 @@ def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:
     return DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
 
 
+_OF_THE_ENGINE = (
+    NoteCode.TARGET_MISSING,
+    NoteCode.ROWS_MISSING,
+    NoteCode.NO_DENSE_GRAPH,
+    NoteCode.SPEED_UNCERTAIN,
+    NoteCode.ANSWERS_UNCHANGED,
+    NoteCode.MEMORY_UNMEASURED,
+    NoteCode.TIMES_DRIFTED,
+)
+"""Codes of notes on an engine and its measurements, which those of another engine replace."""
+
+
 def _lasting_notes(before: Report, evaluated: EvaluationResult) -> list[Note]:
     """The notes of the run that this build does not replace."""
-    outdated = {NoteCode.TARGET_MISSING, *([NoteCode.EMBEDDINGS_CHANGED] if evaluated.embeddings is not None else [])}
+    outdated = set(_OF_THE_ENGINE)
+    if evaluated.embeddings is not None:
+        outdated.add(NoteCode.EMBEDDINGS_CHANGED)
     return [note for note in before.notes if note.code not in outdated]
 
 

@@ -63,8 +63,8 @@ def test_five_is_not_a_share(value: object) -> None:
 def test_flags_and_python_values_are_read_alike() -> None:
     flags = {"scenario": "server, singlestream,server", "text_columns": "question,,context", "batch": "8", "rate": "5"}
     values = {"scenario": ["Server", "SingleStream"], "text_columns": ("question", "context"), "batch": 8, "rate": 5.0}
-    assert request_with(**flags) == request_with(**values)
-    assert request_with(**flags).scenarios == ("Server", "SingleStream")
+    assert request_with(**flags, inputs="a.tsv") == request_with(**values, inputs=Path("a.tsv"))
+    assert request_with(**flags, inputs="a.tsv").scenarios == ("Server", "SingleStream")
     assert request_with(expect=Path("out"), baseline=Path("b.json")) == request_with(expect="out", baseline="b.json")
 
 
@@ -105,6 +105,11 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"rate": 5}, ErrorCode.CONTRADICTION, "rate"),
         ({"server": "grpc://localhost:8001", "kernel": "k.so"}, ErrorCode.CONTRADICTION, "kernel"),
         ({"server": "http://localhost:8000", "p99": 10}, ErrorCode.CONTRADICTION, "server"),
+        ({"server": "grpc://localhost:8001", "threads": 2}, ErrorCode.CONTRADICTION, "threads"),
+        ({"deadline": 2}, ErrorCode.CONTRADICTION, "deadline"),
+        ({"load_seconds": 2}, ErrorCode.CONTRADICTION, "load_seconds"),
+        ({"tokenizer": "model"}, ErrorCode.CONTRADICTION, "tokenizer"),
+        ({"text_columns": "text"}, ErrorCode.CONTRADICTION, "text_columns"),
         ({"save_baseline": "b.dat"}, ErrorCode.INVALID_VALUE, "save_baseline"),
         ({"save_baseline": "nowhere/b.json"}, ErrorCode.FILE_MISSING, "save_baseline"),
         ({"save_baseline": "/"}, ErrorCode.FILE_UNWRITABLE, "save_baseline"),
