@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
@@ -28,6 +28,7 @@ from compressor.config.recipe_fields import (
     definite_fields,
 )
 from compressor.config.recipe_sections import RecipeSections
+from compressor.config.sections import BudgetConfig, DistillationConfig
 
 __all__ = [
     "BUDGETS",
@@ -102,15 +103,23 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
-    def learning_key(self, **fingerprints: str) -> str:
+    def learning_key(self, stage: Literal[heads, pruned] | None = None, **fingerprints: str) -> str:
         """Hash of the fields that decide what is learned, and of the fingerprints of the files that they name.
 
         Where blocks are dropped, the engine's settings are included, since they decide whether a mask pays.
+
+        Args:
+            stage: what is learned first, without the fields that decide later stages alone; None: everything.
+            fingerprints: hashes of the model and of the rows.
         """
         names = set(fields_with(FIELDS, "decides_plan"))
+        if stage is not None:
+            names -= set(DistillationConfig.model_fields)
+        if stage == "heads":
+            names -= set(BudgetConfig.model_fields)
         if self.selection.keep is None and self.selection.searches:  # the allowed loss then decides how many heads go
             names.add("max_drop")
-        if self.prunes:
+        if self.prunes and stage != "heads":
             names |= {"target", "provider", "precision", "threads", "batch", "seq", "shapes", "max_drop"}
             names |= {"keep_unread_positions", "pool_in_graph", "opset", "attention"}  # costs depend on the graph
         if self.blocks.drops_any:
@@ -118,7 +127,7 @@ class Recipe(RecipeSections):
             for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):
                 if file is not None:
                     fingerprints[name] = _file_hash(file)
-        if self.budget.start_from is not None:
+        if self.budget.start_from is not None and stage != "heads":
             # The plan holds the fingerprint of the weights.
             fingerprints["start"] = _file_hash(self.budget.start_from / "plan.json")
         if self.distills and self.plan_file is not None:

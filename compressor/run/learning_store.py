@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -41,10 +41,12 @@ class LearningStore:
     Attributes:
         path: the folder.
         notes: what is used of an interrupted run, or that its work was discarded.
+        keys: what each stage depends on, by which it outlives a change of later ones; empty in worker processes.
     """
 
     path: Path
     notes: tuple[Note, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> Path:
@@ -58,8 +60,10 @@ class LearningStore:
 
     def stage(self, name: Stage) -> LearningStore:
         """The store of a stage that others follow; the last stage of a run has this store itself."""
-        store = LearningStore(self.path / name)
+        store = LearningStore(self.path / name, keys=self.keys)
         store.path.mkdir(exist_ok=True)
+        if name in self.keys:
+            (store.path / _KEY).write_text(self.keys[name])
         return store
 
     @property
@@ -140,18 +144,22 @@ def open_learning_store(
         UsageError: the store holds the work of another run, and the recipe does not allow to discard it (`force`).
     """
     notes: tuple[Note, ...] = ()
+    keys: dict[str, str] = {}
     if state.is_main_process:
         hashes = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
         if model.folder.own_task is not None:
             hashes["task_source"] = model.folder.own_task.source
         key = recipe.learning_key(model=model.folder.fingerprint, **hashes)
-        notes = (*_claim(path, key, force=recipe.output.force), *_resumed(path, own_maps=recipe.blocks.maps is None))
+        stages = get_args(Stage)
+        keys = {stage: recipe.learning_key(stage, model=model.folder.fingerprint, **hashes) for stage in stages}
+        claimed = _claim(path, key, keys, force=recipe.output.force)
+        notes = (*claimed, *_resumed(path, own_maps=recipe.blocks.maps is None))
     state.wait_for_everyone()
-    return LearningStore(path, notes)
+    return LearningStore(path, notes, keys)
 
 
-def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
-    """Empty the store unless it has this key."""
+def _claim(store: Path, key: str, keys: Mapping[str, str], *, force: bool) -> Iterator[Note]:
+    """Empty the store unless it has this key, except for stages that have theirs."""
     stamp = store / _KEY
     if stamp.is_file() and stamp.read_text() == key:
         return
@@ -165,12 +173,25 @@ def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
             )
         yield Note(
             code=NoteCode.STARTED_AFRESH,
-            text="the recipe, the model, the task or the rows differ from those of the interrupted run: learning starts"
-            " from the beginning",
+            text="the recipe, the model, the task or the rows differ from those of the interrupted run: what depends on"
+            " them is learned again",
         )
-        shutil.rmtree(store)
-    store.mkdir()
+        _discard(store, keys)
+    store.mkdir(exist_ok=True)
     stamp.write_text(key)
+
+
+def _discard(store: Path, keys: Mapping[str, str]) -> None:
+    """Remove everything from a store but the stages that have their key."""
+    for path in list(store.iterdir()):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink()
+        elif path.name not in keys:
+            shutil.rmtree(path)
+        elif not (path / _KEY).is_file() or (path / _KEY).read_text() != keys[path.name]:
+            _discard(path, keys)
+            if not any(path.iterdir()):
+                path.rmdir()
 
 
 def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +74,32 @@ def test_the_work_of_another_recipe_is_discarded_only_with_force(
     opened = open_learning_store(recipe.updated(force=True), *model, store, PartialState())
     assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH]
     assert [path.name for path in store.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({"distill_learning_rate": 1e-5}, {"heads", "pruned"}),
+        ({"distill_steps": 7}, {"heads", "pruned"}),
+        ({"macs": "40%"}, {"heads"}),
+        ({"seed": 5}, set()),
+    ],
+)
+def test_stages_that_do_not_depend_on_a_change_are_kept(
+    changed: dict[str, Any], kept: set[str], inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
+) -> None:
+    recipe = learning_recipe(inputs, tmp_path / "out", macs="60%", distill=True, distill_steps=9)
+    store = open_learning_store(recipe, *model, tmp_path / "learning", PartialState())
+    pruned = store.stage("pruned")
+    stages = {"pruned": pruned, "heads": pruned.stage("heads"), "": store}
+    for stage in stages.values():
+        (stage.path / "checkpoints").mkdir()
+        (stage.path / "checkpoints" / "checkpoint-1.npz").write_text("")
+    later = learning_recipe(
+        inputs, tmp_path / "out", **{"macs": "60%", "distill": True, "distill_steps": 9, "force": True, **changed}
+    )
+    open_learning_store(later, *model, tmp_path / "learning", PartialState())
+    assert {name for name, stage in stages.items() if (stage.path / "checkpoints").is_dir()} == kept
 
 
 def test_progress_is_read_from_the_last_complete_checkpoint(

@@ -204,7 +204,7 @@ def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path,
 @pytest.mark.parametrize("first", ["query", "kv"])
 def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path: Path, first: str) -> None:
     sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
-    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 2}, pad_token_id=0)
+    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 1}, pad_token_id=0)
     folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
     fields = {"prune_units": "heads", "model": tmp_path / "model", "method": "reconstruct"}
     run(inputs, tmp_path / "start", macs="80%", group_by=first, **fields)
