@@ -103,7 +103,7 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
-    def learning_key(self, stage: Literal[heads, pruned] | None = None, **fingerprints: str) -> str:
+    def learning_key(self, stage: Literal["heads", "pruned"] | None = None, **fingerprints: str) -> str:
         """Hash of the fields that decide what is learned, and of the fingerprints of the files that they name.
 
         Where blocks are dropped, the engine's settings are included, since they decide whether a mask pays.
