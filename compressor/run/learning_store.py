@@ -149,9 +149,9 @@ def open_learning_store(
         hashes = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
         if model.folder.own_task is not None:
             hashes["task_source"] = model.folder.own_task.source
-        key = recipe.learning_key(model=model.folder.fingerprint, **hashes)
-        stages = get_args(Stage)
-        keys = {stage: recipe.learning_key(stage, model=model.folder.fingerprint, **hashes) for stage in stages}
+        hashes["model"] = model.folder.fingerprint
+        key = recipe.learning_key(None, **hashes)
+        keys = {stage: recipe.learning_key(stage, **hashes) for stage in get_args(Stage)}
         claimed = _claim(path, key, keys, force=recipe.output.force)
         notes = (*claimed, *_resumed(path, own_maps=recipe.blocks.maps is None))
     state.wait_for_everyone()
