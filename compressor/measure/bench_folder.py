@@ -166,7 +166,7 @@ def _build(
     file = quantized or GRAPHS["fp32"]
     path = scratch / runtime.engine_file
     engine = runtime.build(out / file, path, precision=precision, threads=threads, options=options)
-    loaded = tuple(runtime.load(path, threads=1) for _ in range(callers)) if callers > 1 else ()
+    loaded = tuple(runtime.load(path, threads=1, cached=False) for _ in range(callers)) if callers > 1 else ()
     return _Built(name, precision, engine, loaded)
 
 

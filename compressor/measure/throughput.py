@@ -87,7 +87,7 @@ def row_rates(engine: Engine, inputs: Sequence[tuple[int, Feeds]], callers: int,
         CompressorError: the engine cannot be loaded, or cannot run on these inputs.
     """
     kernel = engine.session.get("kernel")
-    load = functools.partial(target_of(engine.path).load, engine.path, provider="cpu", threads=1)
+    load = functools.partial(target_of(engine.path).load, engine.path, provider="cpu", threads=1, cached=False)
     loaded = [load(kernel=Path(kernel) if kernel else None) for _ in range(callers)]
     rates = []
     for batch, feeds in inputs:

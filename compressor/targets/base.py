@@ -271,7 +271,13 @@ class Target(ABC):
 
     @abstractmethod
     def load(
-        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+        self,
+        path: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        kernel: Path | None = None,
+        cached: bool = True,
     ) -> Engine:
         """Load an engine that was built earlier.
 
@@ -280,6 +286,7 @@ class Target(ABC):
             provider: device to run on; None: a GPU where there is one.
             threads: threads per call; None: one per core.
             kernel: library of `compress kernel`; None: plain ONNX.
+            cached: whether a runtime that compiles keeps what it compiled for later loads, in the user's cache folder.
 
         Raises:
             TargetMissingError: the runtime or its device is missing.

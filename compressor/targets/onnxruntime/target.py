@@ -58,7 +58,13 @@ class OnnxRuntimeTarget(Target):
         )
 
     def load(
-        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+        self,
+        path: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        kernel: Path | None = None,
+        cached: bool = True,
     ) -> OrtEngine:
         """Load a graph that was fused earlier; see `Target.load`."""
         from compressor.targets.onnxruntime.engine import load_engine

@@ -194,12 +194,13 @@ def build_engine(
     return engine
 
 
-def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
+def load_engine(path: Path, *, threads: int | None = None, cached: bool = True) -> OpenVinoEngine:
     """Compile a graph that `build_engine` wrote, or read it from the cache of compiled models.
 
     Args:
         path: the graph, `.xml`; its weights lie beside it.
         threads: threads per call; None: one per core.
+        cached: whether the cache is read and written.
 
     Raises:
         InputError: a file is missing, or OpenVINO cannot read or compile the graph.
@@ -211,7 +212,7 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
                 code=ErrorCode.FILE_MISSING,
                 path=file,
             )
-    return _open(path, threads, path, cached=True)
+    return _open(path, threads, path, cached=cached)
 
 
 def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False) -> OpenVinoEngine:

@@ -52,13 +52,19 @@ class OpenVinoTarget(Target):
         return build_engine(onnx, out, precision=precision, threads=threads, shapes=shapes)
 
     def load(
-        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+        self,
+        path: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        kernel: Path | None = None,
+        cached: bool = True,
     ) -> OpenVinoEngine:
         """Compile a graph that was converted earlier; see `Target.load`."""
         self.check(provider=provider, kernel=kernel)
         from compressor.targets.openvino.engine import load_engine
 
-        return load_engine(path, threads=threads)
+        return load_engine(path, threads=threads, cached=cached)
 
 
 TARGET = OpenVinoTarget()

@@ -79,7 +79,13 @@ class TensorRtTarget(Target):
         return build_engine(onnx, out, precision, options, driver, trt)
 
     def load(
-        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+        self,
+        path: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        kernel: Path | None = None,
+        cached: bool = True,
     ) -> TrtEngine:
         """Load an engine whose metadata match this machine; see `Target.load`.
 
