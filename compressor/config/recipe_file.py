@@ -12,6 +12,7 @@ from typing import Any
 
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.own_tasks import is_own_task
+from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.errors import ErrorCode, UsageError, suggestion
 
@@ -232,21 +233,41 @@ def _as_text(value: Any) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of `compress.toml`: every field of a recipe as a key, all optional."""
+    """The JSON schema of `compress.toml`: every field of a recipe as a key, all optional.
+
+    As `read_recipe` does, it accepts keys in a table named after their section, dashes for underscores, and values as
+    the text of their flag.
+    """
     properties: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
-    for section in SECTIONS.values():
+    for name, section in SECTIONS.items():
         schema = section.model_json_schema()
-        properties |= schema["properties"]
+        keys = {key: _accepted(key, content) for key, content in schema["properties"].items()}
+        keys |= {key.replace("_", "-"): content for key, content in keys.items()}
+        properties |= keys
+        tables[name] = {"type": "object", "additionalProperties": False, "properties": keys}
         definitions |= schema.get("$defs", {})
-    for property_schema in properties.values():
-        for extra in ("heading", "decides_plan", "runs_code", "is_path"):
-            property_schema.pop(extra, None)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "compress.toml",
         "type": "object",
         "additionalProperties": False,
-        "properties": properties,
+        "properties": tables | properties,
     }
     return schema | ({"$defs": definitions} if definitions else {})
+
+
+def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a field with all forms of values that a file may have."""
+    kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
+    extras = {"heading", "decides_plan", "runs_code", "is_path", *kept}
+    content = {key: value for key, value in schema.items() if key not in extras}
+    forms = [content]
+    if content.get("type") not in ("string", "boolean") and "enum" not in content:
+        forms.append({"type": "string"})
+    if "items" in content:  # a single value for a list of one
+        forms.append(content["items"])
+    if name in BUDGETS:  # several values are a ladder
+        forms.append({"type": "array", "items": {"type": ["number", "string"]}})
+    return kept | (content if len(forms) == 1 else {"anyOf": forms})

@@ -191,15 +191,30 @@ def test_former_names_map_to_current_ones() -> None:
 
 def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
     schema = json_schema()
-    assert set(schema["properties"]) == set(FIELDS)
+    dashed = {name.replace("_", "-") for name in FIELDS}
+    assert set(schema["properties"]) == {*FIELDS, *dashed, *SECTIONS}
     assert schema["properties"]["method"]["enum"] == list(METHODS)
     assert not {"heading", "decides_plan", "runs_code"} & set(schema["properties"]["kernel"])
     import jsonschema
 
     recipe = Recipe(model="m", data="d", keep="50%", drop_blocks_by_kind="cross=0.5", seq="8,16")
     jsonschema.validate(json.loads(json.dumps(recipe.flat())), schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"keeep": 3}, schema)
+    accepted: list[dict[str, Any]] = [
+        {"selection": {"keep": 36}, "eval-data": "dev.tsv"},
+        {"macs": "50%", "batch": 8, "options": "a=1"},
+        {"speedup": [2, 4], "latency": ["5ms", "3ms"]},
+    ]
+    refused: list[dict[str, Any]] = [
+        {"keeep": 3},
+        {"selection": {"macs": 0.5}},
+        {"distill": "maybe"},
+        {"batch": {"a": 1}},
+    ]
+    for content in accepted:
+        jsonschema.validate(content, schema)
+    for content in refused:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(content, schema)
 
 
 def test_kinds_of_attention_equal_those_of_plans() -> None:
