@@ -109,7 +109,9 @@ def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
     stored[inputs.groups[0].name]["0"] = 1234.5
     path.write_text(json.dumps(stored))
     resumed = ReconstructPruner(inputs)
-    resumed.rank(Interrupter(1))  # the Gram matrices are read
+    passes = set[int]()
+    resumed.rank(lambda finished, total: passes.add(total))
+    assert passes == {len(inputs.statistics)}  # the Gram matrices are read, and not summed up in a second pass
     losses = resumed.losses(ignore_progress)
     assert list(losses) == [group.name for group in inputs.groups]
     assert losses[inputs.groups[0].name][0] == 1234.5
