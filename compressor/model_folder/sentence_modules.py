@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from compressor.errors import ErrorCode, InputError
@@ -85,10 +85,13 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
-    """The paths in a folder of the modules behind the encoder; empty for a folder without modules."""
-    if not (folder / MODULES).is_file():
+    """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
+    try:
+        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        paths = [PurePosixPath(str(module["path"])) for module in modules]
+    except (OSError, ValueError, TypeError, KeyError):
         return ()
-    return tuple(path for path in _module_paths(folder).values() if path)
+    return tuple(str(path) for path in paths if path.parts and not path.is_absolute() and ".." not in path.parts)
 
 
 def _module_paths(folder: Path) -> dict[str, str]:

@@ -128,6 +128,8 @@ class Report(BaseModel):
     graphs: dict[str, str] = Field(default_factory=dict)
     """Hashes of the proven graphs in the folder, with their external data, by file name."""
     precision: str
+    delivered: str = ""
+    """The engine that the run itself delivered, with its form: `ort int8 portable`; builds leave it."""
     session: dict[str, Any] = Field(default_factory=dict)
     """Runtime, provider, session options."""
     machine: dict[str, str] = Field(default_factory=dict)

@@ -14,10 +14,11 @@ import torch
 from compressor import report as reports
 from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
+from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report, VariantName
 from compressor.run import verify
-from compressor.run.products import Case
+from compressor.run.products import PORTABLE, SYMMETRIC, Case
 from compressor.run.sizes import proven_shapes
 from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
@@ -69,9 +70,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             )
         if path.is_file():
             _require_proven(path, report)
-    runtime, precision = target(recipe.engine.target), recipe.engine.definite_precision
-    file = runtime.quantized_graph(precision)
-    if file is not None and runtime.needs_quantized_graph(precision):
+    if (file := quantized_source(report, recipe.engine)) is not None:
         _check_quantized(out / file, report, recipe)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
@@ -80,6 +79,21 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     cases = _cases(graphs["compressed"], longest, (*shapes, *proven_shapes(recipe.measure.batch, lengths)))
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
     return FinishedRun(report, recipe, ordered, lengths, cases)
+
+
+def quantized_source(report: Report, engine: EngineConfig) -> str | None:
+    """The name of the quantized graph of a run that an engine is built from; None: a graph in floats.
+
+    The engine that the run delivered is built in its form, also by a target that could quantize the float graph itself.
+
+    Args:
+        report: the report of the run.
+        engine: target and precision.
+    """
+    runtime, precision = target(engine.target), engine.definite_precision
+    delivered = {f"{engine.target} {precision} {form}" for form in (PORTABLE, SYMMETRIC)}
+    needs_graph = report.delivered in delivered or runtime.needs_quantized_graph(precision)
+    return runtime.quantized_graph(precision) if needs_graph else None
 
 
 def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:

@@ -151,7 +151,8 @@ def open_learning_store(
             hashes["task_source"] = model.folder.own_task.source
         hashes["model"] = model.folder.fingerprint
         key = recipe.learning_key(None, **hashes)
-        keys = {stage: recipe.learning_key(stage, **hashes) for stage in get_args(Stage)}
+        uses = {"heads": recipe.prunes, "pruned": recipe.distills}
+        keys = {stage: recipe.learning_key(stage, **hashes) for stage in get_args(Stage) if uses[stage]}
         claimed = _claim(path, key, keys, force=recipe.output.force)
         notes = (*claimed, *_resumed(path, own_maps=recipe.blocks.maps is None))
     state.wait_for_everyone()
@@ -167,7 +168,7 @@ def _claim(store: Path, key: str, keys: Mapping[str, str], *, force: bool) -> It
         if not force and (progress := _progress(store)):
             raise UsageError(
                 f"{store}: an interrupted run with another recipe, model, task or rows learned here ({progress}); run"
-                " it to its end, write to another folder (-o), or discard its work (--force)",
+                " it to its end, write to another folder (-o), or discard what depends on the change (--force)",
                 code=ErrorCode.RUN_DIFFERS,
                 path=store,
             )

@@ -131,7 +131,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=_drawn_rows(recipe))
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
     check_budget(recipe.selection, data)
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
@@ -140,7 +140,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     return data
 
 
-def _drawn_rows(recipe: Recipe) -> int | None:
+def drawn_rows(recipe: Recipe) -> int | None:
     """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
     learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
     if learns_labels or not (recipe.prunes or recipe.distills):

@@ -33,9 +33,10 @@ from compressor.results import (
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.evaluate import EvaluationResult, evaluate
-from compressor.run.finished_run import FinishedRun, load_run
+from compressor.run.finished_run import FinishedRun, load_run, quantized_source
+from compressor.run.load import drawn_rows
 from compressor.run.measure import measure_variants
-from compressor.run.products import DYNAMIC, Measurements, ShrunkGraph, Variant
+from compressor.run.products import Measurements, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
@@ -113,7 +114,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
-            return open_data(recipe.rows, folder, recipe.selection.seed)
+            return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
     except CompressorError as error:
         _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
         return None
@@ -131,13 +132,7 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
     folder, graph = scratch / name, run.graphs[name]
     folder.mkdir()
     config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
-    runtime, precision = target(config.target), config.definite_precision
-    # An engine that the run delivered is built again in its form, also where the target could quantize the float graph.
-    delivered = next((row for row in run.report.candidates if row.chosen), None)
-    is_delivered = delivered is not None and (delivered.target, delivered.precision) == (config.target, precision)
-    has_own_graph = is_delivered and delivered is not None and delivered.form not in ("", DYNAMIC)
-    needs_graph = name == "compressed" and (has_own_graph or runtime.needs_quantized_graph(precision))
-    file = runtime.quantized_graph(precision) if needs_graph else None
+    file = quantized_source(run.report, config) if name == "compressed" else None
     quantized = graph.with_name(file) if file is not None else None
     with log.stage(f"{name}: building the engine"):
         shrunk = ShrunkGraph(name, run.report.plan, graph, ())
@@ -230,6 +225,8 @@ _OF_THE_ENGINE = (
     NoteCode.ANSWERS_UNCHANGED,
     NoteCode.MEMORY_UNMEASURED,
     NoteCode.TIMES_DRIFTED,
+    NoteCode.ENGINE_CHOSEN,
+    NoteCode.LOSS_UNBOUNDED,
 )
 """Codes of notes on an engine and its measurements, which those of another engine replace."""
 

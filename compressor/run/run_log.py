@@ -32,7 +32,8 @@ class RunLog:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     def add_notes(self, notes: Iterable[Note]) -> None:
-        """Add the notes of a product."""
+        """Add the notes of a product, but for those that were added already."""
         for note in notes:
-            self.notes.append(note)
-            self._listener.note(note)
+            if note not in self.notes:
+                self.notes.append(note)
+                self._listener.note(note)

@@ -95,6 +95,7 @@ def make_report(
         certificate=selected.certificate,
         target=engine.target,
         precision=engine.precision,
+        delivered=chosen.choice.label,
         recipe=recipe.flat(),
         command=command_line(recipe),
         seconds=run.log.seconds,

@@ -100,7 +100,8 @@ class CausalLM(Task):
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
         """The token that is predicted behind each one that is not padding."""
-        return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
+        tokens = logits.argmax(-1)
+        return tokens[batch["attention_mask"].numpy() != 0] if "attention_mask" in batch else tokens
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The metric of each segment."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labelled_rows import ClassLabels
-from compressor.tasks.metrics import Metric, accuracy, f1, macro_f1, matthews
+from compressor.tasks.metrics import Metric, accuracy, f1, matthews
 
 
 class TextClassification(ClassLabels, LabelledTexts):
@@ -37,6 +36,4 @@ class TextClassification(ClassLabels, LabelledTexts):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         self.require_one_class(folder)
-        if metric.compute is f1 and folder.config.num_labels != 2:
-            metric = replace(metric, compute=macro_f1)
         super().__init__(folder, request, metric)

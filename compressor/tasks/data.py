@@ -94,12 +94,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         )
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "eval" not in encoded and "train" in encoded:
-        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
+        least = 1 if "test" in encoded else 2  # half of them become test rows
+        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task, least)
         notes.append(set_aside_note("eval", "train", encoded["eval"], seed, task))
     if "test" not in encoded:
         encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
-    for split in ("eval", "test"):
+    unscored = {"eval"} - splits.keys() if unlabelled else set()
+    for split in {"eval", "test"} - unscored:
         if split in encoded and (obstacle := task.metric_obstacle(encoded[split])) is not None:
             raise InputError(
                 f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"

@@ -18,6 +18,7 @@ from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import class_ids, classes_of, listed_names
+from compressor.tasks.metrics import f1, macro_f1
 
 
 class LabelledRows(Task):
@@ -72,6 +73,12 @@ class ClassLabels(LabelledRows):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def score(self, statistics: np.ndarray) -> float:
+        """The metric; F1 is that of class 1 of two, and the mean over the classes of the rows where there are more."""
+        if self._metric.compute is f1 and self.config.num_labels != 2:
+            return macro_f1(statistics)
+        return super().score(statistics)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
         """The predicted class of each row."""

@@ -171,7 +171,7 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            typed = [(line, type(row[name])) for line, row in zip(lines, rows, strict=True) if name in row]
+            typed = [(line, _kind(row[name])) for line, row in zip(lines, rows, strict=True) if name in row]
             first = next((kind for _, kind in typed if kind is not type(None)), type(None))
             reason = f"values of {name!r} have different types: {error}"
             for line, kind in typed:
@@ -179,6 +179,11 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
                     raise LineError(line, reason) from error
             raise ValueError(reason) from error
     return pa.table(columns)
+
+
+def _kind(value: Any) -> type:
+    """The type of a value in a column, in which whole numbers may stand among others."""
+    return float if type(value) is int else type(value)
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

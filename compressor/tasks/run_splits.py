@@ -83,7 +83,9 @@ def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:
     return next(iter(named)) if name is None else name
 
 
-def set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Task) -> tuple[Dataset, Dataset]:
+def set_aside(
+    examples: Dataset, share: float, seed: int, split: Split, task: Task, least: int = 1
+) -> tuple[Dataset, Dataset]:
     """Divide rows into those that remain and those that are set aside for another purpose, at least one.
 
     The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
@@ -95,6 +97,7 @@ def set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Ta
         seed: seed of the draw.
         split: the split of the rows.
         task: the task that encoded the rows.
+        least: minimum number of rows, or of groups that belong together, that are set aside.
 
     Raises:
         InputError: no row would remain.
@@ -103,15 +106,16 @@ def set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Ta
     if task.set_aside_by is not None:
         together = np.unique(np.asarray(examples[task.set_aside_by]), return_inverse=True)[1]
     groups = int(together.max(initial=-1)) + 1
-    count = max(1, round(share * groups))
+    count = max(least, round(share * groups))
     if count >= groups:
         field = "eval_data" if split == "train" else "test_data"
+        kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
         raise InputError(
-            f"{len(examples)} {PURPOSES[split]} rows are too few to set some aside; give more rows, or"
+            f"{groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
             f" --{field.replace('_', '-')}",
             code=ErrorCode.TOO_FEW_ROWS,
-            rows=len(examples),
-            minimum=2,
+            rows=groups,
+            minimum=least + 1,
             field=field,
         )
     order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(seed).permutation(groups)

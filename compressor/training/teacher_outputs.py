@@ -160,6 +160,8 @@ class KeptOutputs:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
+        except OSError as error:  # a share without locks
+            raise _NotKeptError(f"{self._folder} cannot be locked ({error.strerror})") from error
         free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
         if 2 * numbers > _DISK_SHARE * free:
             raise _NotKeptError(
@@ -172,7 +174,10 @@ class KeptOutputs:
         index.unlink(missing_ok=True)
         try:
             with file.open("wb") as reserved:  # writing into a map of a full disk would end the process
-                os.posix_fallocate(reserved.fileno(), 0, 2 * numbers)
+                if hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(reserved.fileno(), 0, 2 * numbers)
+                else:
+                    reserved.truncate(2 * numbers)
         except OSError as error:
             file.unlink(missing_ok=True)
             raise _NotKeptError(f"{self._folder}: {error.strerror}") from error

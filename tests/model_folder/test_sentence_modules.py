@@ -121,6 +121,17 @@ def test_the_first_token_needs_padding_on_the_right(encoder: Path) -> None:
         load(encoder)
 
 
+@pytest.mark.parametrize(
+    "modules", ["[]", "{", '[{"type": "x.Transformer", "path": ""}]', '[{"type": "x.Dense", "path": "../2_Dense"}]']
+)
+def test_modules_of_other_models_are_no_fault(modules: str, tmp_path: Path) -> None:
+    folder = load(folders.save(folders.bert(), tmp_path / "model"))
+    (tmp_path / "model" / "modules.json").write_text(modules)
+    save_companions(folder, tmp_path / "out")
+    assert (tmp_path / "out" / "modules.json").read_text() == modules
+    assert not (tmp_path / "2_Dense").exists()
+
+
 def test_a_reranker_is_a_regression(tmp_path: Path) -> None:
     path = folders.save(folders.bert(num_labels=1), tmp_path)
     (path / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}]))

@@ -14,16 +14,19 @@ import compressor
 from compressor import report as reports
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import BudgetRow, CostShare, DropStatus, NoteCode
 from compressor.run import verify
-from compressor.run.finished_run import load_run
+from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
+from compressor.targets import Precision
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
 from tests.command import compress
+from tests.report import reports as reports_of_tests
 from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe
 from tests.targets.engines import FakeEngine
@@ -254,3 +257,20 @@ def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     with pytest.raises(UsageError) as error:
         rebuild(out, {"kernel": library}, listener)
     assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, library)
+
+
+@pytest.mark.parametrize(
+    ("delivered", "target", "precision", "expected"),
+    [
+        ("ort int8 portable", "ort", "int8", "model.int8.onnx"),
+        ("ort int8 dynamic", "ort", "int8", None),
+        ("openvino int8 portable", "ort", "int8", None),
+        ("ort int8 portable", "openvino", "int8", "model.int8.onnx"),
+        ("ort int8 portable", "ort", "fp32", None),
+    ],
+)
+def test_the_delivered_engine_is_built_again_in_its_form(
+    delivered: str, target: str, precision: Precision, expected: str | None
+) -> None:
+    engine = EngineConfig(target=target, precision=precision)
+    assert quantized_source(reports_of_tests.report(delivered=delivered), engine) == expected

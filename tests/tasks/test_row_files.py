@@ -87,6 +87,12 @@ FILE_FAULTS: dict[str, tuple[str, bytes, ErrorCode, dict[str, Any]]] = {
     "a header alone": ("a.csv", b"label,text\n", ErrorCode.TOO_FEW_ROWS, {"rows": 0}),
     "a repeated name": ("a.csv", b"text,text\na,b\n", ErrorCode.FILE_UNREADABLE, {"column": "text"}),
     "JSON of two types": ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', ErrorCode.FILE_UNREADABLE, {"line": 2}),
+    "JSON of two types behind numbers": (
+        "a.jsonl",
+        b'{"x": 1}\n{"x": 2.5}\n{"x": "a"}\n',
+        ErrorCode.FILE_UNREADABLE,
+        {"line": 3},
+    ),
     "not xz": ("a.tsv.xz", b"text\na\n", ErrorCode.FILE_UNREADABLE, {}),
     "not gzip": ("a.tsv.gz", b"text\na\n", ErrorCode.FILE_UNREADABLE, {}),
     "truncated xz": ("a.tsv.xz", lzma.compress(b"text\na\n" * 99)[:-9], ErrorCode.FILE_UNREADABLE, {}),

@@ -173,6 +173,24 @@ def test_test_rows_that_rank_nothing_are_refused(metric: str, label: str, encode
         open_data(rows_config(rows, rows, test, metric=metric), encoder)
 
 
+@pytest.mark.parametrize("metric", ["spearman", "recall@10"])
+def test_evaluation_rows_from_rows_without_labels_are_not_scored(
+    metric: str, encoder: ModelFolder, tmp_path: Path
+) -> None:
+    texts = tsv(tmp_path / "a.tsv", *(f"plot {'good ' * number}" for number in range(1, 13)), header="text")
+    test = tsv(tmp_path / "b.tsv", *pair_rows(12), header=HEADER)
+    data = open_data(rows_config(texts, test_data=test, metric=metric), encoder, drawn_rows=4)
+    assert len(data.train) + len(data.eval) == 12
+    assert len(data.test) == 12
+
+
+@pytest.mark.parametrize("queries", [3, 10, 14])
+def test_few_queries_are_divided(queries: int, encoder: ModelFolder, tmp_path: Path) -> None:
+    rows = [f"1\tplot {'good ' * query}\tfilm {'bad ' * number}" for query in range(queries) for number in range(3)]
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *rows, header=HEADER), metric="recall@10"), encoder)
+    assert [len(set(split["query"])) for split in (data.train, data.eval, data.test)] == [queries - 2, 1, 1]
+
+
 def test_queries_are_set_aside_whole(encoder: ModelFolder, tmp_path: Path) -> None:
     texts = [(f"plot {'good ' * query}", f"film {'bad ' * number}") for query in range(15) for number in range(4)]
     file = tsv(tmp_path / "a.tsv", *(f"1\t{query}\t{passage}" for query, passage in texts), header=HEADER)

@@ -159,7 +159,8 @@ def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_teachers_that_pool_or_rank_differently_do_not_share_outputs(tmp_path: Path) -> None:
     encoder = folders.bert_encoder().eval()
-    documents = [None, torch.eye(3, encoder.config.hidden_size), torch.ones(3, encoder.config.hidden_size)]
+    width = encoder.config.hidden_size
+    documents = [None, None, torch.eye(3, width), torch.ones(3, width)]
     models = [SentenceEncoder(encoder, "mean"), *(SentenceEncoder(encoder, "cls") for _ in documents[1:])]
     for model, texts in zip(models, documents, strict=True):
         model.documents = texts

@@ -62,6 +62,8 @@ def choose_engine(
     Raises:
         TargetMissingError: no engine could be built, because runtimes are missing.
     """
+    # An engine that was chosen before units were removed loses by their removal too.
+    is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
     allowed = choices(trials.recipe.engine) if allowed is None else allowed
     quantized = trials.quantize(allowed)
@@ -77,7 +79,7 @@ def choose_engine(
         built = built if build_half is None else time_half(trials, built, build_half)
         best = fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
-    log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=trials.recipe.selection.max_drop is not None))
+    log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=is_bounded))
     source = None
     if best.source is not None:
         source = quantized[best.choice.quantized_graph].path

@@ -255,7 +255,7 @@ class EngineTrials:
     def _scored(self) -> Dataset:
         """The evaluation rows by which candidates are compared: at most `_SCORED_ROWS`, drawn at random.
 
-        Rows that are read in order, or that belong together, are the first ones, as many as are read.
+        Of rows that are read in order these are the first ones. Rows that belong together are all scored.
         """
         assert self.data is not None
         rows, task = self.data.eval, self.data.task

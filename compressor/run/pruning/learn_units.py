@@ -29,7 +29,7 @@ from compressor.run.run_notes import budget_notes
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
-from compressor.units import Bundles
+from compressor.units import Bundles, PrunableGroup
 from compressor.workdir import write_json
 
 _POOL = "units.json"
@@ -46,10 +46,12 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
         BudgetError: no plan meets the budgets.
         DivergedError: see `fit`.
     """
+    groups, notes = prunable_groups(run.recipe, run.model, run.refused)
+    run.log.add_notes(notes)
     tables = run.costs.count_tables()
     constraints = constraints_of(run.recipe, tables, heads=0)
     if run.store.load_finished_plan(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
-        write_json(run.store.path / _POOL, _make_pool(run, constraints).to_json())
+        write_json(run.store.path / _POOL, _make_pool(run, groups, constraints).to_json())
     state.wait_for_everyone()
     with run.log.stage(f"learning which units to keep ({run.recipe.selection.method})") as on_progress:
         learned = _learn(run.recipe, run.model, run.data, run.store, on_progress)
@@ -84,11 +86,9 @@ def _learn(
     return store_learned(learned, model.folder, store)
 
 
-def _make_pool(run: BudgetRun, constraints: Sequence[Constraint]) -> UnitPool:
+def _make_pool(run: BudgetRun, groups: Sequence[PrunableGroup], constraints: Sequence[Constraint]) -> UnitPool:
     """The units that compete, and what they cost."""
     recipe, data = run.recipe, run.data
-    groups, notes = prunable_groups(recipe, run.model, run.refused)
-    run.log.add_notes(notes)
     model = run.model.folder.model
     with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
         batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))

@@ -87,7 +87,8 @@ def prune(run: BudgetRun) -> SelectedPlan:
         engine=run.costs.engines.choice.label,
     )
     # A run that resumes after this has the notes of the plan alone.
-    run.store.finish(replace(selected, notes=(*selected.notes, *run.log.notes[noted:])), folder.model)
+    selected = replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
+    run.store.finish(selected, folder.model)
     return selected
 
 

@@ -213,12 +213,15 @@ def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path:
         run(inputs, tmp_path / "out", macs="70%", group_by=second, start_from=tmp_path / "start", **fields)
 
 
-def test_a_resumed_run_has_the_notes_of_its_plan(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, pytest.param({"distill": True, "distill_steps": 2}, marks=pytest.mark.zoo)])
+def test_a_resumed_run_has_the_notes_of_its_plan(fields: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    fields = {"macs": "60%", **fields}
     listener = RecordingListener("compressed: exporting", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="60%"), listener)
-    resumed = codes(run(inputs, tmp_path / "out", macs="60%"))
-    assert {NoteCode.RESUMED, NoteCode.BUDGET_MET} <= resumed
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
+    report = run(inputs, tmp_path / "out", **fields)
+    assert {NoteCode.RESUMED, NoteCode.BUDGET_MET} <= codes(report)
+    assert len(report.notes) == len(set(report.notes))
 
 
 @pytest.mark.zoo
