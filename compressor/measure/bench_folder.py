@@ -14,7 +14,7 @@ from compressor.measure.timing import wait_until_idle
 from compressor.measure.turns import median_times
 from compressor.progress import Listener, NullListener
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
-from compressor.targets.base import span
+from compressor.targets.options import span
 from compressor.targets.random_inputs import random_feeds
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
-from compressor.targets.base import Feeds, Span
+from compressor.targets.base import Feeds
+from compressor.targets.options import Span
 from compressor.tasks import Data
 from compressor.tasks.scoring import BATCH_SIZE
 

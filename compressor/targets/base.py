@@ -1,16 +1,16 @@
-"""The interface of a target: the object that describes it, the options of a build, and the engine that it returns."""
+"""The interface of a target: the object that describes it, and the engine that it returns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
+from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild, QuantizedProducts
@@ -27,60 +27,6 @@ TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1
 """Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16. An engine in
 8 bits is compared with its quantized graph: a value close to the boundary of two numbers may be rounded to either, and
 later layers amplify the difference."""
-
-Shape = tuple[int, int]
-"""Batch size and length in tokens."""
-Span = tuple[int, int, int]
-"""Smallest, usual and largest value of a size."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """Sizes that an engine must take, and settings that only some targets use (`Target.options`).
-
-    Attributes:
-        batch: sizes of the first axis; a TensorRT engine is fastest at the usual one.
-        seq: sizes of the other free axes, in tokens.
-        memory: lengths of memories and caches, where the graph has any.
-        workspace: bytes of device memory that the build may use; None: all free memory.
-        timing_cache: file of TensorRT's kernel timings, read and updated; None: a file in the user's cache.
-        hardware_compatible: build a TensorRT engine that runs on other GPUs too, from Ampere on.
-        version_compatible: build a TensorRT engine that later versions run too.
-        kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
-        shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
-        split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
-        norm_seconds: time spent on finding that out; 0: they stay fused.
-    """
-
-    batch: Span = (1, 8, 8)
-    seq: Span = (1, 128, 128)
-    memory: Span = (0, 0, 0)
-    workspace: int | None = None
-    timing_cache: Path | None = None
-    hardware_compatible: bool = False
-    version_compatible: bool = False
-    kernel: Path | None = None
-    shapes: tuple[Shape, ...] = ()
-    split_norms: bool | None = None
-    norm_seconds: float = 0.0
-
-
-def parse_shape(text: str) -> Shape:
-    """Batch size and length of a shape such as `1x128`."""
-    batch, seq = text.split("x")
-    return int(batch), int(seq)
-
-
-def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:
-    """The span of sizes that an engine must take.
-
-    Args:
-        usual: sizes that the engine is optimized for; their median (the larger one of two) becomes the usual size.
-        also: further sizes that the engine must take, which only widen the span.
-    """
-    sizes = sorted(usual)
-    total = (*sizes, *also)
-    return min(total), sizes[len(sizes) // 2], max(total)
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
-from compressor.targets.base import Feeds, Precision, Shape
+from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import fixed_shapes, model_cache
 from compressor.targets.openvino import session as sessions
@@ -24,6 +24,7 @@ from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fittin
 from compressor.targets.openvino.fixed_shapes import FixedRequest
 from compressor.targets.openvino.session import Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
+from compressor.targets.options import Shape
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.base import Feeds, Shape, parse_shape
+from compressor.targets.base import Feeds
 from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad
 from compressor.targets.openvino.session import (
     compile_model,
@@ -21,6 +21,7 @@ from compressor.targets.openvino.session import (
     stored_info,
     tensor_names,
 )
+from compressor.targets.options import Shape, parse_shape
 from compressor.targets.peak_memory import resident_bytes
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds, Precision, Shape
+from compressor.targets.base import Feeds, Precision
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
 from compressor.targets.openvino.batches import EngineRequest
+from compressor.targets.options import Shape
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.targets.base import BuildOptions, Precision, Provider, Target
+from compressor.targets.base import Precision, Provider, Target
+from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
     from compressor.targets.openvino.engine import OpenVinoEngine

@@ -13,9 +13,10 @@ from typing import Any
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import EngineBuild
-from compressor.targets.base import BuildOptions, Precision
+from compressor.targets.base import Precision
 from compressor.targets.cuda import CudaDriver
 from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
+from compressor.targets.options import BuildOptions
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.tensorrt import bindings, inspector
 from compressor.targets.tensorrt.builder import EngineBuilder, Profiles, SerializedEngine, deserialize

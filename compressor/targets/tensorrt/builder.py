@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.base import BuildOptions, Precision
+from compressor.targets.base import Precision
 from compressor.targets.cuda import CudaDriver
+from compressor.targets.options import BuildOptions
 from compressor.targets.tensorrt import bindings
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import element_types

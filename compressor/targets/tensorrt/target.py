@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from compressor.errors import TargetMissingError
-from compressor.targets.base import BuildOptions, Precision, Provider, Target
+from compressor.targets.base import Precision, Provider, Target
+from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
     from compressor.targets.cuda import CudaDriver

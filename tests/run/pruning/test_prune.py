@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +11,19 @@ import torch
 import transformers as hf
 
 import compressor
-import graph_passes
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, CompressorError, ErrorCode, InputError, UsageError
-from compressor.measure import macs
-from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs, load
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
 from compressor.run.pruning import cost_tables
-from compressor.run.pruning.cost_tables import CostSource
-from compressor.targets import Engine
 from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
-from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
+from tests.run.pruning.budget_runs import budget_recipe, codes, run
 from tests.run.runs import learning_recipe
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, for cost tables."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def budget_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
-    return learning_recipe(inputs, out, keep=None, steps=None, **fields)
-
-
-def run(inputs: Path, out: Path, **fields: Any) -> Report:
-    return compressor.compress(budget_recipe(inputs, out, **fields))
-
-
-def codes(report: Report) -> set[NoteCode]:
-    return {note.code for note in report.notes}
-
-
-@pytest.fixture(scope="module")
-def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    """The output folder of a run for 60% of the multiply-accumulates, and its report."""
-    out = tmp_path_factory.mktemp("pruned") / "out"
-    return out, run(inputs, out, macs="60%")
 
 
 @pytest.mark.parametrize("unit", ["macs", pytest.param("parameters", marks=pytest.mark.zoo)])
@@ -119,41 +86,6 @@ def test_a_speed_is_reached_by_rounds_of_measuring(
 
 
 @pytest.mark.zoo
-@pytest.mark.usefixtures("short_timing")
-def test_a_plan_after_heads_of_another_method_is_timed_as_it_is(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where times are proportional to multiply-accumulates, the table predicts what is measured."""
-    macs_of_engine: dict[str, float] = {}
-
-    def counted(engines: Sequence[Engine], *args: object) -> list[float]:
-        return [1e-6 * macs_of_engine.setdefault(str(engine.path), _macs_of(engine.path)) for engine in engines]
-
-    def proportional(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
-        return [macs.scaled(1e-3).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense, "seq": 8, "batch": 1})]
-
-    timed = []
-
-    def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
-        timed.append((tables[0].cost(counts), *original(source, counts, tables)))
-        return [timed[-1][1]]
-
-    original = CostSource.time_plan
-    monkeypatch.setattr(CostSource, "time_plan", time_plan)
-    monkeypatch.setattr(cost_tables, "paired_times", counted)
-    monkeypatch.setattr(cost_tables, "measure_times", proportional)
-    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", speedup=1.4))
-    assert report.plan.heads_kept == 1
-    assert timed
-    for predicted, measured in timed:
-        assert measured == pytest.approx(predicted, rel=1e-3)
-
-
-def _macs_of(graph: Path) -> float:
-    return float(macs(graph_passes.load(graph), 1, 8) or 0)
-
-
-@pytest.mark.zoo
 @pytest.mark.parametrize(("units", "unchanged"), [("heads", "neurons"), ("neurons", "heads")])
 def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, units: str, unchanged: str) -> None:
     plan = run(inputs, tmp_path / "out", parameters="90%", prune_units=units).plan
@@ -187,59 +119,6 @@ def test_heads_that_share_one_key_value_head_stay_or_go_together(inputs: Path, t
 
 
 @pytest.mark.zoo
-def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
-    start, earlier = pruned
-    report = run(inputs, tmp_path / "out", macs="52%", start_from=start, prune_units="neurons")
-    before, after = (Plan.load(folder / "plan.json") for folder in (start, tmp_path / "out"))
-    assert earlier.plan.heads_kept < earlier.plan.heads
-    assert [site.kept for site in before.sites] == [site.kept for site in after.sites]
-    assert report.plan.neurons_kept < earlier.plan.neurons_kept
-    assert all(proof.holds for proof in report.proofs)
-    assert all(row.met for row in report.budget)
-    assert report.compressed.macs is not None
-    assert report.compressed.macs <= report.budget[0].requested
-
-
-@pytest.mark.zoo
-@pytest.mark.parametrize("first", ["query", "kv"])
-def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path: Path, first: str) -> None:
-    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
-    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 1}, pad_token_id=0)
-    folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
-    fields = {"prune_units": "heads", "model": tmp_path / "model", "method": "reconstruct"}
-    run(inputs, tmp_path / "start", macs="80%", group_by=first, **fields)
-    second = {"query": "kv", "kv": "query"}[first]
-    with fails_with(ErrorCode.FILE_MISMATCH, InputError, field="group_by"):
-        run(inputs, tmp_path / "out", macs="70%", group_by=second, start_from=tmp_path / "start", **fields)
-
-
-@pytest.mark.parametrize("fields", [{}, pytest.param({"distill": True, "distill_steps": 2}, marks=pytest.mark.zoo)])
-def test_a_resumed_run_has_the_notes_of_its_plan(fields: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
-    fields = {"macs": "60%", **fields}
-    listener = RecordingListener("compressed: exporting", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
-    report = run(inputs, tmp_path / "out", **fields)
-    assert {NoteCode.RESUMED, NoteCode.BUDGET_MET} <= codes(report)
-    assert len(report.notes) == len(set(report.notes))
-
-
-@pytest.mark.zoo
-def test_a_resumed_run_delivers_the_engine_that_its_plan_was_made_for(inputs: Path, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"target": "auto", "precision": "fp32", "macs": "60%"}
-    listener = RecordingListener("compressed: exporting", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
-    (finished,) = tmp_path.rglob("done.json")
-    content = json.loads(finished.read_text())
-    # Whichever was faster by a little, the resumed run has to deliver this one.
-    content["engine"] = {"ort fp32": "openvino fp32", "openvino fp32": "ort fp32"}[content["engine"]]
-    finished.write_text(json.dumps(content))
-    report = run(inputs, tmp_path / "out", **fields)
-    assert [row.label for row in report.candidates if row.chosen] == [content["engine"]]
-
-
-@pytest.mark.zoo
 def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None:
     plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="reconstruct", steps=None)).plan
     assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
@@ -257,17 +136,6 @@ def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, t
     assert plan.method == method
     assert NoteCode.BUDGET_MET in codes(report)
     assert all(proof.holds for proof in report.proofs)
-
-
-@pytest.mark.zoo
-def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
-    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%"))
-    plan, (row,) = report.plan, report.budget
-    assert row.requested == pytest.approx(0.8 * row.dense)
-    assert {NoteCode.HEADS_SELECTED_FIRST, NoteCode.TRAINED_ALONG, NoteCode.WEIGHTS_CHANGED} <= codes(report)
-    assert plan.heads_kept == 1
-    assert plan.neurons_kept < plan.neurons
-    assert plan.method == "dsp+reconstruct"
 
 
 @pytest.mark.zoo

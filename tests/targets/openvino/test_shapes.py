@@ -15,9 +15,9 @@ import pytest
 from compressor.errors import ErrorCode
 from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
-from compressor.targets.base import Shape
 from compressor.targets.openvino import fixed_shapes, session
 from compressor.targets.openvino.batches import EngineRequest
+from compressor.targets.options import Shape
 from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
 from graph_passes.block_sparse.masks import REACH

@@ -1,0 +1,126 @@
+"""Runs under a budget that go on from something earlier: heads of another method, another run, an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+
+import compressor
+import graph_passes
+from compressor.errors import ErrorCode, InputError
+from compressor.measure import macs
+from compressor.measure.costs import CostTable
+from compressor.results import NoteCode, Report
+from compressor.run.pruning import cost_tables
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.targets import Engine
+from graph_passes import Plan
+from tests import folders
+from tests.faults import fails_with
+from tests.run.listeners import RecordingListener, interrupt
+from tests.run.pruning.budget_runs import budget_recipe, codes, run
+from tests.run.runs import learning_recipe
+
+
+@pytest.mark.zoo
+@pytest.mark.usefixtures("short_timing")
+def test_a_plan_after_heads_of_another_method_is_timed_as_it_is(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where times are proportional to multiply-accumulates, the table predicts what is measured."""
+    macs_of_engine: dict[str, float] = {}
+
+    def counted(engines: Sequence[Engine], *args: object) -> list[float]:
+        return [1e-6 * macs_of_engine.setdefault(str(engine.path), _macs_of(engine.path)) for engine in engines]
+
+    def proportional(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
+        return [macs.scaled(1e-3).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense, "seq": 8, "batch": 1})]
+
+    timed = []
+
+    def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
+        timed.append((tables[0].cost(counts), *original(source, counts, tables)))
+        return [timed[-1][1]]
+
+    original = CostSource.time_plan
+    monkeypatch.setattr(CostSource, "time_plan", time_plan)
+    monkeypatch.setattr(cost_tables, "paired_times", counted)
+    monkeypatch.setattr(cost_tables, "measure_times", proportional)
+    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", speedup=1.4))
+    assert report.plan.heads_kept == 1
+    assert timed
+    for predicted, measured in timed:
+        assert measured == pytest.approx(predicted, rel=1e-3)
+
+
+def _macs_of(graph: Path) -> float:
+    return float(macs(graph_passes.load(graph), 1, 8) or 0)
+
+
+@pytest.mark.zoo
+def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
+    start, earlier = pruned
+    report = run(inputs, tmp_path / "out", macs="52%", start_from=start, prune_units="neurons")
+    before, after = (Plan.load(folder / "plan.json") for folder in (start, tmp_path / "out"))
+    assert earlier.plan.heads_kept < earlier.plan.heads
+    assert [site.kept for site in before.sites] == [site.kept for site in after.sites]
+    assert report.plan.neurons_kept < earlier.plan.neurons_kept
+    assert all(proof.holds for proof in report.proofs)
+    assert all(row.met for row in report.budget)
+    assert report.compressed.macs is not None
+    assert report.compressed.macs <= report.budget[0].requested
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("first", ["query", "kv"])
+def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path: Path, first: str) -> None:
+    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 1}, pad_token_id=0)
+    folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
+    fields = {"prune_units": "heads", "model": tmp_path / "model", "method": "reconstruct"}
+    run(inputs, tmp_path / "start", macs="80%", group_by=first, **fields)
+    second = {"query": "kv", "kv": "query"}[first]
+    with fails_with(ErrorCode.FILE_MISMATCH, InputError, field="group_by"):
+        run(inputs, tmp_path / "out", macs="70%", group_by=second, start_from=tmp_path / "start", **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, pytest.param({"distill": True, "distill_steps": 2}, marks=pytest.mark.zoo)])
+def test_a_resumed_run_has_the_notes_of_its_plan(fields: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    fields = {"macs": "60%", **fields}
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
+    report = run(inputs, tmp_path / "out", **fields)
+    assert {NoteCode.RESUMED, NoteCode.BUDGET_MET} <= codes(report)
+    assert len(report.notes) == len(set(report.notes))
+
+
+@pytest.mark.zoo
+def test_a_resumed_run_delivers_the_engine_that_its_plan_was_made_for(inputs: Path, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"target": "auto", "precision": "fp32", "macs": "60%"}
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
+    (finished,) = tmp_path.rglob("done.json")
+    content = json.loads(finished.read_text())
+    # Whichever was faster by a little, the resumed run has to deliver this one.
+    content["engine"] = {"ort fp32": "openvino fp32", "openvino fp32": "ort fp32"}[content["engine"]]
+    finished.write_text(json.dumps(content))
+    report = run(inputs, tmp_path / "out", **fields)
+    assert [row.label for row in report.candidates if row.chosen] == [content["engine"]]
+
+
+@pytest.mark.zoo
+def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
+    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%"))
+    plan, (row,) = report.plan, report.budget
+    assert row.requested == pytest.approx(0.8 * row.dense)
+    assert {NoteCode.HEADS_SELECTED_FIRST, NoteCode.TRAINED_ALONG, NoteCode.WEIGHTS_CHANGED} <= codes(report)
+    assert plan.heads_kept == 1
+    assert plan.neurons_kept < plan.neurons
+    assert plan.method == "dsp+reconstruct"
