@@ -135,8 +135,6 @@ class CheckRequest(Request):
     def _fields_have_an_effect(self) -> Self:
         unused = [
             ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
-            ("deadline", self.server is None, "no server is called; name one (<server>), or omit it", "server"),
-            ("load_seconds", not self.scenarios, "no scenario runs; name one (<scenario>), or omit it", "scenario"),
             *(
                 (name, self.inputs is None, "inputs are random numbers; name rows (<inputs>), or omit it", "inputs")
                 for name in ("tokenizer", "text_columns")

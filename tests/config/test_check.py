@@ -106,8 +106,6 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"server": "grpc://localhost:8001", "kernel": "k.so"}, ErrorCode.CONTRADICTION, "kernel"),
         ({"server": "http://localhost:8000", "p99": 10}, ErrorCode.CONTRADICTION, "server"),
         ({"server": "grpc://localhost:8001", "threads": 2}, ErrorCode.CONTRADICTION, "threads"),
-        ({"deadline": 2}, ErrorCode.CONTRADICTION, "deadline"),
-        ({"load_seconds": 2}, ErrorCode.CONTRADICTION, "load_seconds"),
         ({"tokenizer": "model"}, ErrorCode.CONTRADICTION, "tokenizer"),
         ({"text_columns": "text"}, ErrorCode.CONTRADICTION, "text_columns"),
         ({"save_baseline": "b.dat"}, ErrorCode.INVALID_VALUE, "save_baseline"),
