@@ -168,10 +168,12 @@ def test_an_interrupt_between_two_renames_leaves_a_folder(
         return renamed
 
     monkeypatch.setattr(Path, "rename", interrupted)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of a test runner ignore Ctrl-C
     try:
         with pytest.raises((KeyboardInterrupt, OSError)):
             replace_folder(tmp_path / "new", tmp_path / "out", aside=tmp_path / "aside")
     finally:
+        signal.signal(signal.SIGINT, handler)
         running.set()
         thread.join()
     assert (tmp_path / "out" / "text").read_text() == ("out" if failing else "new")
