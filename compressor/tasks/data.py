@@ -100,15 +100,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if "test" not in encoded:
         encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
-    unscored = {"eval"} - splits.keys() if unlabelled else set()
-    for split in {"eval", "test"} - unscored:
-        if split in encoded and (obstacle := task.metric_obstacle(encoded[split])) is not None:
-            raise InputError(
-                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
-                f" (--{split}-data)",
-                code=ErrorCode.INVALID_ROWS,
-                field=f"{split}_data",
-            )
+    # Evaluation rows from training rows without labels are compared, and not scored.
+    scored: tuple[Split, ...] = ("eval", "test") if "eval" in splits or not unlabelled else ("test",)
+    _require_metric(task, {split: encoded[split] for split in scored if split in encoded})
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         notes += _repeated_rows(contents)
@@ -124,6 +118,18 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     )
     train_hash, eval_hash = (contents[name].digest if name in contents else None for name in ("train", "eval"))
     return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, tokenizer=folder.processor)
+
+
+def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
+    """Raise InputError for encoded rows on which the metric is not defined."""
+    for split, rows in scored.items():
+        if (obstacle := task.metric_obstacle(rows)) is not None:
+            raise InputError(
+                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
+                f" (--{split}-data)",
+                code=ErrorCode.INVALID_ROWS,
+                field=f"{split}_data",
+            )
 
 
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
