@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 LABELS = "labels"
@@ -47,3 +48,43 @@ def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tenso
     if mask is not None and mask.shape == (rows, positions):
         return (mask != 0).cpu()
     return torch.ones(rows, positions, dtype=torch.bool)
+
+
+@contextmanager
+def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
+    """Forwards compute logits over a vocabulary at scored positions alone; they are zero at the others.
+
+    The product with the vocabulary is half of the work of a small encoder that fills masks, of whose positions 15% are
+    scored. Models whose output embeddings are no module with inputs `[rows, positions, width]` compute all positions.
+
+    Args:
+        model: a transformers model, or a wrapper of it; its hooks are removed on exit.
+        batch: the inputs `[rows, ...]` of the forwards, with labels where they tell the scored positions.
+    """
+    network = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    head = None if network is None else network.get_output_embeddings()
+    if head is None:
+        yield
+        return
+    masks: list[Tensor | None] = []
+
+    def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = args[0]
+        mask = scored_mask(batch, *hidden.shape[:2]) if hidden.dim() == 3 else None
+        masks.append(None if mask is None or bool(mask.all()) else mask.to(hidden.device))
+        return args if masks[-1] is None else (hidden[masks[-1]], *args[1:])
+
+    def scatter(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        mask = masks.pop()
+        if mask is None:
+            return output
+        logits = output.new_zeros(*mask.shape, output.shape[-1])
+        logits[mask] = output
+        return logits
+
+    hooks = head.register_forward_pre_hook(select), head.register_forward_hook(scatter)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -19,7 +19,7 @@ from compressor.model_folder import fingerprint
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
-from compressor.tasks.forwards import DECODER_MASK, forward_arguments
+from compressor.tasks.forwards import DECODER_MASK, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.training.schedule import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
@@ -202,7 +202,8 @@ class Distillation:
         inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         keys = [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
         if not self._evaluated.keys() >= set(keys):
-            output = self.teacher(**arguments)
+            with scored_logits_only(self.teacher, batch):
+                output = self.teacher(**arguments)
             target = {name: output[name] for name in self.outputs}
             if any(value.dim() > 2 for value in target.values()):
                 return target
@@ -218,7 +219,8 @@ class Distillation:
     def _outputs(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outputs:
         """The scored outputs of a model, and its hidden states as `hidden_states.0` and so on."""
         compares_hidden = self.hidden_weight > 0
-        output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
+        with scored_logits_only(model, batch):
+            output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
             for kind in _HIDDEN_STATES:

@@ -23,7 +23,7 @@ from compressor.selection.pruners.reconstruct.forward import without_parameter_g
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.selection.pruners.unit_importance import bundles_of
 from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
-from compressor.tasks.forwards import forward_arguments, scored_mask
+from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
 
@@ -54,7 +54,7 @@ def mask_gradients(
             on_progress(number, len(batches))
             rows = len(next(iter(batch.values())))
             masks = [torch.ones(rows, bundles_of(g), device=model.device, requires_grad=True) for g in groups]
-            with removed_afterwards(_mask_hooks(model, groups, masks)):
+            with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
                 outputs: Any = model(**forward_arguments(model, batch))
             loss = answer_loss(fisher_outputs(outputs, names, generator), batch).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)

@@ -14,6 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.reconstruct.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import divergence, is_regression
+from compressor.tasks.forwards import scored_logits_only
+from compressor.units.layers import AroundLayer
 
 TEMPERATURE = 2.0
 """Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
@@ -83,8 +85,7 @@ class PartialKL:
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
             return layers[number] if number < len(layers) else run()
 
-        outputs = run_layers(self._model, self._batches[batch], around)
-        return {name: outputs[name] for name in self._names}
+        return self._outputs(batch, around)
 
     def _record(self, batch: int) -> dict[str, Tensor] | None:
         """Record the layers; the outputs, or None where they are large and are computed from the last layer."""
@@ -99,10 +100,15 @@ class PartialKL:
             return output
 
         is_recorded, sizes = self._free_bytes > 0, dict[int, int]()
-        outputs = run_layers(self._model, self._batches[batch], around)
+        dense = self._outputs(batch, around)
         self._free_bytes -= sum(sizes.values())
-        dense = {name: outputs[name] for name in self._names}
         return dense if all(tensor.dim() <= 2 for tensor in dense.values()) else None
+
+    def _outputs(self, batch: int, around: AroundLayer) -> dict[str, Tensor]:
+        """The scored outputs of a forward whose layer calls are routed through a function."""
+        with scored_logits_only(self._model, self._batches[batch]):
+            outputs = run_layers(self._model, self._batches[batch], around)
+        return {name: outputs[name] for name in self._names}
 
     def _dense_variance(self) -> float | None:
         """The variance of a regression's outputs over all rows; None for other tasks."""

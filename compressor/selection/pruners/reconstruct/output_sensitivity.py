@@ -20,7 +20,7 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
-from compressor.tasks.forwards import forward_arguments, scored_mask
+from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
 
 FLOOR = 0.1
@@ -126,7 +126,7 @@ def _fisher(
     The Fisher information of all tokens that are not padding is added to `metrics`.
     """
     offsets: dict[str, list[Tensor]] = {name: [] for name in linears}
-    with removed_afterwards(_offset_hooks(model, offsets)):
+    with removed_afterwards(_offset_hooks(model, offsets)), scored_logits_only(model, batch):
         outputs: Any = model(**forward_arguments(model, batch))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]

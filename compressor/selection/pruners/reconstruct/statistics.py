@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from compressor.selection.pruners.reconstruct.forward import padding_mask, token_mask
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards, run_layers
+from compressor.tasks.forwards import scored_logits_only
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
 """The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""
@@ -62,7 +63,7 @@ def _collect(
         observer(name, x[mask], values.to(x.device)[mask])
 
     hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
-    with removed_afterwards(hooks):
+    with removed_afterwards(hooks), scored_logits_only(model, batch):
         run_layers(model, batch, lambda number, layer, run: run())
 
 

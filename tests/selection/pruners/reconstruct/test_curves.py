@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.selection.pruners.reconstruct.curves import TEMPERATURE, PartialKL, with_weight
 from compressor.tasks.divergence import divergence
+from compressor.tasks.forwards import IGNORED
 from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers
 from tests.unchanged import unchanged
 from tests.zoo import Case, text
@@ -53,6 +54,13 @@ def test_equal_to_whole_forwards(family: str) -> None:
 def test_regression_and_spans() -> None:
     check((bert(1), text()))
     check((bert_spans(), text()), ("start_logits", "end_logits"))
+
+
+def test_positions_without_a_label_do_not_count() -> None:
+    model, batch = CASES["llama"]()
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    labels[:, 1] = 1
+    check((model, {**batch, "labels": labels}))
 
 
 def test_the_variance_of_a_regression_is_over_all_rows() -> None:
