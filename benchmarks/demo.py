@@ -119,7 +119,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     from transformers.utils import logging
 
     from compressor.cli.console import Console
-    from compressor.training.schedule import native_precision
+    from compressor.training.precision import native_precision
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -35,7 +35,7 @@ from compressor.selection.options import read_options
 from compressor.selection.search import AStarOptions, AStarSearch, Head, Step
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.units import find_sites
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

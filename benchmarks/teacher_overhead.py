@@ -23,7 +23,7 @@ from benchmarks.hook_overhead import make_model, median_ratio
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.training.distillation import Distillation
-from compressor.training.schedule import native_precision
+from compressor.training.precision import native_precision
 from compressor.units import compacted, find_groups
 from graph_passes import Plan
 

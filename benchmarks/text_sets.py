@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 
 SHARED = Path(__file__).parents[2] / "shared"
 ENCODER = SHARED / "models" / "minilm-sst2"

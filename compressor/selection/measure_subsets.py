@@ -16,7 +16,7 @@ from compressor.selection.prefix_cache import ActivationCache, NotRowsError, Par
 from compressor.selection.search import Head
 from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 
 _SHARED_TOKENS = {"cpu": 1024, "cuda": 65_536}

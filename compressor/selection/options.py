@@ -16,7 +16,8 @@ from pydantic import Field
 from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
 from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError, suggestion
-from compressor.training.schedule import MixedPrecision, Schedule
+from compressor.training.precision import MixedPrecision
+from compressor.training.schedule import Schedule
 from graph_passes.plan import Kind
 
 StepShare = Annotated[float, Field(ge=0, le=1)]

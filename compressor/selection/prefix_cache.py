@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 from compressor.units.find import unread_sites
 from compressor.units.head_outputs import spread_over_rows

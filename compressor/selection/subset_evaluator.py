@@ -16,7 +16,7 @@ from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
 from compressor.selection.search import Head, SubsetEvaluator
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 
 _GRADIENT_FORWARDS = 3.0

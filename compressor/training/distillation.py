@@ -21,7 +21,7 @@ from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 

@@ -6,25 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from compressor.environment import bfloat16_instructions
 from compressor.errors import ErrorCode, UsageError
-
-MixedPrecision = Literal["no", "bf16"]
-"""Precision of matrix products, with float32 weights: float32 or bfloat16."""
-
-
-def native_precision() -> MixedPrecision:
-    """The precision in which this machine multiplies matrices fastest: bfloat16 where it does so natively.
-
-    A V100 or T4 emulates bfloat16, more slowly than it computes in float32, and so do most processors.
-    """
-    if torch.cuda.is_available():
-        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        is_native = bool(bfloat16_instructions())
-    return "bf16" if is_native else "no"
+from compressor.training.precision import MixedPrecision
 
 
 @dataclass(frozen=True)

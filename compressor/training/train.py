@@ -23,8 +23,9 @@ from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
+from compressor.training.precision import MixedPrecision, native_precision
 from compressor.training.processes import process_state
-from compressor.training.schedule import MixedPrecision, Schedule, native_precision
+from compressor.training.schedule import Schedule
 from compressor.workdir import WorkDir, open_workdir
 
 FILE_NAME = "training.json"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.training.schedule import native_precision
 from tests import language
 from tests.faults import fails_with
 
@@ -66,12 +63,3 @@ def test_a_message_names_the_range() -> None:
     assert str(error.value) == (
         "final_learning_rate 1.0: out of range; give a number that is from 0 to the peak learning rate, 0.01"
     )
-
-
-@pytest.mark.parametrize(("flags", "precision"), [("amx_bf16 avx2", "bf16"), ("avx512_bf16", "bf16"), ("avx2", "no")])
-def test_bfloat16_is_used_where_a_processor_multiplies_it(
-    flags: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"flags\t\t: {flags}\n")
-    assert native_precision() == precision

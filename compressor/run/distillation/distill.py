@@ -31,8 +31,8 @@ from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
+from compressor.training.precision import native_precision
 from compressor.training.processes import process_count, process_state
-from compressor.training.schedule import native_precision
 from compressor.units import compacted
 from graph_passes import Plan
 

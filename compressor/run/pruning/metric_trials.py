@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from compressor.run.run_log import RunLog
 from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation, OutputsObserver
+from compressor.training.precision import native_autocast
 
 _DRAWS = 500
 _BATCH_SIZE = 16
@@ -61,7 +62,7 @@ class LossEstimate(NamedTuple):
 
 
 class TrialScorer:
-    """Scores one model with successive weights, on the same rows and draws.
+    """Scores one model with successive weights, on the same rows and draws, in the machine's native precision.
 
     Args:
         model: the model, which has the weights of the whole model now.
@@ -102,7 +103,8 @@ class TrialScorer:
         return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
 
     def _divergence(self, observe: OutputsObserver | None = None) -> float:
-        return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
+        with native_autocast(self._model.device):
+            return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
 
     def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
         rng, count = np.random.default_rng(self._seed), len(values)

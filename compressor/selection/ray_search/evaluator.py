@@ -27,8 +27,8 @@ from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetE
 from compressor.tasks.base import Task
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
+from compressor.training.precision import MixedPrecision
 from compressor.training.processes import process_state
-from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from compressor.selection.measure_subsets import Measurement, SubsetMeasurer
 from compressor.selection.search import Head
 from compressor.tasks.base import Task
-from compressor.training.schedule import MixedPrecision
+from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 
 

@@ -27,6 +27,7 @@ from compressor.selection.pruners.reconstruct.output_sensitivity import sensitiv
 from compressor.selection.pruners.reconstruct.refit_in_order import refit_in_order
 from compressor.selection.pruners.reconstruct.statistics import TokenWeights
 from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
+from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
 from compressor.workdir import write_json
 
@@ -50,7 +51,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
     token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
-    refitted in order (`refit_in_order`). No labels are used.
+    refitted in order (`refit_in_order`). No labels are used. Forwards that measure losses and give refits their
+    activations run in bfloat16 where the machine computes it natively; sums over tokens are in float32 and float64.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs.
@@ -96,8 +98,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             on_progress(number, len(inputs.groups))
             if group.name in curves:
                 continue
-            divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
-            curves[group.name] = loss_curve(self._choices[group.name], divergence)
+            with native_autocast(inputs.model.device):
+                divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
+                curves[group.name] = loss_curve(self._choices[group.name], divergence)
             write_json(path, curves)
         on_progress(len(inputs.groups), len(inputs.groups))
         return {group.name: curves[group.name] for group in inputs.groups}
@@ -110,17 +113,18 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        refit_in_order(
-            inputs.model,
-            choices,
-            counts,
-            inputs.statistics,
-            self._weights,
-            self._dense_sums,
-            self._feeders,
-            on_progress,
-            ridge=self.options.ridge,
-        )
+        with native_autocast(inputs.model.device):
+            refit_in_order(
+                inputs.model,
+                choices,
+                counts,
+                inputs.statistics,
+                self._weights,
+                self._dense_sums,
+                self._feeders,
+                on_progress,
+                ridge=self.options.ridge,
+            )
         return {}
 
     @functools.cached_property

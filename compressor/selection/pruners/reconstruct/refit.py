@@ -109,7 +109,8 @@ class RefitStatistics:
 
         size = self.inputs + self.has_ones
         rows = rows * scales.sqrt()[:, None]
-        products = rows[:, :size].T @ rows
+        with torch.autocast(rows.device.type, enabled=False):
+            products = rows[:, :size].T @ rows
         gram, cross = products[:, :size].double(), products[:, size:].double()
         gram = (gram + gram.T) / 2
         if self._sums is None:

@@ -15,6 +15,7 @@ from compressor.progress import ignore_progress
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.forward import token_mask
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+from compressor.training import precision
 from compressor.units import find_groups
 from tests.selection.pruners.pruning import family_inputs, random_counts, ranked
 from tests.selection.pruners.reconstruct.shared import albert
@@ -67,7 +68,10 @@ def test_keys_of_a_cross_attention_are_no_feeders(length: int | None) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "t5"])
-def test_refitted_feeders_are_closer_to_the_dense_model(family: str, tmp_path: Path) -> None:
+def test_refitted_feeders_are_closer_to_the_dense_model(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "bfloat16_instructions", lambda: ())  # rounding would exceed what a refit repairs
     inputs = family_inputs(family, tmp_path)
     dense = copy.deepcopy(inputs.model)
     pruner = ranked(ReconstructPruner, inputs)

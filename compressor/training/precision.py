@@ -1,0 +1,40 @@
+"""The precision of matrix products: float32, or bfloat16 where the machine computes it natively."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from compressor.environment import bfloat16_instructions
+
+MixedPrecision = Literal["no", "bf16"]
+"""Precision of matrix products, with float32 weights: float32 or bfloat16."""
+
+
+def native_precision() -> MixedPrecision:
+    """The precision in which this machine multiplies matrices fastest: bfloat16 where it does so natively.
+
+    A V100 or T4 emulates bfloat16, more slowly than it computes in float32, and so do most processors.
+    """
+    return _native_precision("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def native_autocast(device: torch.device) -> torch.autocast:
+    """A context in which forwards multiply matrices in the precision that a device is fastest in.
+
+    Weights are cast in every forward, so that they may change between forwards.
+
+    Args:
+        device: the device of the model.
+    """
+    is_reduced = _native_precision(device.type) == "bf16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_reduced, cache_enabled=False)
+
+
+def _native_precision(device_type: str) -> MixedPrecision:
+    if device_type == "cuda":
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        is_native = device_type == "cpu" and bool(bfloat16_instructions())
+    return "bf16" if is_native else "no"
