@@ -55,7 +55,7 @@ def choose_engine(
 
     Args:
         trials: what candidates are built, scored and timed with.
-        allowed: the engines to try; None: all that the recipe allows.
+        allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
         build_half: builds the engine of a candidate with half of the units of every group; None: no units are removed.
         decided: label of the engine that was chosen before, and is chosen again if it can be built; empty: none was.
 
@@ -65,15 +65,18 @@ def choose_engine(
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    allowed = choices(trials.recipe.engine) if allowed is None else allowed
-    quantized = trials.quantize(allowed)
-    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in allowed]
+    tried = choices(trials.recipe.engine) if allowed is None else allowed
+    quantized = trials.quantize(tried)
+    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in tried]
     built += [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
         if _loses_too_much(trial)
     ]
-    built = trials.measure_memory(time_whole(trials, built))
+    if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
+        built = time_whole(trials, built)
+    if allowed is None:
+        built = trials.measure_memory(built)
     best = next((trial for trial in built if trial.choice.label == decided and trial.variant is not None), None)
     if best is None:
         built = built if build_half is None else time_half(trials, built, build_half)
@@ -169,4 +172,5 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
             text += " and keep the metric within --max-drop"
     if failed:
         text += f"; not delivered: {'; '.join(f'{row.label} ({row.failure})' for row in failed)}"
-    yield Note(code=NoteCode.ENGINE_CHOSEN, text=text)
+    if len(table) > 1 or not best.holds:
+        yield Note(code=NoteCode.ENGINE_CHOSEN, text=text)

@@ -74,7 +74,8 @@ class TrialScorer:
 
     def __init__(self, model: PreTrainedModel, task: Task, rows: Dataset, seed: int, log: RunLog) -> None:
         self._model, self._task, self._rows, self._seed, self._log = model, task, rows, seed, log
-        self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
+        with native_autocast(model.device):
+            self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
 
     @property
     def whole_state(self) -> dict[str, Any]:
