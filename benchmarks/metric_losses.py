@@ -3,6 +3,7 @@
     python -m benchmarks.metric_losses sst2
     python -m benchmarks.metric_losses mnli --shares 0.5 0.3
     python -m benchmarks.metric_losses sst2 --shares 0.4 --prune-rows 4096 --ridge 0.1
+    python -m benchmarks.metric_losses sst2 --float32
 
 The model is that of `benchmarks.quantization`. Units are allocated within shares of the weights of all units, by
 `reconstruct`, and nothing is trained. For each plan and each split the table has the divergence (mean KL at temperature
@@ -35,6 +36,8 @@ from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, es
 from compressor.run.run_log import RunLog
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
+from compressor.training import precision
+from compressor.training.precision import native_precision
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
 LOSS_ROWS = 682
@@ -120,10 +123,16 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="shares of the weights of all units")
     parser.add_argument("--prune-rows", type=int, default=2048, help="rows that units are chosen and refitted by")
     parser.add_argument("--ridge", type=float, default=ReconstructOptions().ridge, help="option of `reconstruct`")
+    parser.add_argument(
+        "--float32", action="store_true", help="no bfloat16, also where it is native"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     args = parser.parse_args()
     options = ReconstructOptions(ridge=args.ridge)
-    print(f"machine: {machine('torch')}; {args.prune_rows} rows, ridge {args.ridge}, one seed", flush=True)
+    if args.float32:
+        precision.bfloat16_instructions = lambda: ()
+    settings = f"{args.prune_rows} rows, ridge {args.ridge}, one seed, mixed precision: {native_precision()}"
+    print(f"machine: {machine('torch')}; {settings}", flush=True)
     for name in args.sets:
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)

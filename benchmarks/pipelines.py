@@ -1,12 +1,13 @@
 """Compare engines in fp32 with what people run in PyTorch, on the same raw rows: text or picture in, answer out.
 
-    python -m benchmarks.pipelines sst2 mnli stsb embeddings entities masks digits
+    python -m benchmarks.pipelines sst2 mnli stsb embeddings reranker entities masks digits
 
 A hundred test rows of each set. The engine is ONNX Runtime's of the whole model; models and rows are those of
 `benchmarks.quantization`, `benchmarks.embeddings`, `benchmarks.tokens` (`make .venv/bench`) and `benchmarks.images`,
-which are made if they are missing. PyTorch's answers are those of transformers' pipelines, and of
-`SentenceTransformer.encode` for embeddings; the engine reads what the folder's own tokenizer or image processor gives.
-Printed is the largest difference of a probability, of a score of a regression, or of a coordinate of an embedding.
+which are made if they are missing. PyTorch's answers are those of transformers' pipelines, of
+`SentenceTransformer.encode` for embeddings and of `CrossEncoder.predict` for a reranker; the engine reads what the
+folder's own tokenizer or image processor gives. Printed is the largest difference of a probability, of a score of a
+regression, or of a coordinate of an embedding.
 transformers 5 has no pipeline for question answering and none for translation.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from scipy.special import softmax
 
@@ -72,6 +74,25 @@ def embeddings_difference(root: Path) -> float:
     model = load(encoder())
     embeddings = [_outputs(engine, model, text)["sentence_embedding"][0] for text in texts]
     return float(np.abs(np.stack(embeddings) - expected).max())
+
+
+def reranker_difference(root: Path) -> float:
+    """The largest difference of the score of a pair, from a folder that the library saved."""
+    folder = root / "quantization" / "stsb"
+    folder.mkdir(parents=True, exist_ok=True)
+    import_sentence_transformers(folder)
+    from sentence_transformers import CrossEncoder
+
+    reranker = CrossEncoder(str(starting_model("stsb", folder)), device="cpu")
+    path = folder / "reranker"
+    reranker.save_pretrained(str(path))
+    engine_folder = folder / "reranker_engine"
+    engine_folder.mkdir(exist_ok=True)
+    engine = target("ort").load(reference_engine(path, TEXT_SETS["stsb"].max_length, engine_folder))
+    model, pairs = load(path), list(_test_texts(rows_file("stsb", folder)))
+    expected = reranker.predict(pairs, activation_fn=torch.nn.Identity())
+    scores = [_outputs(engine, model, *pair)["logits"][0, 0] for pair in pairs]
+    return float(np.abs(np.stack(scores) - expected).max())
 
 
 def entities_difference(root: Path) -> float:
@@ -128,6 +149,7 @@ def digits_difference(root: Path) -> float:
 SETS: dict[str, Callable[[Path], float]] = {
     **{name: partial(texts_difference, name) for name in ("sst2", "cola", "stsb", "mnli")},
     "embeddings": embeddings_difference,
+    "reranker": reranker_difference,
     "entities": entities_difference,
     "masks": masks_difference,
     "digits": digits_difference,

@@ -67,7 +67,7 @@ def test_sums_over_tokens_are_those_of_float32() -> None:
 def test_divergences_are_those_of_float32_but_for_rounding() -> None:
     model, batch = FAMILIES["bert"](0)
     linear = next(name for name, module in model.named_modules() if name.endswith("output.dense"))
-    weight = model.get_submodule(linear).weight.detach().clone()
+    weight = model.get_parameter(f"{linear}.weight").detach().clone()
     weight[:, ::2] = 0
     expected = PartialKL(model, [batch], ("logits",)).mean(linear, weight)
     with native_autocast(CPU):
