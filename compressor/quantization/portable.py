@@ -93,6 +93,9 @@ def quantize_graph(
     model = float_model(graph)
     calibration = nncf.Dataset(inputs_of(model, rows, graph))
     overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
+    # By default NNCF averages the ranges of rows, which clips half of them. Where a row has one position only, as
+    # behind a pooling, nearly nothing else is in the range: the highest scores of a regression would all be equal.
+    ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet.MINMAX
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
         with quiet_tools(), producers_listed_once():
@@ -102,7 +105,9 @@ def quantize_graph(
                 model_type=nncf.ModelType.TRANSFORMER,
                 subset_size=len(rows),
                 ignored_scope=ignored,
-                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix),
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    overflow_fix=overflow_fix, activations_range_estimator_params=ranges
+                ),
             )
     except Exception as error:  # NNCF raises any exception on graphs that it does not expect
         raise InputError(
