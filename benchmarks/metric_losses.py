@@ -123,9 +123,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="shares of the weights of all units")
     parser.add_argument("--prune-rows", type=int, default=2048, help="rows that units are chosen and refitted by")
     parser.add_argument("--ridge", type=float, default=ReconstructOptions().ridge, help="option of `reconstruct`")
-    parser.add_argument(
-        "--float32", action="store_true", help="no bfloat16, also where it is native"
-    )
+    parser.add_argument("--float32", action="store_true", help="no bfloat16, also where it is native")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     args = parser.parse_args()
     options = ReconstructOptions(ridge=args.ridge)

@@ -105,9 +105,9 @@ def test_activations_have_one_zero_point_and_weights_a_scale_for_each_output(ber
 def test_the_ranges_of_activations_hold_every_row(small: Path, tmp_path: Path) -> None:
     rows = [{"x": scale * row["x"]} for scale, row in zip((0.1, 0.2, 0.4, 8.0), vectors(4), strict=True)]
     quantize_graph(small, rows, tmp_path / "model.int8.onnx")
-    outputs = [[run(path, row)["y"] for row in rows] for path in (small, tmp_path / "model.int8.onnx")]
+    expected, output = (run(path, rows[-1])["y"] for path in (small, tmp_path / "model.int8.onnx"))
     # The mean of the ranges would clip the last row to about a quarter.
-    assert relative_error(outputs[0][-1], outputs[1][-1]) < SANITY
+    assert np.linalg.norm(output - expected) < 0.1 * np.linalg.norm(expected)
 
 
 def parameters(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
