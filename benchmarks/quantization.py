@@ -6,8 +6,10 @@
 
 For each set, the starting model is learned once (`build/quantization/SET/model`) with its rows beside it. A run without
 rows gives the reference: the engine of the whole graph in fp32, fused by ONNX Runtime. Then one run for each runtime
-quantizes the model; metrics are those of the runs, on test rows, with paired intervals. Times are taken afterwards, in
-`--repeats` fresh processes: reference and engine in turn, with pauses, in both orders. Finished parts are not repeated.
+quantizes the model; metrics are those of the runs, on test rows, with paired intervals. The error of the portable graph
+is the mean square of the difference to the outputs in fp32, as a share of their mean square, on training rows of which
+few are calibration rows. Times are taken afterwards, in `--repeats` fresh processes: reference and engine in turn, with
+pauses, in both orders. Finished parts are not repeated.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
 from compressor.measure import interleave
 from compressor.model_folder import load
+from compressor.quantization import output_distance
 from compressor.report import load as load_report
 from compressor.results import Report
+from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import target
 from compressor.targets.random_inputs import random_feeds
@@ -45,9 +49,11 @@ from compressor.tasks import open_data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load as load_graph
 
 TARGETS = ("ort", "openvino")
+COMPARED_ROWS = 200
 
 
 def starting_model(name: str, folder: Path) -> Path:
@@ -136,7 +142,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
         score, quantized = report.scores[0], report.compressed.quantized
         assert quantized is not None
         ratios = [repeated(reference, out / target(runtime).engine_file, length, seed) for seed in range(args.repeats)]
-        speeds = [median_and_range(column) for column in zip(*ratios, strict=True)]
+        speeds = [median_and_range(column) for column in zip(*ratios, strict=True)] or ["", ""]
         rows.append(
             {
                 "set (test rows)": f"{name}, {score.metric} ({score.rows})",
@@ -146,11 +152,22 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
                 "95% of the difference": f"{100 * score.low:+.2f} to {100 * score.high:+.2f}",
                 "batch 1": speeds[0],
                 "batch 8": speeds[1],
+                "error": portable_error(name, out, length, folder),
                 "products in int8": f"{quantized.executed} of {quantized.requested}",
                 "file": f"{report.compressed.file_bytes / report.dense.file_bytes:.2f}",
             }
         )
     print(table(rows), flush=True)
+
+
+def portable_error(name: str, out: Path, length: int, folder: Path) -> str:
+    """The error of the portable graph of a run; empty where there is none."""
+    quantized = out / QUANTIZED_GRAPH
+    if not quantized.exists():
+        return ""
+    config = RowsConfig(data=str(rows_file(name, folder)), max_length=length)
+    rows = calibration_rows(open_data(config, load(starting_model(name, folder))), COMPARED_ROWS, seed=1)
+    return f"{output_distance(quantized, out / 'model.onnx', rows):.4f}"
 
 
 def repeated(reference: Path, engine: Path, length: int, seed: int) -> list[float]:
