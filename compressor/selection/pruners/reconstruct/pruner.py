@@ -113,6 +113,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
+        # Both recognize by numbers how the model is connected, which the rounding of bfloat16 hides.
+        sums, feeders = self._dense_sums, self._feeders
         with native_autocast(inputs.model.device):
             refit_in_order(
                 inputs.model,
@@ -120,8 +122,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
                 counts,
                 inputs.statistics,
                 self._weights,
-                self._dense_sums,
-                self._feeders,
+                sums,
+                feeders,
                 on_progress,
                 ridge=self.options.ridge,
             )

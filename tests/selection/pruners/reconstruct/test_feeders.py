@@ -116,3 +116,21 @@ def outputs(model: PreTrainedModel, path: str, batches: Sequence[Mapping[str, Te
     hook.remove()
     masks = [token_mask(model, path, batch, output.shape[:-1]) for batch, output in zip(batches, recorded, strict=True)]
     return torch.cat([output[mask].flatten() for output, mask in zip(recorded, masks, strict=True)])
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+def test_a_refit_in_bfloat16_gives_the_weights_of_float32(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refitted = []
+    for instructions in ((), ("amx_bf16",)):
+        monkeypatch.setattr(precision, "bfloat16_instructions", lambda names=instructions: names)
+        inputs = family_inputs(family, tmp_path / str(len(instructions)))
+        pruner = ranked(ReconstructPruner, inputs)
+        pruner.finish(random_counts(inputs.groups), ignore_progress)
+        refitted.append({name: value for name, value in inputs.model.state_dict().items() if value.is_floating_point()})
+    single, reduced = refitted
+    changed = sum(not torch.equal(single[name], reduced[name]) for name in single)
+    assert changed, "bfloat16 was used"
+    for name, value in single.items():
+        assert (value - reduced[name]).norm() <= 0.1 * value.norm(), name
