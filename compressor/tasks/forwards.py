@@ -55,7 +55,7 @@ def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterato
     """Forwards compute logits over a vocabulary at scored positions alone; they are zero at the others.
 
     The product with the vocabulary is half of the work of a small encoder that fills masks, of whose positions 15% are
-    scored. Models whose output embeddings are no module with inputs `[rows, positions, width]` compute all positions.
+    scored. Models whose output embeddings are no linear with inputs `[rows, positions, width]` compute all positions.
 
     Args:
         model: a transformers model, or a wrapper of it; its hooks are removed on exit.
@@ -63,16 +63,20 @@ def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterato
     """
     network = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     head = None if network is None else network.get_output_embeddings()
-    if head is None:
+    if not isinstance(head, nn.Linear):
         yield
         return
     masks: list[Tensor | None] = []
 
     def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = args[0]
-        mask = scored_mask(batch, *hidden.shape[:2]) if hidden.dim() == 3 else None
-        masks.append(None if mask is None or bool(mask.all()) else mask.to(hidden.device))
-        return args if masks[-1] is None else (hidden[masks[-1]], *args[1:])
+        masks.append(None)
+        if not args or not isinstance(args[0], Tensor) or args[0].dim() != 3:
+            return args
+        mask = scored_mask(batch, *args[0].shape[:2])
+        if bool(mask.all()):
+            return args
+        masks[-1] = mask.to(args[0].device)
+        return (args[0][masks[-1]], *args[1:])
 
     def scatter(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         mask = masks.pop()
