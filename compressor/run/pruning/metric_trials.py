@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from compressor.run.run_log import RunLog
 from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation, OutputsObserver
-from compressor.training.precision import native_autocast
 
 _DRAWS = 500
 _BATCH_SIZE = 16
@@ -62,7 +61,7 @@ class LossEstimate(NamedTuple):
 
 
 class TrialScorer:
-    """Scores one model with successive weights, on the same rows and draws, in the machine's native precision.
+    """Scores one model with successive weights, on the same rows and draws.
 
     Args:
         model: the model, which has the weights of the whole model now.
@@ -74,8 +73,7 @@ class TrialScorer:
 
     def __init__(self, model: PreTrainedModel, task: Task, rows: Dataset, seed: int, log: RunLog) -> None:
         self._model, self._task, self._rows, self._seed, self._log = model, task, rows, seed, log
-        with native_autocast(model.device):
-            self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
+        self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
 
     @property
     def whole_state(self) -> dict[str, Any]:
@@ -104,8 +102,7 @@ class TrialScorer:
         return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
 
     def _divergence(self, observe: OutputsObserver | None = None) -> float:
-        with native_autocast(self._model.device):
-            return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
+        return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
 
     def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
         rng, count = np.random.default_rng(self._seed), len(values)

@@ -142,8 +142,7 @@ def _fisher(
             total += (squares * scale).cpu()
             mask = token_mask(model, name, batch, squares.shape)
             rows = (gradient.float() * scale.sqrt()[..., None])[mask]
-            with torch.autocast(rows.device.type, enabled=False):
-                metric += (rows.T @ rows).double().cpu()
+            metric += (rows.T @ rows).double().cpu()
     flat = iter(fisher)
     return {name: [next(flat) for _ in offsets[name]] for name in linears}
 

@@ -51,8 +51,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
     token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
-    refitted in order (`refit_in_order`). No labels are used. Forwards that measure losses and give refits their
-    activations run in bfloat16 where the machine computes it natively; sums over tokens are in float32 and float64.
+    refitted in order (`refit_in_order`). No labels are used. Forwards that measure losses run in bfloat16 where the
+    machine computes it natively.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs.
@@ -113,20 +113,17 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        # Both recognize by numbers how the model is connected, which the rounding of bfloat16 hides.
-        sums, feeders = self._dense_sums, self._feeders
-        with native_autocast(inputs.model.device):
-            refit_in_order(
-                inputs.model,
-                choices,
-                counts,
-                inputs.statistics,
-                self._weights,
-                sums,
-                feeders,
-                on_progress,
-                ridge=self.options.ridge,
-            )
+        refit_in_order(
+            inputs.model,
+            choices,
+            counts,
+            inputs.statistics,
+            self._weights,
+            self._dense_sums,
+            self._feeders,
+            on_progress,
+            ridge=self.options.ridge,
+        )
         return {}
 
     @functools.cached_property

@@ -109,8 +109,7 @@ class RefitStatistics:
 
         size = self.inputs + self.has_ones
         rows = rows * scales.sqrt()[:, None]
-        with torch.autocast(rows.device.type, enabled=False):
-            products = rows[:, :size].T @ rows
+        products = rows[:, :size].T @ rows
         gram, cross = products[:, :size].double(), products[:, size:].double()
         gram = (gram + gram.T) / 2
         if self._sums is None:
