@@ -65,9 +65,9 @@ def choose_engine(
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    tried = choices(trials.recipe.engine) if allowed is None else allowed
-    quantized = trials.quantize(tried)
-    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in tried]
+    every = choices(trials.recipe.engine) if allowed is None else allowed
+    quantized = trials.quantize(every)
+    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in every]
     built += [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
