@@ -93,8 +93,8 @@ def quantize_graph(
     model = float_model(graph)
     calibration = nncf.Dataset(inputs_of(model, rows, graph))
     overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
-    # By default NNCF averages the ranges of rows, which clips half of them. Where a row has one position only, as
-    # behind a pooling, nearly nothing else is in the range: the highest scores of a regression would all be equal.
+    # By default NNCF averages the ranges of rows, which clips the larger half. Where rows have one position only, as
+    # behind a pooling, these are whole rows: the highest scores of a regression would all become one number.
     ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet.MINMAX
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
