@@ -37,7 +37,6 @@ from compressor.run.run_log import RunLog
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
 from compressor.training import precision
-from compressor.training.precision import native_precision
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
 LOSS_ROWS = 682
@@ -129,7 +128,7 @@ def main() -> None:
     options = ReconstructOptions(ridge=args.ridge)
     if args.float32:
         precision.bfloat16_instructions = lambda: ()
-    settings = f"{args.prune_rows} rows, ridge {args.ridge}, one seed, mixed precision: {native_precision()}"
+    settings = f"{args.prune_rows} rows, ridge {args.ridge}, one seed, mixed precision: {precision.native_precision()}"
     print(f"machine: {machine('torch')}; {settings}", flush=True)
     for name in args.sets:
         folder = args.out / name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import transformers as hf
@@ -11,15 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.tasks.forwards import IGNORED, scored_logits_only
+from tests.projection_models import SIZES
 from tests.zoo import VOCABULARY, text
-
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 44,
-}
 
 
 def models() -> dict[str, PreTrainedModel]:
@@ -28,7 +19,7 @@ def models() -> dict[str, PreTrainedModel]:
     t5 = hf.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=44, num_layers=2, num_heads=4)
     return {
         "bert": hf.BertForMaskedLM(hf.BertConfig(**SIZES)).eval(),
-        "roberta": hf.RobertaForMaskedLM(hf.RobertaConfig(max_position_embeddings=70, **SIZES)).eval(),
+        "roberta": hf.RobertaForMaskedLM(hf.RobertaConfig(**SIZES)).eval(),
         "llama": hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)).eval(),
         "gpt2": hf.GPT2LMHeadModel(gpt2).eval(),
         "t5": hf.T5ForConditionalGeneration(t5).eval(),

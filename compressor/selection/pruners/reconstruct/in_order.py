@@ -18,7 +18,7 @@ from compressor.units.layers import is_linear, linear_sizes
 
 _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""
-_KEPT_BYTES = 3 << 29
+_KEPT_BYTES = 1 << 30
 """Largest size of the dense model's sums that are kept at a time."""
 _PROCESS_BYTES = 13 << 28
 """Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
