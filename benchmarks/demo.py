@@ -42,7 +42,7 @@ calibration_rows = 100
 shapes = ["1x128"]
 batch = [1]
 seq = [128]
-seconds = 2
+seconds = 1
 """
 EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 3, 1e-4, 48, 32, 0
 

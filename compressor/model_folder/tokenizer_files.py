@@ -40,6 +40,8 @@ _LIBRARY_NAMES = {
     "engine.bin": "openvino/openvino_model.bin",
 }
 """File of an engine -> name under which sentence-transformers searches it."""
+_LIBRARY_SETTINGS = "sentence_transformers"
+"""Key of `config.json` for the settings of sentence-transformers, such as the activation of a reranker."""
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
@@ -63,10 +65,11 @@ def _vocabulary_files(processor: Any) -> Iterator[str]:
 def link_library_files(out: Path) -> None:
     """Give an engine for OpenVINO the name by which sentence-transformers finds it, where the folder is one of its own.
 
+    Folders of older rerankers have no `modules.json`; the library's settings in `config.json` tell them apart.
     The ONNX backend of the library reads `model.onnx`, which is in every output folder. Links take no space; an earlier
     engine's are replaced.
     """
-    if not (out / MODULES).is_file():
+    if not _is_of_library(out):
         return
     for name, library_name in _LIBRARY_NAMES.items():
         link = out / library_name
@@ -91,3 +94,11 @@ def _save_label_names(folder: ModelFolder, file: Path) -> None:
 def _are_defaults(names: dict[str, str]) -> bool:
     """Whether the names are those that transformers generates."""
     return all(name == f"LABEL_{index}" for index, name in names.items())
+
+
+def _is_of_library(out: Path) -> bool:
+    """Whether a folder is one of sentence-transformers."""
+    if (out / MODULES).is_file():
+        return True
+    config = out / "config.json"
+    return config.is_file() and _LIBRARY_SETTINGS in json.loads(config.read_text(encoding="utf-8"))

@@ -159,6 +159,14 @@ def test_the_output_folder_has_the_modules_by_their_paths(encoder: Path, tmp_pat
     assert (tmp_path / "out" / "modules" / "pooling" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("settings", [{}, {"sentence_transformers": {"version": "5.1.0"}}], ids=["none", "library"])
+def test_a_reranker_without_modules_is_known_by_its_settings(settings: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **settings}))
+    (tmp_path / "engine.xml").write_text("engine")
+    link_library_files(tmp_path)
+    assert (tmp_path / "openvino" / "openvino_model.xml").is_file() is bool(settings)
+
+
 def test_the_output_folder_has_the_files_of_the_library(saved: Path, tmp_path: Path) -> None:
     save_companions(load(saved), tmp_path)
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())

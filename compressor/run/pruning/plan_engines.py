@@ -85,7 +85,8 @@ class PlanEngines:
 
         The engine that is delivered has the form that is faster for it alone.
         """
-        return self._build(plan, replace(self.options, split_norms=FUSED_NORM not in self.whole.kernels))
+        split_norms = FUSED_NORM not in self.whole.kernels
+        return self._build(plan, replace(self.options, split_norms=split_norms, free_axes=False))
 
     @property
     def whole(self) -> Engine:

@@ -22,7 +22,7 @@ from compressor.targets.openvino import fixed_shapes, model_cache
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.fixed_shapes import FixedRequest
-from compressor.targets.openvino.session import Layer, Names
+from compressor.targets.openvino.session import DeferredRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.options import Shape
 from compressor.targets.peak_memory import peak_growth
@@ -61,7 +61,7 @@ class OpenVinoEngine:
     layers: tuple[Layer, ...] = field(repr=False)
     reach: Mapping[str, int]
     _names: Names = field(repr=False)
-    _request: EngineRequest = field(repr=False)
+    _request: EngineRequest | DeferredRequest = field(repr=False)
     _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
     _axes: tuple[Axes, Axes] = field(repr=False)
     _pads: bool = field(repr=False)
@@ -139,6 +139,7 @@ def build_engine(
     precision: Precision = "fp32",
     threads: int | None = None,
     shapes: Sequence[Shape] = (),
+    free_axes: bool = True,
 ) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
 
@@ -148,6 +149,7 @@ def build_engine(
         precision: `int8` if the graph has to be quantized.
         threads: threads per call; None: one per core.
         shapes: fixed shapes that the graph is compiled for too.
+        free_axes: whether it is compiled for free axes now; False: when a batch has none of the shapes.
 
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
@@ -189,7 +191,7 @@ def build_engine(
         written = Path(folder) / out.name
         sessions.write_model(sessions.convert(onnx), written, info)
         # What is reported of a build is measured without the cache.
-        engine = _open(written, threads, out)
+        engine = _open(written, threads, out, free_axes=free_axes or not shapes)
         for path in (written.with_suffix(".bin"), written):
             path.replace(out.with_suffix(path.suffix))
     return engine
@@ -216,16 +218,26 @@ def load_engine(path: Path, *, threads: int | None = None, cached: bool = True) 
     return _open(path, threads, path, cached=cached)
 
 
-def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False) -> OpenVinoEngine:
-    """The engine in `path`; messages name the file `shown`. The cache of compiled models is used on request."""
+def _open(
+    path: Path, threads: int | None, shown: Path, *, cached: bool = False, free_axes: bool = True
+) -> OpenVinoEngine:
+    """The engine in `path`; messages name the file `shown`. The cache of compiled models is used on request.
+
+    Without `free_axes` the graph is compiled for them when a batch needs it; the layers are those of the first shape.
+    """
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes)
     products = info.get("products", [])
     with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
-        compiled, layers = model_cache.compile_model(model, shown, settings, folder)
+        free = model_cache.compile_model(model, shown, settings, folder) if free_axes else None
         fixed = fixed_shapes.compile_fixed(model, shapes, shown, settings, folder)
+    request: EngineRequest | DeferredRequest
+    if free is None:
+        request, layers = DeferredRequest(model, shown, settings), fixed[shapes[0]].layers
+    else:
+        request, layers = EngineRequest(free[0].create_infer_request()), free[1]
     names = sessions.tensor_names(model)
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
@@ -233,13 +245,13 @@ def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False)
         attentions=len(products),
         fused=sum(product in fused for product in products),
         session=settings,
-        specs=tuple(map(_spec, names.inputs, compiled.inputs)),
+        specs=tuple(map(_spec, names.inputs, model.inputs)),
         layers=layers,
         reach=info.get("reach", {}),
         precision="int8" if "int8_products" in info else "fp32",
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=names,
-        _request=EngineRequest(compiled.create_infer_request()),
+        _request=request,
         _fixed=fixed,
         _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
         _pads=info.get("pads", False),

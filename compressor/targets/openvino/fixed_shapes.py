@@ -14,7 +14,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import Feeds
 from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad
 from compressor.targets.openvino.session import (
+    Layer,
     compile_model,
+    executed_layers,
     failure_reason,
     read_model,
     run_request,
@@ -33,14 +35,21 @@ class FixedRequest:
     """A graph compiled for one shape.
 
     Attributes:
+        compiled: the graph as OpenVINO compiled it.
         request: runs it.
         seconds: time of compiling it, or of reading it from the cache.
         added_bytes: memory that the process holds more since; None: unknown.
     """
 
+    compiled: openvino.CompiledModel
     request: EngineRequest
     seconds: float
     added_bytes: int | None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers that OpenVINO executes."""
+        return tuple(executed_layers(self.compiled))
 
     def __str__(self) -> str:
         memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
@@ -87,10 +96,11 @@ def compile_fixed(
                 path=path,
                 shape=shape,
             ) from error
-        request = EngineRequest(compile_model(fixed, path, settings, cache).create_infer_request())
+        compiled = compile_model(fixed, path, settings, cache)
+        request = EngineRequest(compiled.create_infer_request())
         after = resident_bytes()
         added = None if before is None or after is None else max(0, after - before)
-        requests[shape] = FixedRequest(request, time.perf_counter() - start, added)
+        requests[shape] = FixedRequest(compiled, request, time.perf_counter() - start, added)
     return requests
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,28 @@ def compile_model(
         ) from error
 
 
-def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
+class DeferredRequest:
+    """A request for a graph that is compiled when the first batch needs it.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+        settings: from `session_settings`.
+    """
+
+    def __init__(self, model: openvino.Model, path: Path, settings: Mapping[str, Any]) -> None:
+        self._graph = model, path, settings
+
+    @functools.cached_property
+    def _request(self) -> EngineRequest:
+        return EngineRequest(compile_model(*self._graph).create_infer_request())
+
+    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The outputs in the graph's order; see `EngineRequest.run`."""
+        return self._request.run(arrays)
+
+
+def run_request(request: EngineRequest | DeferredRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Args:

@@ -49,8 +49,10 @@ class OpenVinoTarget(Target):
         self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
         from compressor.targets.openvino.engine import build_engine
 
-        shapes = options.shapes if options else ()
-        return build_engine(onnx, out, precision=precision, threads=threads, shapes=shapes)
+        options = options or BuildOptions()
+        return build_engine(
+            onnx, out, precision=precision, threads=threads, shapes=options.shapes, free_axes=options.free_axes
+        )
 
     def load(
         self,

@@ -32,10 +32,13 @@ POSITIONS = 70
 """Maximum length of the models of `tests.zoo`."""
 
 
-def build(graph: Path, out: Path, shapes: Sequence[Shape] = (), *, is_int8: bool = False) -> Engine:
+def build(
+    graph: Path, out: Path, shapes: Sequence[Shape] = (), *, is_int8: bool = False, free_axes: bool = True
+) -> Engine:
     """An engine of OpenVINO on one thread."""
     precision: Any = "int8" if is_int8 else "fp32"
-    return target("openvino")(graph, out, precision=precision, threads=1, options=BuildOptions(shapes=tuple(shapes)))
+    options = BuildOptions(shapes=tuple(shapes), free_axes=free_axes)
+    return target("openvino")(graph, out, precision=precision, threads=1, options=options)
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,30 @@ def test_the_function_whose_memory_is_measured_pads_too(engines: Engines) -> Non
     outputs = fixed_shapes.runner(engines.fixed.path, engines.fixed.session)(feeds)
     assert outputs["logits"].shape[0] == 4
     assert relative_error(engines.free.run(feeds)["logits"], outputs["logits"][:3], feeds) <= engines.tolerance
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, ()], ids=["shapes", "none"])
+def test_free_axes_are_compiled_when_a_batch_needs_them(
+    shapes: Sequence[Shape], engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+    compile_model = session.compile_model
+
+    def record(*args: Any) -> Any:
+        compiled.append(args[1])
+        return compile_model(*args)
+
+    monkeypatch.setattr(session, "compile_model", record)
+    is_int8 = engines.fixed.precision == "int8"
+    engine = build(engines.graph, tmp_path / "engine.xml", shapes, is_int8=is_int8, free_axes=False)
+    assert engine.quantized == engines.fixed.quantized
+    assert engine.specs == engines.fixed.specs
+    for size, compilations in (((2, 11), 0), ((5, 30), 1), ((5, 31), 1)):
+        feeds = feeds_of(*size)
+        np.testing.assert_array_equal(
+            engine.run(feeds)["logits"], (engines.fixed if shapes else engines.free).run(feeds)["logits"]
+        )
+        assert len(compiled) == (compilations if shapes else 1)
 
 
 def test_a_missing_input_is_named(engines: Engines) -> None:

@@ -19,7 +19,9 @@ from compressor.units.layers import is_linear, linear_sizes
 _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""
 _KEPT_BYTES = 1 << 30
-"""Largest size of the dense model's sums that are kept at a time."""
+"""Size of the dense model's sums that are kept at a time, whatever the size of the model."""
+_REFIT_BYTES = 7 << 28
+"""Size of these sums and of the weights of both models up to which more is kept for small models."""
 _PROCESS_BYTES = 13 << 28
 """Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
 
@@ -51,7 +53,9 @@ class DenseSums:
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
-        self._limit = min(_KEPT_BYTES, _PROCESS_BYTES - psutil.Process().memory_info().rss)
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        kept = max(_KEPT_BYTES, _REFIT_BYTES - 2 * weights)
+        self._limit = min(kept, _PROCESS_BYTES - psutil.Process().memory_info().rss)
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
