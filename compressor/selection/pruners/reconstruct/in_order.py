@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
@@ -24,6 +24,12 @@ _REFIT_BYTES = 7 << 28
 """Size of these sums and of the weights of both models up to which more is kept for small models."""
 _PROCESS_BYTES = 13 << 28
 """Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
+
+
+def kept_bytes(model: nn.Module) -> int:
+    """Largest size of the dense model's sums that are kept at a time, in the memory that this process has left."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return min(max(_KEPT_BYTES, _REFIT_BYTES - 2 * weights), _PROCESS_BYTES - psutil.Process().memory_info().rss)
 
 
 class DenseSums:
@@ -53,9 +59,7 @@ class DenseSums:
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        kept = max(_KEPT_BYTES, _REFIT_BYTES - 2 * weights)
-        self._limit = min(kept, _PROCESS_BYTES - psutil.Process().memory_info().rss)
+        self._limit = kept_bytes(model)
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""

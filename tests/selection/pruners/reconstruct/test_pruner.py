@@ -78,24 +78,30 @@ def test_an_interrupted_run_gives_the_same_result(part: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "kept_bytes"),
+    ("family", "limit"),
     [
         ("bert", 0),
         ("bert", 30_000),
         pytest.param("bert", 200_000, marks=pytest.mark.zoo),
-        *(pytest.param("t5", kept_bytes, marks=pytest.mark.zoo) for kept_bytes in (0, 30_000, 200_000)),
+        *(pytest.param("t5", limit, marks=pytest.mark.zoo) for limit in (0, 30_000, 200_000)),
     ],
 )
 def test_activations_that_do_not_fit_into_memory_are_computed_alongside(
-    family: str, kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = family_inputs(family, tmp_path)
     expected = result_of(ReconstructPruner, inputs)
-    monkeypatch.setattr(in_order, "_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(in_order, "kept_bytes", lambda model: limit)
     result = result_of(ReconstructPruner, inputs)
     assert result[:2] == expected[:2]
     for name, weight in result[2].state_dict().items():
         torch.testing.assert_close(weight, expected[2].state_dict()[name])
+
+
+def test_less_is_kept_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_order, "_PROCESS_BYTES", 1 << 60)
+    small, base, large = (torch.nn.Linear(size, size, device="meta") for size in (1000, 10_000, 100_000))
+    assert in_order.kept_bytes(small) > in_order.kept_bytes(base) > in_order.kept_bytes(large) >= 1 << 30
 
 
 def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
