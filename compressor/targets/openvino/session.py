@@ -202,6 +202,8 @@ def run_request(request: EngineRequest | DeferredRequest, names: Names, feeds: F
             code=ErrorCode.TENSOR_MISMATCH,
             tensor=error.args[0],
         ) from error
+    except InputError:  # a deferred request cannot compile the graph
+        raise
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
             f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
