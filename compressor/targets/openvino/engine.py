@@ -163,27 +163,13 @@ def build_engine(
             code=ErrorCode.UNSUPPORTED,
             path=onnx,
         )
-    inputs = [value.name for value in source.graph.inputs if not value.is_initializer()]
-    outputs = [value.name for value in source.graph.outputs]
-    reach = json.loads(source.metadata_props.get(REACH, "{}"))
-    products = [_name(site.output.producer()) for site in fusible_attentions(source)]
-    input_axes, output_axes = (
-        {str(value.name): axis_names(value) for value in values}
-        for values in ([value for value in source.graph.inputs if not value.is_initializer()], source.graph.outputs)
-    )
-    if shapes and (reason := unfixable(input_axes, output_axes)):
+    info = _facts(source, shapes)
+    if shapes and (reason := unfixable(info["input_axes"], info["output_axes"])):
         raise InputError(
             f"{onnx}: it cannot be compiled for fixed shapes, {reason}; omit --shapes",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=onnx,
         )
-    info = {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
-    info |= {
-        "input_axes": input_axes,
-        "output_axes": output_axes,
-        "shapes": [list(shape) for shape in shapes],
-        "pads": can_pad(source),
-    }
     if in_int8:
         info |= {"int8_products": in_int8, "float_products": in_float}
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
@@ -195,6 +181,24 @@ def build_engine(
         for path in (written.with_suffix(".bin"), written):
             path.replace(out.with_suffix(path.suffix))
     return engine
+
+
+def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
+    """What an engine needs to know of its graph, which is stored with it."""
+    inputs = [value for value in source.graph.inputs if not value.is_initializer()]
+    input_axes, output_axes = (
+        {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
+    )
+    return {
+        "inputs": [value.name for value in inputs],
+        "outputs": [value.name for value in source.graph.outputs],
+        "products": [_name(site.output.producer()) for site in fusible_attentions(source)],
+        "reach": json.loads(source.metadata_props.get(REACH, "{}")),
+        "input_axes": input_axes,
+        "output_axes": output_axes,
+        "shapes": [list(shape) for shape in shapes],
+        "pads": can_pad(source),
+    }
 
 
 def load_engine(path: Path, *, threads: int | None = None, cached: bool = True) -> OpenVinoEngine:
