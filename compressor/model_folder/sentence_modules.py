@@ -68,6 +68,9 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     settings = _read_object(folder / "sentence_bert_config.json", required=False)
     prompting = _read_object(folder / "config_sentence_transformers.json", required=False)
     max_tokens, prompts = settings.get("max_seq_length"), prompting.get("prompts") or {}
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        problem = "is not a positive whole number"
+        raise _invalid(folder / "sentence_bert_config.json", "max_seq_length", max_tokens, problem)
     default_prompt = prompting.get("default_prompt_name")
     if not isinstance(prompts, dict) or not isinstance(default_prompt, str | None):
         raise _damaged(
@@ -77,7 +80,7 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     return SentenceModules(
         pooling=_pooling(folder / paths[_POOLING] / "config.json"),
         normalize=_NORMALIZE in paths,
-        max_tokens=max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else None,
+        max_tokens=max_tokens,
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts={str(name): str(text) for name, text in prompts.items()},
         default_prompt=default_prompt,
@@ -123,8 +126,7 @@ def _module_paths(folder: Path) -> dict[str, str]:
 def _pooling(file: Path) -> str:
     """The name of the pooling."""
     config = _read_object(file, required=True)
-    modes = config.get("pooling_mode") or [mode for key, mode in _MODE_FLAGS.items() if config.get(key)] or "mean"
-    modes = [modes] if isinstance(modes, str) else list(modes)
+    modes = _modes(file, config)
     unknown = next((mode for mode in modes if mode not in POOLINGS), None)
     if unknown is not None:
         raise _unsupported(
@@ -136,7 +138,27 @@ def _pooling(file: Path) -> str:
     if not config.get("include_prompt", True):
         text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
         raise _unsupported(file, "include_prompt", False, text)
-    return str(modes[0])
+    return modes[0]
+
+
+def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
+    """The names of the poolings that are joined: those of `pooling_mode`, else those of the keys of older versions."""
+    flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
+    for key, value in flags.items():
+        if not isinstance(value, bool):
+            raise _invalid(file, key, value, "is neither true nor false")
+        if value and key not in _MODE_FLAGS:
+            text = f"the pooling {key} is not supported; use a model with one of {', '.join(_MODE_FLAGS)}"
+            raise _unsupported(file, key, value, text)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _MODE_FLAGS.items() if flags.get(key)] if flags else ["mean"]
+        if not modes:
+            raise _invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
+        raise _invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
+    return modes
 
 
 def _read_object(file: Path, *, required: bool) -> dict[str, Any]:
@@ -159,6 +181,17 @@ def _read_object(file: Path, *, required: bool) -> dict[str, Any]:
 def _damaged(file: Path, error: Exception) -> InputError:
     return InputError(
         f"{file}: cannot be read ({one_line(error)}); copy it again", code=ErrorCode.FILE_UNREADABLE, path=file
+    )
+
+
+def _invalid(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a key of which the value is not what the library writes."""
+    return InputError(
+        f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again",
+        code=ErrorCode.FILE_UNREADABLE,
+        path=file,
+        field=name,
+        value=value,
     )
 
 

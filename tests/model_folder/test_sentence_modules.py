@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from compressor.errors import ErrorCode
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import link_library_files, load, save_companions
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
+from compressor.models.pooling import POOLINGS
 from compressor.models.sentence_encoder import SentenceEncoder
 from tests import folders
 from tests.faults import fails_with
@@ -63,6 +66,8 @@ def test_keys_of_all_versions_name_the_pooling(config: dict[str, Any], pooling: 
         ({"pooling_mode": "attention"}, "pooling_mode", "attention"),
         ({"pooling_mode": ["mean", "cls"]}, "pooling_mode", "mean+cls"),
         ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "include_prompt", False),
+        ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens", True),
+        ({"pooling_mode": "mean", "pooling_mode_median_tokens": True}, "pooling_mode_median_tokens", True),
     ],
 )
 def test_other_poolings_are_refused(config: dict[str, Any], field: str, value: object, encoder: Path) -> None:
@@ -70,6 +75,69 @@ def test_other_poolings_are_refused(config: dict[str, Any], field: str, value: o
     file.write_text(json.dumps(config))
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=file, field=field, value=value):
         load(encoder)
+
+
+@pytest.mark.parametrize("mode", [5, True, False, 0, "", [], {}, [["mean"]], ["mean", 5], {"mean": True}], ids=str)
+def test_a_pooling_is_a_text_or_a_list_of_texts(mode: object, encoder: Path) -> None:
+    file = encoder / "1_Pooling" / "config.json"
+    file.write_text(json.dumps({"pooling_mode": mode}))
+    code = ErrorCode.UNSUPPORTED_MODEL if mode == "" else ErrorCode.FILE_UNREADABLE
+    with fails_with(code, path=file, field="pooling_mode"):
+        read_sentence_modules(encoder)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"pooling_mode_cls_token": "false"}, "pooling_mode_cls_token"),
+        ({"pooling_mode_median_tokens": None}, "pooling_mode_median_tokens"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": False}, "pooling_mode"),
+    ],
+)
+def test_keys_of_older_versions_are_flags_of_which_some_is_true(
+    config: dict[str, Any], field: str, encoder: Path
+) -> None:
+    file = encoder / "1_Pooling" / "config.json"
+    file.write_text(json.dumps(config))
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=file, field=field):
+        read_sentence_modules(encoder)
+
+
+@pytest.mark.parametrize("length", ["12", 12.5, True, [12], 0, -1], ids=repr)
+def test_a_maximum_length_is_a_positive_number(length: object, encoder: Path) -> None:
+    file = encoder / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": length}))
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=file, field="max_seq_length", value=length):
+        load(encoder)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from((*POOLINGS, "", "x")),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    ("pooling_mode", "pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_x", "include_prompt")
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pooling=st.dictionaries(KEYS, JSON, max_size=3), length=JSON)
+def test_any_values_are_read_or_give_one_error(pooling: dict[str, Any], length: object, encoder: Path) -> None:
+    (encoder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (encoder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    try:
+        modules = read_sentence_modules(encoder)
+    except InputError as error:
+        message, field = str(error), error.details["field"]
+    else:
+        assert modules.pooling in POOLINGS
+        assert modules.max_tokens == length
+        flags = [value for key, value in pooling.items() if key.startswith("pooling_mode_")]
+        assert pooling.get("pooling_mode") is not None or True in flags or not flags
+        return
+    assert field in {*pooling, "pooling_mode", "max_seq_length"}
+    assert field in message
 
 
 @pytest.mark.parametrize("types", [["Transformer", "Pooling", "Dense"], ["Pooling"], ["Transformer"]], ids=str)
