@@ -40,7 +40,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     names = sorted(set(texts))
     if len(names) < 2:
         raise InputError(
-            f"{source}: every row has the label {names[0]!r}; give rows of two classes or more",
+            f"{source}: {column!r} is {names[0]!r} in every row; give rows of two classes or more",
             code=ErrorCode.INVALID_ROWS,
             column=column,
             value=names[0],
@@ -53,7 +53,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     elif all(_whole_number(name) is not None for name in names):
         ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
     else:
-        _check_new_names(names, config, source)
+        _check_new_names(texts, column, config, source)
         ids = {name: index for index, name in enumerate(names)}
         config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
@@ -70,29 +70,37 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     return ids
 
 
-def _check_new_names(names: Sequence[str], config: PretrainedConfig, source: str) -> None:
+def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig, source: str) -> None:
     """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
+    names = sorted(set(texts))
     classes = int(config.num_labels or 0)
     unknown = _names_unknown_to(config, names)
-    details: dict[str, Any] = {"code": ErrorCode.LABEL_MISMATCH, "labels": tuple(names), "classes": classes}
+    details: dict[str, Any] = {
+        "code": ErrorCode.LABEL_MISMATCH,
+        "column": column,
+        "labels": tuple(names),
+        "classes": classes,
+    }
     if 0 < len(unknown) < len(names):
+        row = next(row for row, text in enumerate(texts, 1) if text in unknown)
         raise InputError(
-            f"{source}: label {listed_names([repr(name) for name in unknown])} is not among the model's"
+            f"{source}: row {row}: {column!r} is {texts[row - 1]!r:.60}, which is not among the model's labels"
             f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
             " or remove its rows",
-            value=unknown[0],
+            row=row,
+            value=texts[row - 1],
             **details,
         )
     if len(names) > classes:
         raise InputError(
-            f"{source}: {len(names)} different labels ({listed_names(names)}), the model has {classes} classes;"
-            " fine-tune a model with that many, or name another column (--label-column)",
+            f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
+            " classes; fine-tune a model with that many, or name another column (--label-column)",
             **details,
         )
     if len(names) < classes:
         raise InputError(
-            f"{source}: {len(names)} different labels ({listed_names(names)}), the model has {classes} classes without"
-            " these names; put id2label into its config.json, or number the labels",
+            f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
+            " classes without these names; put id2label into its config.json, or number the labels",
             **details,
         )
 

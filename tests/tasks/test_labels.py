@@ -73,19 +73,23 @@ def test_numbers_of_a_data_set_are_read_by_their_names_if_the_model_has_them() -
     ("labels", "config", "code", "details"),
     [
         ([1, 1], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"value": "1"}),
-        ([1, 2], {"num_labels": 2}, ErrorCode.LABEL_MISMATCH, {"value": "2", "classes": 2}),
-        ([-1, 0], {"num_labels": 2}, ErrorCode.LABEL_MISMATCH, {"value": "-1", "classes": 2}),
+        ([1, 2], {"num_labels": 2}, ErrorCode.LABEL_MISMATCH, {"row": 2, "value": "2", "classes": 2}),
+        ([-1, 0], {"num_labels": 2}, ErrorCode.LABEL_MISMATCH, {"row": 1, "value": "-1", "classes": 2}),
         (["a", "b", "c"], {"num_labels": 2}, ErrorCode.LABEL_MISMATCH, {"labels": ("a", "b", "c"), "classes": 2}),
         (["a", "b"], {"num_labels": 3}, ErrorCode.LABEL_MISMATCH, {"labels": ("a", "b"), "classes": 3}),
-        (["neutral", "meh"], {"id2label": NAMES}, ErrorCode.LABEL_MISMATCH, {"value": "meh", "classes": 3}),
-        (["a", None], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 2, "column": "label", "value": None}),
-        (["a", " "], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 2, "column": "label", "value": " "}),
-        ([[1], [0]], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 1, "column": "label", "value": [1]}),
+        (["neutral", "meh", "bah"], {"id2label": NAMES}, ErrorCode.LABEL_MISMATCH, {"row": 2, "value": "meh"}),
+        (["a", None], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 2, "value": None}),
+        (["a", " "], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 2, "value": " "}),
+        ([[1], [0]], {"num_labels": 2}, ErrorCode.INVALID_ROWS, {"row": 1, "value": [1]}),
     ],
 )
 def test_faults_of_labels(labels: list[Any], config: dict[str, Any], code: ErrorCode, details: dict[str, Any]) -> None:
-    with fails_with(code, **details):
+    with fails_with(code, column="label", **details) as caught:
         ids_of(labels, **config)
+    row = details.get("row")
+    assert caught.value.details.get("row") == row
+    assert row is None or f"row {row}" in str(caught.value)
+    assert "'label'" in str(caught.value)
 
 
 def test_a_label_that_training_rows_lack_is_refused() -> None:
