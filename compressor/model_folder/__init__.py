@@ -4,7 +4,7 @@ from compressor.model_folder.example_feeds import example_feeds, example_feeds_b
 from compressor.model_folder.example_inputs import example_inputs
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.loading import ModelFolder, load
-from compressor.model_folder.processor import load_processor
+from compressor.model_folder.processor import load_processor, require_processor
 from compressor.model_folder.tokenizer_files import link_library_files, save_companions
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "link_library_files",
     "load",
     "load_processor",
+    "require_processor",
     "save_companions",
 ]

@@ -20,7 +20,7 @@ from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, ImageSize, processed_size
 from compressor.model_folder.model_class import model_class
-from compressor.model_folder.processor import load_processor, set_padding_token
+from compressor.model_folder.processor import load_processor, require_processor, set_padding_token
 from compressor.model_folder.sentence_modules import MODULES, SentenceModules, read_sentence_modules
 from compressor.model_folder.weight_checks import check_finite, check_weight_files
 from compressor.models.sentence_encoder import SentenceEncoder
@@ -119,12 +119,8 @@ def load(
         processor = load_processor(path, trust_remote_code, images=name == IMAGE_CLASSIFICATION)
     _check_complete(path, type(model).__name__, info)
     check_finite(path, model)
-    if processor is None and needs_processor and model.main_input_name == "input_ids":
-        raise InputError(
-            f"{path}: no tokenizer; save that of the model there (tokenizer.save_pretrained)",
-            code=ErrorCode.FILE_MISSING,
-            path=path / "tokenizer.json",
-        )
+    if needs_processor and model.main_input_name == "input_ids":
+        require_processor(processor, path)
     set_padding_token(model, name, processor)
     has_images = name == IMAGE_CLASSIFICATION and processor is not None
     size = processed_size(path, model, processor) if has_images else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoImageProcessor, AutoProcessor, PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
-from compressor.silence_libraries import one_line
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.silence_libraries import one_line, quiet_transformers
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -26,14 +27,10 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
     Raises:
         InputError: its files cannot be read.
     """
-    files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
-    if not any((path / name).is_file() for name in files):
-        return None
-    loader = AutoImageProcessor if images else AutoProcessor
     try:
-        return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        return _load(path, trust_remote_code, images)
     except ImportError:
-        return None  # processors of images and sound need optional libraries; tokenizers need none
+        return None  # only runs that read rows need the libraries of a processor; see `require_processor`
     except Exception as error:
         # The files of tokenizers and processors are free-form: any value can raise any error.
         raise InputError(
@@ -42,6 +39,47 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
             path=path,
             reason=one_line(error),
         ) from error
+
+
+def require_processor(processor: Any, path: Path, *, images: bool = False) -> None:
+    """Raise an error where `load_processor` has returned None.
+
+    Args:
+        processor: what it has returned.
+        path: the folder.
+        images: whether it was the image processor alone.
+
+    Raises:
+        InputError: the folder has none.
+        TargetMissingError: a library that it needs is not installed.
+    """
+    if processor is not None:
+        return
+    kind = "image processor" if images else "tokenizer"
+    with quiet_transformers(), suppress(ValueError):  # code of the folder that needs permission
+        try:
+            _load(path, False, images)
+        except ImportError as error:
+            raise TargetMissingError(
+                f"{path}: a library that its {kind} needs is missing ({one_line(error)}); install the library",
+                code=ErrorCode.PACKAGE_MISSING,
+                path=path,
+                reason=one_line(error),
+            ) from error
+    raise InputError(
+        f"{path}: no {kind}; save that of the model there ({kind.replace(' ', '_')}.save_pretrained)",
+        code=ErrorCode.FILE_MISSING,
+        path=path / ("preprocessor_config.json" if images else "tokenizer.json"),
+    )
+
+
+def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
+    """What the files of a folder describe; None without such files."""
+    files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
+    if not any((path / name).is_file() for name in files):
+        return None
+    loader = AutoImageProcessor if images else AutoProcessor
+    return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
 def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None:

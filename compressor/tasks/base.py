@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder
+from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
@@ -110,13 +110,8 @@ class Task(ABC):
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
-        """Raise InputError unless a folder has what converts its rows to inputs of the model: a tokenizer."""
-        if folder.processor is None:
-            raise InputError(
-                f"{folder.path}: no tokenizer; save that of the model there (tokenizer.save_pretrained)",
-                code=ErrorCode.FILE_MISSING,
-                path=folder.path,
-            )
+        """Raise an error unless a folder has what converts its rows to inputs of the model: a tokenizer."""
+        require_processor(folder.processor, folder.path)
 
     def read(self, source: str) -> dict[str, Dataset]:
         """The rows of a file, a folder or a data set by the name of their split; see `splits.named_splits`.

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import load_processor
+from compressor.model_folder import load_processor, require_processor
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.image_files import ImageColumn, image_sources, image_splits
 from compressor.tasks.splits import pick
@@ -27,15 +26,11 @@ def read_pixels(source: str, folder: Path, maximum: int) -> np.ndarray:
 
     Raises:
         InputError: the folder has no image processor, or the source or an image cannot be read.
+        TargetMissingError: a library that the image processor needs is not installed.
     """
     with quiet_transformers():
         processor = load_processor(folder, images=True)
-    if processor is None:
-        raise InputError(
-            f"{folder}: this folder has no image processor (preprocessor_config.json); name the model's folder",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / "preprocessor_config.json",
-        )
+    require_processor(processor, folder, images=True)
     column = ImageColumn()
     splits = image_splits(source, column, None)
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]

@@ -86,7 +86,7 @@ def test_unknown_metrics_are_refused(classifier: ModelFolder) -> None:
 
 def test_a_folder_without_tokenizer_has_no_task(tmp_path: Path) -> None:
     path = folders.save(folders.bert(), tmp_path, with_tokenizer=False)
-    with fails_with(ErrorCode.FILE_MISSING, path=path):
+    with fails_with(ErrorCode.FILE_MISSING, path=path / "tokenizer.json"):
         make_task(load(path, needs_processor=False), rows_config())
 
 
