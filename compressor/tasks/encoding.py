@@ -180,9 +180,12 @@ class LabelledTexts(LabelledRows):
             cut += count_cut(columns)
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
-                row = start + lengths.index(0) + 1
+                row, columns_of_text = start + lengths.index(0) + 1, " and ".join(map(repr, names))
                 raise InputError(
-                    f"{source}: row {row} has no text; fill it or remove the row", code=ErrorCode.INVALID_ROWS, row=row
+                    f"{source}: row {row}: no text in {columns_of_text}; fill it or remove the row",
+                    code=ErrorCode.INVALID_ROWS,
+                    row=row,
+                    column=",".join(names),
                 )
             encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
             store.add(Dataset.from_dict(encoded).data.table)

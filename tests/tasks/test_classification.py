@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from datasets import Dataset
+from tokenizers import processors
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
@@ -44,6 +46,17 @@ def test_rows_of_two_texts_are_encoded(classifier: ModelFolder, tmp_path: Path) 
     data = open_data(rows_config(path, path, path), classifier)
     assert token_ids(data.train) == [[2, 5, 3, 6, 3], [2, 6, 3, 5, 3]]
     assert list(data.train["token_type_ids"][0]) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("names", [("text",), ("premise", "hypothesis")], ids=len)
+def test_a_row_without_tokens_is_named(names: tuple[str, ...], classifier: ModelFolder, tmp_path: Path) -> None:
+    tokenizer = folders.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    rows = ["\t".join([label, *[text] * len(names)]) for label, text in (("1", "good"), ("0", ""), ("1", "bad"))]
+    path = tsv(tmp_path / "a.tsv", *rows, header="\t".join(["label", *names]))
+    with fails_with(ErrorCode.INVALID_ROWS, row=2, column=",".join(names)) as caught:
+        open_data(rows_config(path, path, path), replace(classifier, processor=tokenizer))
+    assert all(repr(name) in str(caught.value) for name in names)
 
 
 def test_labels_of_new_names_are_noted(tmp_path: Path) -> None:
