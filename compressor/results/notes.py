@@ -37,6 +37,8 @@ class NoteCode(StrEnum):
     """No test row's result changed, so that the interval of the difference has no width."""
     ROWS_LEFT_OUT = "rows-left-out"
     """Rows of text without a token that is scored, such as empty lines."""
+    FILES_SKIPPED = "files-skipped"
+    """Files of a folder of images that are no images, or of a format that is not read."""
     ROWS_CUT = "rows-cut"
     """Some rows are longer than the maximum row length, and their rest is not read."""
     ANSWERS_CUT = "answers-cut"

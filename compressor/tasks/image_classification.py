@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
-from compressor.model_folder import ModelFolder
+from compressor.model_folder import ModelFolder, require_processor
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION
 from compressor.results import MetricUnit
 from compressor.tasks.image_files import (
@@ -27,8 +28,8 @@ from compressor.tasks.image_files import (
     image_sources,
     image_splits,
     reason_of,
+    skipped_files,
     source_columns,
-    unreadable,
 )
 from compressor.tasks.labelled_rows import ClassLabels
 from compressor.tasks.metrics import Metric, accuracy
@@ -86,18 +87,14 @@ class ImageClassification(ClassLabels):
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
-        """Raise InputError unless the folder has an image processor, or TargetMissingError without Pillow."""
+        """Raise InputError unless the folder has an image processor, or TargetMissingError without its libraries."""
         if find_spec("PIL") is None:
             raise TargetMissingError.of_package("pillow", "images", "Pillow is not installed, which reads images")
-        if folder.processor is None:
-            raise InputError(
-                f"{folder.path}: no image processor; save that of the model there (image_processor.save_pretrained)",
-                code=ErrorCode.FILE_MISSING,
-                path=folder.path / "preprocessor_config.json",
-            )
+        require_processor(folder.processor, folder.path, images=True)
 
     def read(self, source: str) -> dict[str, Dataset]:
         """The rows of a folder of images, of files of rows, or of a data set; see `image_files.image_splits`."""
+        self.notes = (*self.notes, *skipped_files(source))
         return image_splits(source, self.image_column, self._request.image_column)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
@@ -118,8 +115,7 @@ class ImageClassification(ClassLabels):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode labels as classes; images stay files or bytes until they are collated.
 
-        Columns: `content` or `path` of the image, `name` in messages, `file` for a reader, `digest` of the image,
-        `labels`, and `length`, which is 1.
+        Columns: those of `image_files.source_columns`, `labels`, and `length`, which is 1.
         """
         return self._encode_images(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
 
@@ -166,10 +162,10 @@ class ImageClassification(ClassLabels):
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
-        image = ImageSource(example["content"], example["path"], example["name"])
+        image = ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
         pixels = image.pixels(self._processor)
         if tuple(pixels.shape) != self._size:
-            raise unreadable(image.name, f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
+            raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
         return pixels
 
 
@@ -193,5 +189,5 @@ def _digest(image: ImageSource) -> str:
     try:
         PIL.Image.open(io.BytesIO(content)).close()
     except Exception as error:
-        raise unreadable(image.name, f"is not a readable image ({reason_of(error)})", path=image.path) from error
+        raise image.unusable(f"is not a readable image ({reason_of(error)})") from error
     return digest(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.image_processor import pixels_of
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
 from compressor.tasks.columns import check_present, is_text, list_columns
+from compressor.tasks.labels import listed_names
 from compressor.tasks.row_files import has_tables
 from compressor.tasks.splits import is_saved, named_splits, pick
 
@@ -73,12 +76,16 @@ class ImageSource:
     Attributes:
         content: the bytes of its file; None: they are in the file `path`.
         path: path of the file; empty for an image without a name.
-        name: the image in error messages, with its row.
+        source: name of the rows in error messages.
+        row: number of the row, counted from 1.
+        column: the column that holds the image.
     """
 
     content: bytes | None
     path: str
-    name: str
+    source: str
+    row: int
+    column: str
 
     def read(self) -> bytes:
         """The bytes of the image file.
@@ -92,7 +99,7 @@ class ImageSource:
             return Path(self.path).read_bytes()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise unreadable(self.name, f"cannot be read ({reason})", path=self.path) from error
+            raise self.unusable(f"cannot be read ({reason})") from error
 
     def pixels(self, processor: Any) -> Tensor:
         """The pixels `[channel, height, width]` that an image processor makes.
@@ -104,19 +111,23 @@ class ImageSource:
         try:
             return pixels_of(content, processor)
         except Exception as error:  # damaged images raise errors of any type
-            raise unreadable(self.name, f"cannot be decoded or processed ({reason_of(error)})") from error
+            raise self.unusable(f"cannot be decoded or processed ({reason_of(error)})") from error
+
+    def unusable(self, reason: str) -> InputError:
+        """The error for this image, with its row, column and file."""
+        file = f" ({self.path})" if self.path else ""
+        return InputError(
+            f"{self.source}: row {self.row}: {self.column!r}{file}: {reason}; replace the image or remove its row",
+            code=ErrorCode.INVALID_ROWS,
+            row=self.row,
+            column=self.column,
+            path=self.path,
+        )
 
     @property
     def label(self) -> str:
         """The end of the path: the name of the file after that of its folder."""
         return "/".join(Path(self.path).parts[-2:])
-
-
-def unreadable(name: str, reason: str, **details: Any) -> InputError:
-    """The error for an image that cannot be used, with its row and file."""
-    return InputError(
-        f"{name}: {reason}; replace the image or remove its row", code=ErrorCode.INVALID_ROWS, image=name, **details
-    )
 
 
 def reason_of(error: Exception) -> str:
@@ -140,10 +151,10 @@ def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSour
         for value in chunk.column(0).to_pylist():
             number += 1
             content, path = _content_and_path(value)
-            name = f"{source}: row {number}" + (f" ({path})" if path else "")
+            image = ImageSource(content or None, path, source, number, column)
             if not content and not path:
-                raise unreadable(name, f"{column!r} is empty", row=number, column=column)
-            yield ImageSource(content or None, path, name)
+                raise image.unusable("is empty")
+            yield image
 
 
 def digest(content: bytes) -> str:
@@ -167,23 +178,37 @@ def image_splits(source: str, column: ImageColumn, requested: str | None) -> dic
         InputError: the rows cannot be read, or images lie beside the folders of classes.
     """
     path = Path(source)
-    if path.is_dir() and not is_saved(path):
-        splits = _split_folders(path)
-        if splits is not None:
-            return {split: _folder_rows(folder) for split, folder in splits.items()}
-        if not has_tables(path) and next(_image_files(path), None) is None:
+    if _is_image_folder(path):
+        if next(_image_files(path), None) is None:
             raise InputError(
                 f"{path}: has neither images ({', '.join(SUFFIXES)}) nor files of rows; name the folder of either",
                 code=ErrorCode.FILE_MISSING,
                 path=path,
             )
-        if not has_tables(path) or _class_folders(path):
-            return {"": _folder_rows(path)}
+        return {split: _folder_rows(folder) for split, folder in (_split_folders(path) or {"": path}).items()}
     folder = path if path.is_dir() else path.parent
     return {
         split: _with_paths(rows, column.find(rows, requested, source), folder) if path.exists() else rows
         for split, rows in named_splits(source).items()
     }
+
+
+def skipped_files(source: str) -> tuple[Note, ...]:
+    """The note on files of a folder of images that are not read, by the ends of their names; none for other sources."""
+    path = Path(source)
+    if not _is_image_folder(path):
+        return ()
+    files = [file for file in path.rglob("*") if file.is_file() and not _is_image(file)]
+    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    suffixes = Counter(file.suffix or file.name for file in visible)
+    listed = listed_names([f"{count} {suffix}" for suffix, count in suffixes.most_common()])
+    text = f"{source}: files that are not read: {listed}; images end in {', '.join(SUFFIXES)}"
+    return (Note(text=text, code=NoteCode.FILES_SKIPPED),) if suffixes else ()
+
+
+def _is_image_folder(path: Path) -> bool:
+    """Whether a source is a folder of image files, not of files of rows."""
+    return path.is_dir() and not is_saved(path) and (not has_tables(path) or bool(_class_folders(path)))
 
 
 def _split_folders(folder: Path) -> dict[str, Path] | None:
@@ -263,7 +288,9 @@ def source_columns(sources: Sequence[ImageSource], digests: Sequence[str]) -> di
     return {
         "content": pa.array([source.content for source in sources], pa.large_binary()),
         "path": pa.array([source.path for source in sources], pa.string()),
-        "name": pa.array([source.name for source in sources], pa.string()),
+        "source": pa.array([source.source for source in sources], pa.string()),
+        "row": pa.array([source.row for source in sources], pa.int64()),
+        "column": pa.array([source.column for source in sources], pa.string()),
         "file": pa.array([source.label for source in sources], pa.string()),
         "digest": pa.array(digests, pa.string()),
     }

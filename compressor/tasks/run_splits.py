@@ -32,7 +32,7 @@ def read_splits(
 ) -> tuple[dict[Split, SourceRows], list[Note]]:
     """The rows of each requested split and of further splits of the training data, with notes on the latter."""
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
-    sources = {source: read(source) for source in requested.values() if source is not None}
+    sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
     if not sources:
         raise InputError(
             "no rows were named, so nothing can be learned or scored; name them with --data",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoImageProcessor
 
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, load
+from compressor.results import NoteCode
 from compressor.tasks import Data, open_data
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.pictures import CLASSES, SIZE, classifier, picture, png, vit, write_folder
+from tests.tasks.pictures import CLASSES, SIZE, classifier, picture, png, save_classifier, vit, write_folder
 from tests.tasks.rows import jsonl, tsv
 
 COUNT = 12
@@ -136,10 +140,9 @@ def test_files_that_are_no_images_are_named(folder: ModelFolder, tmp_path: Path,
     write_folder(tmp_path, 6)
     damaged = tmp_path / "dark" / "damaged.png"
     damaged.write_bytes(content)
-    with fails_with(ErrorCode.INVALID_ROWS) as caught:
+    with fails_with(ErrorCode.INVALID_ROWS, row=5, column="image", path=str(damaged)) as caught:
         pixels(read(folder, tmp_path))
-    assert str(damaged) in str(caught.value)
-    assert "row 5" in str(caught.value)
+    assert f"row 5: 'image' ({damaged})" in str(caught.value)
 
 
 def test_images_that_end_early_are_named_when_they_are_read(folder: ModelFolder, tmp_path: Path) -> None:
@@ -147,14 +150,58 @@ def test_images_that_end_early_are_named_when_they_are_read(folder: ModelFolder,
     truncated = tmp_path / "grey" / "002.png"
     truncated.write_bytes(png(2)[:-60])
     data = read(folder, tmp_path)
-    with fails_with(ErrorCode.INVALID_ROWS) as caught:
+    with fails_with(ErrorCode.INVALID_ROWS, row=5, column="image", path=str(truncated)):
         pixels(data)
-    assert str(truncated) in caught.value.details["image"]
+
+
+class SquareOnly:
+    """An image processor that refuses images that are not square, or leaves them in their size.
+
+    Args:
+        processor: processes the other images.
+        refuses: whether it refuses images.
+    """
+
+    def __init__(self, processor: Any, *, refuses: bool) -> None:
+        self._processor, self._refuses = processor, refuses
+
+    def __call__(self, images: Any, return_tensors: str) -> Any:
+        width, height = images.size
+        if width == height:
+            return self._processor(images=images, return_tensors=return_tensors)
+        if self._refuses:
+            raise ValueError("not square")
+        return {"pixel_values": torch.zeros(1, 3, height, width)}
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_an_image_of_which_the_processor_makes_no_pixels_of_the_size_is_named(
+    refuses: bool, folder: ModelFolder, tmp_path: Path
+) -> None:
+    for number in range(6):
+        PIL.Image.new("RGB", (8, 8 if number != 4 else 7)).save(tmp_path / f"{number}.png")
+    rows = tsv(tmp_path / "rows.tsv", *(f"{CLASSES[n % 3]}	{n}.png" for n in range(6)), header="label	photo")
+    processor = SquareOnly(folder.processor, refuses=refuses)
+    data = read(replace(folder, processor=processor), rows, image_column="photo")
+    assert data.task.collate([data.test[0]])["pixel_values"].shape == (1, 3, SIZE, SIZE)
+    with fails_with(ErrorCode.INVALID_ROWS, row=5, column="photo", path=str(tmp_path / "4.png")) as caught:
+        pixels(data)
+    assert rows in str(caught.value)
+
+
+def test_files_that_are_not_read_are_counted(folder: ModelFolder, tmp_path: Path) -> None:
+    images = write_folder(tmp_path, 6)
+    assert NoteCode.FILES_SKIPPED not in {note.code for note in read(folder, images).notes}
+    (tmp_path / "only").mkdir()
+    for name in ("bright/z.avif", "only/y.avif", "only/x.heic", ".hidden", "grey/.hidden.avif"):
+        (tmp_path / name).write_bytes(png(0))
+    (note,) = [note for note in read(folder, images).notes if note.code is NoteCode.FILES_SKIPPED]
+    assert {"2 .avif", "1 .heic"} <= {part.strip(" ;") for part in re.split("[:,;]", note.text)}
 
 
 def test_bad_rows_are_refused(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
     missing = tsv(tmp_path / "missing.tsv", "bright\ta.png", "dark\tb.png", header="label\timage")
-    with fails_with(ErrorCode.INVALID_ROWS, path=str(tmp_path / "a.png")):
+    with fails_with(ErrorCode.INVALID_ROWS, row=1, column="image", path=str(tmp_path / "a.png")):
         read(folder, missing)
     empty = tsv(tmp_path / "empty.tsv", f"bright\t{images}/bright/000.png", "dark\t", header="label\timage")
     with fails_with(ErrorCode.INVALID_ROWS, row=2, column="image"):
@@ -190,6 +237,20 @@ def test_folders_without_a_usable_processor_are_refused(images: Path, tmp_path: 
     (bare.path / "preprocessor_config.json").write_text("{")
     with fails_with(ErrorCode.FILE_UNREADABLE):
         load(bare.path)
+
+
+def test_a_missing_library_of_a_processor_is_named(images: Path, tmp_path: Path) -> None:
+    path = save_classifier(tmp_path)
+
+    def from_pretrained(*arguments: Any, **options: Any) -> None:
+        raise ImportError("ViTImageProcessor requires the Torchvision library")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoImageProcessor, "from_pretrained", from_pretrained)
+        loaded = load(path)
+        with fails_with(ErrorCode.PACKAGE_MISSING, TargetMissingError, path=path) as caught:
+            read(loaded, images)
+    assert "Torchvision" in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "CMYK", "I;16", "1"])
