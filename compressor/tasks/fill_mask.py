@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -93,10 +93,14 @@ class FillMask(TokenLabels):
                 masked[position], labels[position] = self._mask_id, ids[position]
         return masked, labels
 
-    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
-        """The tokens, as the vocabulary has them."""
-        names: list[str] = self._tokenizer.convert_ids_to_tokens(list(classes))
-        return names
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The tokens that are predicted at the masks of each row, as the vocabulary has them."""
+        rows = zip(logits.argmax(-1), labels != IGNORED, strict=True)
+        return [self._tokens(classes[masked].tolist()) for classes, masked in rows]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The tokens of a row that are masked."""
+        return self._tokens([label for label in example["labels"] if label != IGNORED])
 
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """The number of correct tokens of a row, or their summed loss in nats, and the number of all masked ones."""
@@ -104,3 +108,6 @@ class FillMask(TokenLabels):
             return (logits.argmax(-1) == labels).sum(), len(labels)
         losses = cross_entropy(torch.from_numpy(logits).float(), torch.from_numpy(labels), reduction="none")
         return float(losses.double().sum()), len(labels)
+
+    def _tokens(self, ids: list[int]) -> str:
+        return " ".join(self._tokenizer.convert_ids_to_tokens(ids))

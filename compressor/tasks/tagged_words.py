@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset
@@ -63,6 +63,10 @@ class TagIds:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._ids = {name: index for index, name in enumerate(names)}
+
+    def names_of(self, classes: Iterable[int]) -> list[str]:
+        """The tags of classes."""
+        return [self.names[index] for index in classes]
 
     def number(self, name: str) -> int | None:
         """The class of a tag; None if the model does not have it."""
@@ -136,6 +140,23 @@ def first_pieces(encoding: Any, words: int) -> tuple[dict[int, int], list[int]]:
             positions.setdefault(word, position)
     cut = {word for rest in encoding.overflowing for word in rest.word_ids}
     return positions, [word for word in range(words) if word not in positions and word not in cut]
+
+
+def decoded_words(ids: Sequence[int], starts: Sequence[int], special: Collection[int], tokenizer: Any) -> list[str]:
+    """The words of an encoded row as text, each from its first piece to that of the next.
+
+    Args:
+        ids: the tokens of the row.
+        starts: the position of the first piece of each word.
+        special: tokens that are left out behind a first piece, as at the end of the row.
+        tokenizer: decodes the pieces.
+    """
+    ends = [*starts[1:], len(ids)]
+    pieces = [
+        [ids[start], *(token for token in ids[start + 1 : end] if token not in special)]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return [tokenizer.decode(word).strip() for word in pieces]
 
 
 def with_spaces(words: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +13,10 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
+from compressor.tasks.base import Forward
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
-from compressor.tasks.entities import entity_counts, entity_f1, is_entity_tag
+from compressor.tasks.entities import entities_of, entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric, token_accuracy
 from compressor.tasks.row_store import RowStore
@@ -23,6 +24,7 @@ from compressor.tasks.tagged_words import (
     TAG_COLUMN,
     WORD_COLUMNS,
     TagIds,
+    decoded_words,
     first_pieces,
     invalid_row,
     with_spaces,
@@ -120,17 +122,36 @@ class TokenClassification(TokenLabels):
         """The ids, and zero for each but those of special tokens."""
         return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
-    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
-        """The tags."""
-        return [self._tags.names[index] for index in classes]
-
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """`entity_counts` of a row, or the numbers of correct tags and of all."""
         predicted = logits.argmax(-1)
         if self._metric == _ACCURACY:
             return (predicted == labels).sum(), len(labels)
-        names = self._tags.names
-        return entity_counts([names[index] for index in predicted], [names[index] for index in labels])
+        return entity_counts(self._tags.names_of(predicted), self._tags.names_of(labels))
+
+    def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """The entities that the model finds in each row; for accuracy, the words whose tag is not the label."""
+        batch = self.collate(examples)
+        del batch[self.label_name]
+        rows = zip(examples, forward(batch).argmax(-1), strict=True)
+        return [self._describe(example, classes) for example, classes in rows]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The entities of a row; empty for accuracy, where answers have the labels beside the tags that differ."""
+        return self._describe(example, example["labels"]) if self._metric == _F1 else ""
+
+    def _describe(self, example: Mapping[str, Any], classes: Sequence[int]) -> str:
+        """An answer to a row as text, from the class of each token."""
+        starts = [position for position, label in enumerate(example["labels"]) if label != IGNORED]
+        words = decoded_words(example["input_ids"], starts, self._special_ids, self._tokenizer)
+        tags = self._tags.names_of(classes[position] for position in starts)
+        if self._metric == _F1:
+            spans = [(" ".join(words[entity.start : entity.end]), entity.type) for entity in entities_of(tags)]
+            return "; ".join(f"{span} ({kind})" if kind else span for span, kind in spans) or "no entity"
+        labels = self._tags.names_of(example["labels"][position] for position in starts)
+        rows = zip(words, tags, labels, strict=True)
+        wrong = [f"{word} ({tag} instead of {label})" for word, tag, label in rows if tag != label]
+        return "; ".join(wrong) or "every tag is right"
 
     def _find_words(self, rows: Dataset, source: str) -> str:
         """The name of the column of words."""

@@ -58,10 +58,6 @@ class TokenLabels(Task):
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """Statistics of the scored tokens of a row, from their logits `[tokens, classes]` and labels `[tokens]`."""
 
-    @abstractmethod
-    def class_names(self, classes: Sequence[int]) -> Sequence[str]:
-        """The names of classes, for a reader."""
-
     def encode_texts(self, rows: Dataset, source: str) -> Dataset:
         """Encode plain texts, one per row; rows without a token to score are left out, which is noted.
 
@@ -110,15 +106,6 @@ class TokenLabels(Task):
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
         """The predicted class of each token that is not padding."""
         return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
-
-    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The names of the classes of each row's scored tokens."""
-        rows = zip(logits.argmax(-1), labels != IGNORED, strict=True)
-        return [" ".join(self.class_names(classes[scored].tolist())) for classes, scored in rows]
-
-    def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The names of the labels of a row's scored tokens."""
-        return " ".join(self.class_names([label for label in example["labels"] if label != IGNORED]))
 
     def _tokenize_texts(self, texts: list[str]) -> BatchEncoding:
         if not texts:

@@ -31,6 +31,7 @@ def wordpieces() -> PreTrainedTokenizerFast:
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     pieces = dict.fromkeys((*special, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)))
     tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import transformers as hf
-from transformers import PreTrainedModel
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from compressor.model_folder import ModelFolder
 from compressor.tasks.token_classification import TokenClassification
@@ -15,7 +17,19 @@ from tests.folders import rows_config
 from tests.tasks.questions import wordpieces
 
 TAGS = ("O", "B-LOC", "I-LOC", "B-NUM")
+ROW = {"words": ["who", "xy", "paris"], "tags": ["O", "B-LOC", "I-LOC"]}
 PLACES, OTHERS = ("paris", "rome", "river"), ("the", "who", "tall", "of", "in", "built", "xy")
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """A tokenizer like those of SentencePiece: a space is a character of the next word, or a piece by itself."""
+    letters = [(letter, -3.0) for letter in "abcdefghijklmnopqrstuvwxyz0123456789.,'éT"]
+    pieces = [("<pad>", 0.0), ("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("▁the", -1.0), ("▁r", -1.0), *letters]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="</s>")
 
 
 def bert(tags: tuple[str, ...] = TAGS) -> PreTrainedModel:
@@ -50,6 +64,13 @@ def task_of(
     """The task with rows of at most 16 tokens."""
     metrics = {known.name: known for known in TokenClassification.metrics}
     return TokenClassification(folder_of(tokenizer, tags), rows_config(**fields), metrics[metric])
+
+
+def encode(task: TokenClassification, *rows: dict[str, Any]) -> Dataset:
+    """Rows that the task has encoded."""
+    dataset = Dataset.from_list(list(rows))
+    task.learn_labels(dataset, "rows")
+    return task.encode(dataset, "rows")
 
 
 def sentence(seed: int) -> dict[str, list[str]]:

@@ -11,7 +11,6 @@ import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from compressor.errors import ErrorCode, InputError
@@ -25,26 +24,7 @@ from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.questions import WORD, byte_pieces, forward_of, wordpieces
 from tests.tasks.rows import jsonl, text, tsv
-from tests.tasks.tags import TAGS, conll, folder_of, sentence, task_of
-
-ROW = {"words": ["who", "xy", "paris"], "tags": ["O", "B-LOC", "I-LOC"]}
-
-
-def metaspace() -> PreTrainedTokenizerFast:
-    """A tokenizer like those of SentencePiece: a space is a character of the next word, or a piece by itself."""
-    letters = [(letter, -3.0) for letter in "abcdefghijklmnopqrstuvwxyz0123456789.,'éT"]
-    pieces = [("<pad>", 0.0), ("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("▁the", -1.0), ("▁r", -1.0), *letters]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="</s>")
-
-
-def encode(task: TokenClassification, *rows: dict[str, Any]) -> Dataset:
-    """Rows that the task has encoded."""
-    dataset = Dataset.from_list(list(rows))
-    task.learn_labels(dataset, "rows")
-    return task.encode(dataset, "rows")
+from tests.tasks.tags import ROW, TAGS, conll, encode, folder_of, metaspace, sentence, task_of
 
 
 def test_the_first_piece_of_a_word_has_its_tag() -> None:
