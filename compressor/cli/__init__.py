@@ -27,6 +27,7 @@ from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
 from compressor.cli.train import train
+from compressor.config.own_tasks import error_of_own_task
 from compressor.errors import CompressorError, InputError, most_similar
 
 
@@ -96,6 +97,8 @@ def explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, GraphPassError):
         return str(error), InputError.exit_code
+    if (own := error_of_own_task(error)) is not None:
+        return str(own), own.exit_code
     return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +22,7 @@ from compressor.silence_libraries import one_line
 GROUP = "compressor.tasks"
 """Group of the entry points that name tasks."""
 _PATH = re.compile(r"\w+(\.\w+)*:\w+")
+_PACKAGES = (__package__.partition(".")[0], "graph_passes")
 _BASE = "compressor.tasks.base"
 """Module of the class that every task inherits from; it needs PyTorch, which reading a recipe does not load."""
 
@@ -64,12 +66,45 @@ def load_own_task(name: str | None) -> OwnTask | None:
     module_name, _, class_name = path.partition(":")
     module = _import(name, module_name)
     task_class = getattr(module, class_name, None)
-    tasks = [key for key, value in vars(module).items() if _is_task(value) and value.__module__ == module.__name__]
     if task_class is None:
+        tasks = _own_tasks(module.__name__)
         remedy = suggestion(class_name, tasks) if tasks else "write a class that inherits from compressor.tasks.Task"
         raise _refuse(name, f"{module_name} has no {class_name}; {remedy}", ErrorCode.UNKNOWN_NAME)
     _check_task(name, class_name, task_class)
     return OwnTask(task_class, path, _source_hash(name, task_class))
+
+
+def error_of_own_task(error: Exception) -> UsageError | None:
+    """The error that names the method of a task of one's own in which another was raised; None: it was not.
+
+    Of the frames of this package and of modules that define a task, the innermost decides; libraries do not count.
+
+    Args:
+        error: an error that this package does not raise on purpose.
+    """
+    if _BASE not in sys.modules:
+        return None
+    method = None
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module_name = str(frame.f_globals.get("__name__"))
+        if module_name.partition(".")[0] in _PACKAGES:
+            break
+        if _own_tasks(module_name):
+            method = f"{module_name}:{frame.f_code.co_qualname}"
+    if method is None:
+        return None
+    return UsageError(
+        f"--task {method} raises {type(error).__name__} ({one_line(error)}); correct the module (--debug: its line)",
+        code=ErrorCode.TASK_FAILED,
+        field="task",
+        value=method,
+    )
+
+
+def _own_tasks(module_name: str) -> list[str]:
+    """Names of the tasks that a module defines."""
+    variables = vars(sys.modules[module_name]) if module_name in sys.modules else {}
+    return [key for key, value in variables.items() if _is_task(value) and value.__module__ == module_name]
 
 
 def _entry_point(name: str) -> EntryPoint:
@@ -116,7 +151,7 @@ def _check_task(name: str, class_name: str, task_class: Any) -> None:
 
 def _source_hash(name: str, task_class: Any) -> str:
     """`sha256:...` of the files of a class and of those that it inherits from, without this package and Python's."""
-    digest, excluded = hashlib.sha256(), {*sys.stdlib_module_names, __package__.partition(".")[0]}
+    digest, excluded = hashlib.sha256(), {*sys.stdlib_module_names, *_PACKAGES}
     names = dict.fromkeys(base.__module__ for base in task_class.__mro__)
     for module_name in (key for key in names if key.partition(".")[0] not in excluded):
         try:

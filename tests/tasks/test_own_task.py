@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from compressor.config.own_tasks import is_own_task, load_own_task
+from compressor.config.own_tasks import error_of_own_task, is_own_task, load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, load
-from compressor.tasks import make_task
+from compressor.tasks import make_task, open_data, statistics
 from compressor.tasks.registry import metric_named
 from tests.command import compress
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.own_tasks import task_of_the_page, write_module, write_package
+from tests.tasks.rows import forward_of, tsv
 
 SPAM = """
 from compressor.tasks.classification import TextClassification
@@ -144,6 +145,59 @@ def test_what_is_no_task_is_a_usage_error(
     assert (result.code, result.error_code) == (2, code), result.err
     assert (result.details["field"], result.details["value"]) == ("task", name)
     assert ";" in result.error
+
+
+RAISING: dict[str, tuple[str, str]] = {
+    "a method": ("def encode(self, rows, source):\n        raise ValueError('one\\ntwo')", "Spam.encode"),
+    "a library": ("def encode(self, rows, source):\n        return json.loads('{')", "Spam.encode"),
+    "a function": ("def encode(self, rows, source):\n        return helper()", "Spam.encode"),
+    "a callback": (
+        "def encode(self, rows, source):\n        return json.loads('{}', object_hook=lambda row: row['x'])",
+        "Spam.encode",
+    ),
+    "a method behind one of the base": (
+        "def encode_labels(self, *arguments):\n        return 1 / 0",
+        "Spam.encode_labels",
+    ),
+    "the constructor": ("def __init__(self, *arguments):\n        assert not arguments", "Spam.__init__"),
+}
+"""Where an error is raised -> a method, and the name that the error has of it."""
+
+
+@pytest.mark.parametrize("case", RAISING)
+def test_an_error_in_its_code_is_one_of_the_task(
+    case: str, path: Path, classifier: ModelFolder, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    method, name = RAISING[case]
+    write_module(path, f"import json\n{SPAM}\n    {method}\n\ndef helper():\n    raise KeyError('x')\n")
+    rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any error of the module
+        open_data(rows_config(rows), load(classifier.path, task="tags:Spam"))
+    error = error_of_own_task(caught.value)
+    assert error is not None
+    assert (error.code, error.details["value"]) == (ErrorCode.TASK_FAILED, f"tags:{name}")
+    arguments = ("--task", "tags:Spam", "--data", rows, "--macs", "50%", "-o", tmp_path / "out", "--quiet")
+    result = compress(capfd, classifier.path, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert f"tags:{name}" in result.error
+    assert type(caught.value).__name__ in result.error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def per_example(self, logits, labels):\n        return super().per_example(logits, None)",
+        "def collate(self, examples):\n        return 3",
+    ],
+)
+def test_an_error_of_this_package_is_its_own(method: str, path: Path, classifier: ModelFolder, tmp_path: Path) -> None:
+    write_module(path, f"{SPAM}\n    {method}\n")
+    rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
+    data = open_data(rows_config(rows, rows, rows), load(classifier.path, task="tags:Spam"))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any error of the package
+        statistics(data.task, data.test, forward_of(classifier.model))
+    assert error_of_own_task(caught.value) is None
 
 
 def test_a_class_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch, classifier: ModelFolder) -> None:
