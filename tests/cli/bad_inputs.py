@@ -15,6 +15,10 @@ import transformers as hf
 from graph_passes import Plan, save, shrink
 from graph_passes import load as load_graph
 from tests import folders
+from tests.tasks.pictures import save_classifier, write_folder
+from tests.tasks.questions import wordpieces
+from tests.tasks.rows import jsonl
+from tests.tasks.tags import bert as tagger
 
 Arguments = list[str | Path]
 
@@ -143,6 +147,55 @@ def unknown_label(inputs: Path) -> Arguments:
     text = (inputs / "rows.tsv").read_text().replace("\n0\t", "\nasyncio\t").replace("\n1\t", "\nemail\t")
     (inputs / "rows.tsv").write_text(text + "zebra\tthe plot\n")
     return learn_command(inputs)
+
+
+def unreadable_image(inputs: Path) -> Arguments:
+    path = inputs / "vit"
+    write_folder(path / "images", 6)
+    (path / "images" / "dark" / "damaged.png").write_bytes(b"no image")
+    return [save_classifier(path / "model"), "--data", path / "images", "--macs", "50%"]
+
+
+def no_image_processor(inputs: Path) -> Arguments:
+    path = inputs / "vit"
+    write_folder(path / "images", 6)
+    (save_classifier(path / "model") / "preprocessor_config.json").unlink()
+    return [path / "model", "--data", path / "images", "--macs", "50%"]
+
+
+def words_without_tags(inputs: Path) -> Arguments:
+    return tag_command(inputs, words=["who", "in"])
+
+
+def tags_without_words(inputs: Path) -> Arguments:
+    return tag_command(inputs, tags=["O", "O"])
+
+
+def fewer_tags_than_words(inputs: Path) -> Arguments:
+    return tag_command(inputs, words=["who", "in"], tags=["O"])
+
+
+def tag_command(inputs: Path, **row: list[str]) -> Arguments:
+    """A run of a tagger on rows of which the second is the given one."""
+    path = inputs / "tagger"
+    tagger().save_pretrained(path)
+    wordpieces().save_pretrained(path)
+    rows = jsonl(inputs / "tags.jsonl", {name: ["O"] for name in row}, row, {name: ["O"] for name in row})
+    return [path, "--data", rows, "--macs", "50%"]
+
+
+def score_command(inputs: Path) -> Arguments:
+    """A run of a regression on rows of which the last has no number."""
+    folders.save(folders.bert(num_labels=1), inputs / "scorer")
+    with (inputs / "rows.tsv").open("a") as rows:
+        rows.write("high\tthe plot\n")
+    return [inputs / "scorer", "--data", inputs / "rows.tsv", "--task", "regression", "--macs", "50%"]
+
+
+def unknown_pooling(inputs: Path) -> Arguments:
+    encoder = folders.save_sentence_encoder(inputs / "encoder", pooling="cls")
+    (encoder / "1_Pooling" / "config.json").write_text('{"pooling_mode_median_tokens": true}')
+    return [encoder, "--data", inputs / "rows.tsv", "--macs", "50%"]
 
 
 def bench_command(inputs: Path, graph: str | Path) -> Arguments:
