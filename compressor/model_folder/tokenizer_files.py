@@ -40,8 +40,9 @@ _LIBRARY_NAMES = {
     "engine.bin": "openvino/openvino_model.bin",
 }
 """File of an engine -> name under which sentence-transformers searches it."""
-_LIBRARY_SETTINGS = "sentence_transformers"
-"""Key of `config.json` for the settings of sentence-transformers, such as the activation of a reranker."""
+_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
+"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
+of older versions."""
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
@@ -101,4 +102,4 @@ def _is_of_library(out: Path) -> bool:
     if (out / MODULES).is_file():
         return True
     config = out / "config.json"
-    return config.is_file() and _LIBRARY_SETTINGS in json.loads(config.read_text(encoding="utf-8"))
+    return config.is_file() and not _LIBRARY_SETTINGS.isdisjoint(json.loads(config.read_text(encoding="utf-8")))

@@ -227,12 +227,20 @@ def test_the_output_folder_has_the_modules_by_their_paths(encoder: Path, tmp_pat
     assert (tmp_path / "out" / "modules" / "pooling" / "config.json").is_file()
 
 
-@pytest.mark.parametrize("settings", [{}, {"sentence_transformers": {"version": "5.1.0"}}], ids=["none", "library"])
-def test_a_reranker_without_modules_is_known_by_its_settings(settings: dict[str, object], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **settings}))
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"sentence_transformers": {"version": "5.1.0"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+    ids=["none", "library", "older"],
+)
+def test_a_reranker_without_modules_is_known_by_its_settings(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config}))
     (tmp_path / "engine.xml").write_text("engine")
     link_library_files(tmp_path)
-    assert (tmp_path / "openvino" / "openvino_model.xml").is_file() is bool(settings)
+    assert (tmp_path / "openvino" / "openvino_model.xml").is_file() is bool(config)
 
 
 def test_the_output_folder_has_the_files_of_the_library(saved: Path, tmp_path: Path) -> None:
