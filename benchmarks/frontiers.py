@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     args = parser.parse_args()
+    if args.values is not None and len(args.values) < 2:
+        parser.error("argument --values: a ladder has two rungs or more; give several values, such as 50% 25%")
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}; size {args.size}", flush=True)
     for name in args.sets:
         folder = args.out / name

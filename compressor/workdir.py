@@ -23,6 +23,8 @@ SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
 QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
 MAPS = Path("blocks", "maps.safetensors")
 """The file of attention maps, relative to `WorkDir.learning`."""
+TIMES, CHOSEN_ENGINE = "times.json", "engine.txt"
+"""Files of measured times and of the engine that units are pruned for."""
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""
@@ -141,7 +143,7 @@ def _remove_unresumable(work: WorkDir) -> bool:
     """Remove files that cannot be resumed from; return whether others remain."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    resumable = ("checkpoint-*", "done.json", MAPS.name)
+    resumable = ("checkpoint-*", "done.json", MAPS.name, TIMES, CHOSEN_ENGINE)
     if any(any(work.learning.rglob(pattern)) for pattern in resumable):
         return True
     shutil.rmtree(work.path, ignore_errors=True)

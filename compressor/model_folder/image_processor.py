@@ -39,6 +39,15 @@ def pixels_of(content: bytes, processor: Any) -> Tensor:
         return _process(load_image(image), processor)
 
 
+def image_settings(processor: Any) -> dict[str, Any]:
+    """The settings by which a processor makes pixels, without the name of its class.
+
+    Args:
+        processor: an image processor of transformers.
+    """
+    return {name: value for name, value in processor.to_dict().items() if not name.endswith(("type", "class"))}
+
+
 def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
     """The size of the images that the processor of a folder makes.
 

@@ -66,6 +66,13 @@ class ModelFolder:
     own_task: OwnTask | None = None
     image_size: ImageSize | None = None
 
+    @property
+    def surroundings(self) -> dict[str, str]:
+        """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
+        sentence = None if self.sentence is None else f"{self.sentence.pooling}, {self.sentence.normalize}"
+        parts = {"pooling": sentence, "task_source": None if self.own_task is None else self.own_task.source}
+        return {name: text for name, text in parts.items() if text is not None}
+
 
 def load(
     path: str | Path,

@@ -125,7 +125,8 @@ def _learn_units(
         budget_run = BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log)
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
-        engine = _choose_first(run, data, reference, dense, refused, part.finished_engine)
+        engine = _choose_first(run, data, reference, dense, refused, part.engine)
+        part.keep_engine(engine.choice.label)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         return LearnedPlan(prune(budget_run), engine)
@@ -167,7 +168,7 @@ def _choose_first(
 ) -> ChosenEngine:
     """The engine to prune for: of those that keep the metric of the whole model the fastest with half of the units.
 
-    An interrupted run that finished its plan has `decided` already; empty: it has not.
+    An interrupted run may have `decided` already; empty: it has not.
     """
     if not run.built.engine.chooses:
         return ChosenEngine(dense, Choice(run.built.engine))

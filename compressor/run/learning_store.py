@@ -19,7 +19,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
-from compressor.workdir import MAPS, write_json
+from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, write_json
 from graph_passes import Plan
 
 _CHECKPOINTS = {
@@ -102,10 +102,19 @@ class LearningStore:
         )
 
     @property
-    def finished_engine(self) -> str:
-        """Label of the engine that the finished plan was made for; empty without a finished plan."""
-        file = self.path / _FINISHED
-        return str(json.loads(file.read_text()).get("engine", "")) if file.is_file() else ""
+    def times(self) -> Path:
+        """File of the times by which a plan is chosen."""
+        return self.path / TIMES
+
+    @property
+    def engine(self) -> str:
+        """Label of the engine that units are pruned for; empty before it is chosen."""
+        file = self.path / CHOSEN_ENGINE
+        return file.read_text() if file.is_file() else ""
+
+    def keep_engine(self, label: str) -> None:
+        """Store the label of the engine that units are pruned for, so that a resumed run prunes for it too."""
+        (self.path / CHOSEN_ENGINE).write_text(label)
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
         """Store a plan and its weights, so that a run that is interrupted later does not learn again."""
@@ -124,6 +133,7 @@ class LearningStore:
         write_json(self.path / _FINISHED, content)
         for part in (*_CHECKPOINTS, _PRUNING, "teacher"):
             shutil.rmtree(self.path / part, ignore_errors=True)
+        self.times.unlink(missing_ok=True)
 
 
 def open_learning_store(
@@ -135,7 +145,7 @@ def open_learning_store(
 
     Args:
         recipe: the recipe, whose fields that decide what is learned are part of the store's key.
-        model: the model, whose fingerprint is part of the key, as is the source of a task of one's own.
+        model: the model, whose fingerprint is part of the key, as are its pooling and the source of its own task.
         data: the rows, whose hashes are part of the key.
         path: folder of the store.
         state: the processes of the run.
@@ -147,9 +157,7 @@ def open_learning_store(
     keys: dict[str, str] = {}
     if state.is_main_process:
         hashes = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
-        if model.folder.own_task is not None:
-            hashes["task_source"] = model.folder.own_task.source
-        hashes["model"] = model.folder.fingerprint
+        hashes |= {"model": model.folder.fingerprint, **model.folder.surroundings}
         key = recipe.learning_key(None, **hashes)
         uses = {"heads": recipe.prunes, "pruned": recipe.distills}
         keys = {stage: recipe.learning_key(stage, **hashes) for stage in get_args(Stage) if uses[stage]}
@@ -183,10 +191,12 @@ def _claim(store: Path, key: str, keys: Mapping[str, str], *, force: bool) -> It
 
 
 def _discard(store: Path, keys: Mapping[str, str]) -> None:
-    """Remove everything from a store but the stages that have their key."""
+    """Remove everything from a store but the stages that have their key, and what is keyed by all it depends on."""
     for path in list(store.iterdir()):
         if not path.is_dir() or path.is_symlink():
             path.unlink()
+        elif path.name == _PRUNING:
+            continue
         elif path.name not in keys:
             shutil.rmtree(path)
         elif not (path / _KEY).is_file() or (path / _KEY).read_text() != keys[path.name]:
@@ -236,8 +246,6 @@ def _progress(store: Path) -> str | None:
             return step
     if (store / MAPS).is_file():
         return "attention maps"
-    if any((store / _PRUNING).glob("*/checkpoint-*")):
-        return "statistics"
     return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None
 
 

@@ -129,7 +129,7 @@ def _recipe(kind: str, study_class: type[Study], request: StudyRequest, context:
         for name, value in request.recipe.flat().items()
         if heading_of(FIELDS[name]) in study_class.groups and name not in _IGNORED_FIELDS
     }
-    data, own_task = context.rows, context.folder.own_task
+    data = context.rows
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []
     metric = data.task.metric if data else None
     return {
@@ -141,7 +141,7 @@ def _recipe(kind: str, study_class: type[Study], request: StudyRequest, context:
         "seed": request.recipe.selection.seed,
         "max_length": request.recipe.rows.max_length,
         **fields,
-        **({} if own_task is None else {"task_source": own_task.source}),
+        **context.folder.surroundings,
         "sources": [_digest(source) for source in request.sources] if study_class.compares_data_sets else [],
     }
 

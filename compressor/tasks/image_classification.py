@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from torch import Tensor
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
-from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION
+from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
 from compressor.results import MetricUnit
 from compressor.tasks.image_files import (
     IMAGE,
@@ -154,10 +155,11 @@ class ImageClassification(ClassLabels):
         """
         column = self.image_column.find(rows, self._request.image_column, source)
         remaining, images = iter(labels), image_sources(rows, column, source)
+        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
         store = RowStore()
-        store.add(_table([], []))
+        store.add(_table([], [], settings))
         while chunk := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk)))))
+            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), settings))
         return store.finish()
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
@@ -169,16 +171,16 @@ class ImageClassification(ClassLabels):
         return pixels
 
 
-def _table(images: Sequence[ImageSource], labels: Sequence[int]) -> pa.Table:
-    """Encoded rows; every image is opened."""
-    columns = source_columns(images, [_digest(image) for image in images])
+def _table(images: Sequence[ImageSource], labels: Sequence[int], settings: str) -> pa.Table:
+    """Encoded rows; every image is opened. The pixels of a row depend on the settings of the processor too."""
+    columns = source_columns(images, [_digest(image, settings) for image in images])
     columns["labels"] = pa.array(labels, pa.int64())
     columns["length"] = pa.array([1] * len(images), pa.int64())
     return pa.table(columns)
 
 
-def _digest(image: ImageSource) -> str:
-    """The hash of an image that can be opened; its pixels are not decoded.
+def _digest(image: ImageSource, settings: str) -> str:
+    """The hash of an image that can be opened and of how it is processed; its pixels are not decoded.
 
     Raises:
         InputError: its file is missing, or is not an image.
@@ -190,4 +192,4 @@ def _digest(image: ImageSource) -> str:
         PIL.Image.open(io.BytesIO(content)).close()
     except Exception as error:
         raise image.unusable(f"is not a readable image ({reason_of(error)})") from error
-    return digest(content)
+    return digest(content + settings.encode())

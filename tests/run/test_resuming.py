@@ -76,6 +76,21 @@ def test_the_work_of_another_recipe_is_discarded_only_with_force(
     assert [path.name for path in store.iterdir()] == ["key"]
 
 
+def test_statistics_outlive_a_change_of_the_recipe(
+    inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
+) -> None:
+    store = tmp_path / "learning"
+    kept = store / "pruning" / "0123" / "checkpoint-statistics.npz"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (store / "times.json").touch()
+    (store / "key").write_text("another")
+    opened = open_learning_store(learning_recipe(inputs, tmp_path / "out"), *model, store, PartialState())
+    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH, NoteCode.RESUMED]
+    assert kept.exists()
+    assert not opened.times.exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [

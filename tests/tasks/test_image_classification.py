@@ -164,6 +164,7 @@ class SquareOnly:
 
     def __init__(self, processor: Any, *, refuses: bool) -> None:
         self._processor, self._refuses = processor, refuses
+        self.to_dict = processor.to_dict
 
     def __call__(self, images: Any, return_tensors: str) -> Any:
         width, height = images.size

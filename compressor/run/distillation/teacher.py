@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.image_processor import image_settings
 
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """Fields of configurations with the number of layers of a decoder."""
@@ -46,10 +47,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
 
 
 def _image_settings(folder: ModelFolder) -> object:
-    """The settings by which images are processed, without the name of the class; None for a model of other inputs."""
-    if folder.image_size is None:
-        return None
-    return {name: value for name, value in folder.processor.to_dict().items() if not name.endswith(("type", "class"))}
+    """The settings by which images are processed; None for a model of other inputs."""
+    return None if folder.image_size is None else image_settings(folder.processor)
 
 
 def _vocabulary(folder: ModelFolder) -> object:

@@ -48,7 +48,7 @@ def bisect_metric(
     groups: Sequence[PrunableGroup],
     pruner: Pruner[Any],
     losses: Mapping[str, Curve],
-    macs: CostTable,
+    tables: Sequence[CostTable],
 ) -> Allocation:
     """The fastest plan whose metric on the evaluation rows falls by no more than the loss allowed, by bisection.
 
@@ -59,10 +59,8 @@ def bisect_metric(
         groups: the groups whose units may be removed.
         pruner: gives the model the weights of a plan.
         losses: name of the group -> loss at every number of units.
-        macs: multiply-accumulates, by which equal groups are recognized when the cost table is measured.
+        tables: times at each size.
     """
-    tables = run.costs.time_tables(macs)
-    run.costs.engines.release()
     searched, unseen = _divided_rows(run)
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None

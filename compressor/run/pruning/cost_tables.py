@@ -21,6 +21,7 @@ from compressor.run.pruning.measure_costs import (
     keep_counts,
     measure_times,
 )
+from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
@@ -69,7 +70,7 @@ class CostSource:
         Args:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
-        key = self._key()
+        key = self.key()
         named = json.dumps({name: value for name, value in key.items() if name not in _OUTDATED_BY})
         path = user_cache() / f"costs-{hashlib.sha256(named.encode()).hexdigest()[:16]}.json"
         tables, differing = load_tables(path, key)
@@ -95,7 +96,9 @@ class CostSource:
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned = self.engines.whole, self.dense
-            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, on_progress)
+            partial = PartialShares(path.with_suffix(".partial.json"), key)
+            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, partial, on_progress)
+        partial.remove()
         try:
             save_tables(path, key, measured)
         except OSError as error:
@@ -135,7 +138,7 @@ class CostSource:
                 rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
         return rescaled
 
-    def _key(self) -> dict[str, str]:
+    def key(self) -> dict[str, str]:
         """Everything that times depend on."""
         config = {name: value for name, value in self.model.config.to_diff_dict().items() if name != "_name_or_path"}
         units = [(group.name, group.units, group.step, group.parts) for group in self.groups]

@@ -11,6 +11,7 @@ from compressor.measure import paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.fit_costs import fit_times, with_curve
 from compressor.progress import ProgressCallback
+from compressor.run.pruning.partial_shares import PartialShares, Share
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
@@ -134,6 +135,7 @@ def measure_times(
     macs_table: CostTable,
     unpruned: tuple[Engine, Engine],
     inputs: Mapping[Size, Feeds],
+    partial: PartialShares,
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of times at each size, fitted to the times of engines of some plans.
@@ -148,6 +150,7 @@ def measure_times(
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
         inputs: one batch of inputs for each size.
+        partial: keeps what is measured, from which an interrupted measurement goes on.
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
@@ -156,11 +159,11 @@ def measure_times(
     plans = timed_plans(classes, of_classes)
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
     mixed = mixed_plans(groups)
-    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, on_progress)
+    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, partial, on_progress)
     tables = []
-    for size, feeds in inputs.items():
+    for number, (size, feeds) in enumerate(inputs.items()):
         whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * SECONDS_OF_WHOLE))
-        times, errors = (whole * np.array([by_size[size] for by_size in shares]).T).tolist()
+        times, errors = (whole * np.array([by_size[number] for by_size in shares]).T).tolist()
         table = CostTable(
             unit="ms",
             engine=engines.choice.label,
@@ -201,22 +204,21 @@ def _time_plans(
     plans: Sequence[Counts],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
+    partial: PartialShares,
     on_progress: ProgressCallback,
-) -> list[dict[Size, tuple[float, float]]]:
-    """The time of each plan by size, as a share of the whole model's, and its standard error."""
-    shares: list[dict[Size, tuple[float, float]]] = []
-    for start in range(0, len(plans), _TIMED_TOGETHER):
+) -> list[tuple[Share, ...]]:
+    """The time of each plan at each size, as a share of the whole model's, and its standard error."""
+    shares = partial.load()
+    for start in range(len(shares), len(plans), _TIMED_TOGETHER):
         on_progress(start, len(plans))
         built = [
             engines.build(keep_counts(engines.reference.plan, groups, counts))
             for counts in plans[start : start + _TIMED_TOGETHER]
         ]
-        shares += [{} for _ in built]
-        for size, feeds in inputs.items():
-            ratios = paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1))
-            for number, ratio in enumerate(ratios):
-                shares[start + number][size] = ratio
+        timed = [paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1)) for feeds in inputs.values()]
         for engine in built:
             engines.discard(engine)
+        shares += zip(*timed, strict=True)
+        partial.store(shares)
     on_progress(len(plans), len(plans))
     return shares

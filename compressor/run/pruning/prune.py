@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from compressor.run.pruning.budget import (
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.prunable_groups import prunable_groups
+from compressor.run.pruning.run_times import RunTimes
 from compressor.run.run_notes import budget_notes
 from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
@@ -46,6 +47,21 @@ from graph_passes import Plan
 
 STATISTICS_VERSION = 3
 """Version of the statistics and losses; those of another version are not read."""
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What plans cost.
+
+    Attributes:
+        times: measures the times of plans.
+        counted: tables of parameters and multiply-accumulates.
+        timed: tables of times at each size; empty where no budget is a time.
+    """
+
+    times: RunTimes
+    counted: Sequence[CostTable]
+    timed: Sequence[CostTable] = ()
 
 
 def prune(run: BudgetRun) -> SelectedPlan:
@@ -69,12 +85,11 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if earlier is not None:
         _fold_gates(run, earlier)
     pruner = pruner_of(run, groups)
-    tables = run.costs.count_tables()
     fixed = _fixed_counts(groups, earlier)
-    require_reachable(groups, _constraints(run, tables, fixed))
+    costs = _measure_costs(run, groups, fixed)
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
-        allocation, scales = _prune(run, groups, pruner, tables, fixed)
+        allocation, scales = _prune(run, groups, pruner, costs, fixed)
     plan = _plan(run, groups, pruner, allocation, scales, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
@@ -98,11 +113,28 @@ def _fixed_counts(groups: Sequence[PrunableGroup], earlier: Plan | None) -> dict
     return {} if earlier is None else {plan.name: len(plan.kept) for plan in earlier.groups if plan.name not in names}
 
 
+def _measure_costs(run: BudgetRun, groups: Sequence[PrunableGroup], fixed: Mapping[str, int]) -> _Costs:
+    """What plans cost.
+
+    Raises:
+        BudgetError: the budget is below the cost of a plan that keeps nothing of the groups. This is known before the
+            rows are read, which takes longer.
+    """
+    times, counted = RunTimes(run.costs, run.store.times), run.costs.count_tables()
+    require_reachable(groups, _constraints(run, counted, fixed))
+    if not run.recipe.budget.is_timed and not _is_unbounded(run.recipe):
+        return _Costs(times, counted)
+    timed = times.time_tables(macs_of(counted))
+    run.costs.engines.release()
+    require_reachable(groups, _constraints(run, timed, fixed))
+    return _Costs(times, counted, timed)
+
+
 def _prune(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
     pruner: Pruner[Any],
-    tables: Sequence[CostTable],
+    costs: _Costs,
     fixed: Mapping[str, int],
 ) -> tuple[Allocation, Mapping[str, tuple[float, ...]]]:
     """How many units each group keeps, and the scales of those that have some; the model has the weights afterwards."""
@@ -111,8 +143,8 @@ def _prune(
     with run.log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
     if _is_unbounded(run.recipe):
-        return bisect_metric(run, groups, pruner, losses, macs_of(tables)), {}
-    allocation = _by_budget(run, groups, losses, tables, fixed)
+        return bisect_metric(run, groups, pruner, losses, costs.timed), {}
+    allocation = _by_budget(run, groups, losses, costs, fixed)
     run.costs.engines.release()
     if not _removes_any(groups, allocation):
         return allocation, {}
@@ -177,6 +209,7 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     recipe, folder = run.recipe, run.recipe.budget.statistics or run.store.pruning
     key = {
         "model": fingerprint(run.model.folder.model),
+        **run.model.folder.surroundings,
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
         "outputs": run.data.task.loss_outputs,
         "method": [recipe.pruner, recipe.selection.options, STATISTICS_VERSION],
@@ -189,23 +222,21 @@ def _by_budget(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
     losses: Mapping[str, Curve],
-    counted: Sequence[CostTable],
+    costs: _Costs,
     fixed: Mapping[str, int],
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe; other groups keep the `fixed` numbers."""
-    is_timed = run.recipe.budget.is_timed
-    timed = run.costs.time_tables(macs_of(counted)) if is_timed else []
-    tables = [*counted, *timed]
+    tables = [*costs.counted, *costs.timed]
     constraints = _constraints(run, tables, fixed)
 
     def measure(counts: Mapping[str, int]) -> list[float]:
         """The cost under each constraint: counted by its table, or timed beside the dense engine."""
-        times = iter(run.costs.time_plan({**fixed, **counts}, timed) if timed else ())
+        times = iter(costs.times.time_plan({**fixed, **counts}, costs.timed) if costs.timed else ())
         return [next(times) if part.table.unit == "ms" else part.table.cost(counts) for part in constraints]
 
     allocation = allocate_until_met(groups, losses, constraints, measure)
     run.log.add_notes(budget_notes(constraints, allocation))
-    shown = tuple(table for table in tables if table.unit == ("ms" if is_timed else "macs"))
+    shown = tuple(table for table in tables if table.unit == ("ms" if costs.timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
 
