@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from compressor import report as reports
+from compressor.config.fields import flag_of
 from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
@@ -140,7 +141,7 @@ def _finished(recipe: Recipe, out: Path, listener: Listener) -> Report | None:
     change = _change(recipe, report, out)
     if change is None:
         return report
-    listener.note(Note(code=NoteCode.RUNG_REPEATED, text=f"{_rung_name(recipe, out)} runs again: {change}"))
+    listener.note(Note(code=NoteCode.RUNG_OUTDATED, text=f"{_rung_name(recipe, out)} is out of date: {change}"))
     return None
 
 
@@ -149,9 +150,10 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
 
     Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
     """
-    ignored = {"teacher_outputs": None, "force": False}
-    if {**report.recipe, **ignored} != {**recipe.flat(), **ignored}:
-        return "its recipe has changed"
+    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with"}
+    names = sorted({*report.recipe, *fields} - ignored)
+    if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
+        return f"its recipe has another value of {', '.join(changed)}"
     if report.task_code != code_of(load_own_task(recipe.source.task)):
         return "the code of its task has changed"
     return next((f"{path} has changed" for path in _inputs(recipe, out) if _is_newer(path, recipe.output.out)), None)

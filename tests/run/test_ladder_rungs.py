@@ -123,7 +123,21 @@ def test_rungs_run_again_where_a_file_that_they_read_has_changed(runs: Runs, nam
     listener = RecordingListener()
     climb(runs, listener)
     assert runs.take() == NAMES
-    assert listener.codes.count(NoteCode.RUNG_REPEATED) == len(NAMES)
+    assert listener.codes.count(NoteCode.RUNG_OUTDATED) == len(NAMES)
+
+
+def test_rungs_are_used_beside_methods_that_are_added_later(runs: Runs) -> None:
+    climb(runs)
+    runs.take()
+    climb(runs, compare_with="fisher")
+    assert runs.take() == [f"fisher/{name}" for name in NAMES]
+
+
+def test_rungs_run_again_where_their_recipe_has_changed(runs: Runs) -> None:
+    climb(runs)
+    runs.take()
+    climb(runs, seed=1)
+    assert runs.take() == NAMES
 
 
 def test_a_rung_that_is_added_to_the_recipe_runs_alone(runs: Runs) -> None:

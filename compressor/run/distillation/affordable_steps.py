@@ -48,7 +48,7 @@ def affordable_steps(
         affordable = int(60 * options.minutes / seconds)
         if affordable < 1:
             raise UsageError(
-                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.1f} s; allow more time,"
+                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.2g} s; allow more time,"
                 " or fewer rows a step (--batch-size)",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
