@@ -66,14 +66,13 @@ def print_frontiers(name: str, folder: Path, args: argparse.Namespace) -> None:
     rows = []
     for engine in args.engines:
         ladders = [run_ladder(name, engine, seed, folder, args) for seed in range(SIZES[args.size][1])]
-        outs = [out for out, _ in ladders]
         minutes = 0.0
         for rung in ladders[0][1]:
-            reports = [load_report(out / rung) for out in outs]
+            reports = [load_report(out / rung) for out, reached in ladders if rung in reached]
             differences = [100 * (report.scores[0].compressed - report.scores[0].dense) for report in reports]
             first, plan = reports[0].scores[0], reports[0].plan
             minutes += sum(reports[0].seconds.values()) / 60
-            engine_file = outs[0] / rung / target(ENGINES[engine][0]).engine_file
+            engine_file = ladders[0][0] / rung / target(ENGINES[engine][0]).engine_file
             ratios = [repeated(reference, engine_file, length, repeat) for repeat in range(args.repeats)]
             rows.append(
                 {

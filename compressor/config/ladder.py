@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from compressor.config.fields import as_list, flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.recipe_file import recipe_of, stored_recipe
-from compressor.config.run import BUDGETS, FIELDS, Recipe
+from compressor.config.run import BUDGETS, Recipe
 from compressor.errors import ErrorCode, UsageError
 
 
@@ -29,7 +28,7 @@ def recipes_of(
         options: see `recipe_of`.
 
     Raises:
-        UsageError: see `recipe_of`; or two budgets have several values each, or a rung is named twice.
+        UsageError: see `recipe_of`; or two budgets have several values each, or a value is given twice.
     """
     stored = stored_recipe(model, file)
     fields = {**stored.fields, **flags}
@@ -43,11 +42,8 @@ def recipes_of(
             fields=tuple(several),
         )
     ((name, values),) = several.items()
-    out = Path(fields.get("out", FIELDS["out"].default))
-    rungs = [
-        recipe_of(model, file, {**flags, name: value, "out": out / rung_name(name, value)}, options=options)
-        for value in values
-    ]
+    recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
+    rungs = [recipe.updated(out=recipe.output.out / rung_name(name, recipe.value(name))) for recipe in recipes]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(
             f"{flag_of(name)}: a value is given twice; give each once",
@@ -55,6 +51,7 @@ def recipes_of(
             field=name,
         )
     if (minutes := rungs[0].distillation.minutes) is not None:
+        # A rung that makes all of its steps leaves minutes, but so does every later rung, whose model is smaller.
         rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
     rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
     if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
@@ -75,7 +72,7 @@ def compared_ladders(
         recipes: the rungs of the ladder; see `recipes_of`.
 
     Raises:
-        UsageError: the budget has one value only.
+        UsageError: the budget has one value only, a method is that of the ladder, or it cannot meet the budgets.
     """
     methods = recipes[0].budget.compare_with
     if methods and len(recipes) == 1:
@@ -84,19 +81,35 @@ def compared_ladders(
             code=ErrorCode.CONTRADICTION,
             field="compare_with",
         )
-    out = recipes[0].output.out.parent
-    return {
-        method: tuple(
-            recipe.updated(options={})  # those of the ladder are of its own method
-            for recipe in recipes_of(model, file, {**flags, "method": method, "out": str(out / method)})
+    if (own := recipes[0].selection.method) in methods:
+        raise UsageError(
+            f"--compare-with {own}: it is the method of the ladder itself; name others, or another --method",
+            code=ErrorCode.CONTRADICTION,
+            field="compare_with",
+            method=own,
         )
-        for method in methods
-    }
+    out = recipes[0].output.out.parent
+    ladders = {}
+    for method in methods:
+        try:
+            ladder = recipes_of(model, file, {**flags, "method": method, "out": str(out / method)})
+        except UsageError as error:
+            details = {**error.details, "field": "compare_with", "method": method}
+            raise UsageError(f"--compare-with {method}: {error}", code=error.code, **details) from error
+        ladders[method] = tuple(recipe.updated(options={}) for recipe in ladder)  # those set are of the ladder's method
+    return ladders
 
 
-def rung_name(name: str, value: Any) -> str:
-    """The folder of a rung: `speedup-4`, `macs-50`."""
-    return f"{name}-{str(value).removesuffix('%')}"
+def rung_name(name: str, value: float | str) -> str:
+    """The folder of a rung: `speedup-4`, `macs-50`, `latency-5ms`.
+
+    Args:
+        name: the budget.
+        value: its value in the recipe: a ratio, a share, or a time with its unit.
+    """
+    if isinstance(value, str):
+        return f"{name}-{value}"
+    return f"{name}-{value if name == 'speedup' else 100 * value:g}"
 
 
 def _mildness(recipe: Recipe, name: str) -> float:

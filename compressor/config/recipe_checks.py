@@ -146,16 +146,17 @@ def _check_selection(recipe: RecipeSections) -> None:
     counts_heads = not recipe.learns_units and method not in (*SEARCH_METHODS, *PENALISED_METHODS)
     if learns and keep is None and counts_heads:
         also = ", or the share of blocks to drop (<drop_blocks>)" if recipe.blocks.model_fields_set else ""
+        timed = ", and meets no budget of time" if recipe.budget.is_timed else ""
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
-            f"{method} learns which units to keep, not how many; set the number of heads (<keep>), or a budget of"
-            f" operations or parameters alone (<macs>, <parameters>){also}",
+            f"{method} learns which units to keep, not how many{timed}; set the number of heads (<keep>), or a budget"
+            f" of operations or parameters alone (<macs>, <parameters>){also}",
             "keep",
         )
     if learns and keep is None and max_drop is None and selection.searches:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
-            f"{method} needs a stopping rule: set the number of heads (<keep>) or the loss allowed (<max_drop>)",
+            f"{method} needs a stopping rule; set the number of heads (<keep>) or the loss allowed (<max_drop>)",
             *("keep", "max_drop"),
         )
     if selection.ray is not None and not selection.searches:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
 from compressor.report.verdict import headline_scores
@@ -54,8 +54,9 @@ class Frontier(BaseModel):
         model: name of the model folder.
         max_drop: the loss of the metric that is allowed; None: no bound.
         rungs: the rungs.
-        ended: why no further rung follows; None: all are finished.
+        ended: the rung that is missing, and why no further one follows; None: all are finished.
         others: rungs of the methods that it is compared with, by method; their names begin with that of the method.
+        others_ended: the same as `ended` for these methods, by method; those that are finished are left out.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,6 +66,7 @@ class Frontier(BaseModel):
     rungs: tuple[Rung, ...]
     ended: str | None = None
     others: dict[str, tuple[Rung, ...]] = Field(default_factory=dict)
+    others_ended: dict[str, str] = Field(default_factory=dict)
 
     @property
     def all_rungs(self) -> tuple[Rung, ...]:
@@ -81,6 +83,7 @@ class Frontier(BaseModel):
         """The fastest rung that holds; None if none does, or no loss is allowed."""
         return max((rung for rung in self.rungs if rung.holds), key=lambda rung: rung.ratio, default=None)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def sentence(self) -> str:
         """What the ladder reached, in one sentence."""
@@ -105,6 +108,12 @@ class Frontier(BaseModel):
             f"{self.fastest.name} is the fastest rung that stays within --max-drop {self.max_drop:g} with the whole"
             f" interval of its loss: {self.fastest.ratio:.3g} times as fast as dense, {_loss(self.fastest)}"
         )
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Why no further rung of the ladder, or of a method beside it, follows; empty where all are finished."""
+        own = () if self.ended is None else (f"the ladder ends before {self.ended}",)
+        return (*own, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
 
 
 def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:

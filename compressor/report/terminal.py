@@ -38,7 +38,7 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
     headings, rows = frontier_rows(frontier)
     table = _table(headings, rows)
     is_missed = frontier.max_drop is not None and frontier.fastest is None
-    sentence = frontier.sentence + (f"; the ladder ends there: {frontier.ended}" if frontier.ended else "")
+    sentence = "; ".join((frontier.sentence, *frontier.endings))
     return Group(Text(sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from compressor import report as reports
+from compressor.config.fields import flag_of
 from compressor.config.own_tasks import load_own_task
+from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, ErrorCode, UsageError
+from compressor.errors import BudgetError, CompressorError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.pipeline import compress
 from compressor.run.write_report import code_of
-from compressor.training.processes import process_count
+from compressor.training.processes import process_count, refuse_processes
+from graph_passes import GraphPassError
 
 _TEACHER_OUTPUTS = "teacher-outputs"
 """Folder of the teacher's outputs, which all rungs use, inside that of the rungs until the last is finished."""
+_PLAN = "plan.json"
+_FORCED = ".forced"
+"""File that `--force` leaves beside the rungs until the last is finished: older rungs run again."""
 
 
 def compress_ladder(
@@ -33,14 +38,15 @@ def compress_ladder(
 ) -> Frontier:
     """Run the rungs of a ladder and write the page of their frontier after each.
 
-    A rung that an earlier command finished is not run again. A budget that nothing meets ends the ladder, and the rungs
-    before it stay.
+    A rung that an earlier command finished is not run again, unless its recipe, its task or a file that it reads has
+    changed. A budget that nothing meets ends the ladder, and the rungs before it stay.
 
     Args:
         recipes: one recipe for each rung, from the mildest budget to the strictest; see `recipes_of`.
         out: the folder of the page, which contains the folders of the rungs.
         listener: receives stages, progress and notes.
-        others: ladders of other methods, which the page shows beside it; see `compared_ladders`.
+        others: ladders of other methods, which the page shows beside it; see `compared_ladders`. An error ends the
+            ladder of its method only.
 
     Raises:
         UsageError: there are several processes.
@@ -48,64 +54,125 @@ def compress_ladder(
             shows the rungs before it.
     """
     if process_count() > 1:
-        raise UsageError(
-            "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from the"
-            " folder of the one before",
-            code=ErrorCode.CONTRADICTION,
+        refuse_processes(
+            UsageError(
+                "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from"
+                " the folder of the one before",
+                code=ErrorCode.CONTRADICTION,
+            )
         )
     listener = listener or NullListener()
+    if recipes[0].output.force and not (out / _FORCED).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        (out / _FORCED).touch()
     frontier = Frontier(model=recipes[0].source.model.resolve().name, max_drop=recipes[0].selection.max_drop, rungs=())
     try:
         for rung in _climb(recipes, out, listener):
             frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
             frontier_page.write(frontier, out)
-    except _EndOfLadderError as error:
-        frontier = frontier.model_copy(update={"ended": str(error)})
+    except BudgetError as error:
+        if not frontier.rungs:
+            raise
+        frontier = frontier.model_copy(update={"ended": f"{_rung_name(recipes[len(frontier.rungs)], out)}: {error}"})
+        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
         frontier_page.write(frontier, out)
     for method, ladder in others.items():
-        with contextlib.suppress(_EndOfLadderError):
-            for rung in _climb(ladder, out, listener):
-                rungs = {**frontier.others, method: (*frontier.others.get(method, ()), rung)}
-                frontier = frontier.model_copy(update={"others": rungs})
-                frontier_page.write(frontier, out)
+        frontier = _climb_beside(frontier, method, ladder, out, listener)
     shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
+    (out / _FORCED).unlink(missing_ok=True)
     return frontier
 
 
-class _EndOfLadderError(Exception):
-    """The budget of a rung cannot be met; the message names it."""
+def _climb_beside(
+    frontier: Frontier, method: str, recipes: Sequence[Recipe], out: Path, listener: Listener
+) -> Frontier:
+    """The frontier with the rungs of a method beside it, and why they end early if they do."""
+    rungs: tuple[Rung, ...] = ()
+    try:
+        for rung in _climb(recipes, out, listener):
+            rungs = (*rungs, rung)
+            frontier = frontier.model_copy(update={"others": {**frontier.others, method: rungs}})
+            frontier_page.write(frontier, out)
+    except (CompressorError, GraphPassError) as error:
+        reason = f"{_rung_name(recipes[len(rungs)], out)}: {error}"
+        frontier = frontier.model_copy(update={"others_ended": {**frontier.others_ended, method: reason}})
+        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
+        frontier_page.write(frontier, out)
+    return frontier
 
 
 def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator[Rung]:
     """Run the rungs of one method, or take those that are finished.
 
     Raises:
-        _EndOfLadderError: the budget of a rung after the first cannot be met.
-        CompressorError: a rung fails.
+        CompressorError: a rung fails; a BudgetError if its budget cannot be met.
+        GraphPassError: see `compress`.
     """
     for number, recipe in enumerate(recipes, 1):
-        name = recipe.output.out.relative_to(out).as_posix()
+        name = _rung_name(recipe, out)
         shares_outputs = recipe.distills and recipe.distillation.teacher_outputs is None
         rung = recipe.updated(teacher_outputs=out / _TEACHER_OUTPUTS) if shares_outputs else recipe
         try:
-            report = _finished(rung) or compress(rung, listener)
-        except BudgetError as error:
-            if number == 1:
+            report = _finished(rung, out, listener) or compress(rung, listener)
+        except UsageError as error:
+            if error.details.get("field") != "minutes":
                 raise
-            note = Note(code=NoteCode.LADDER_ENDED, text=f"the ladder ends before {name}: {error}")
-            listener.note(note)
-            raise _EndOfLadderError(f"{name}: {error}") from error
+            total = len(recipes) * (recipe.distillation.minutes or 0.0)
+            text = f"--minutes {total:g} for {len(recipes)} rungs gives {name} too few: {error}"
+            raise UsageError(text, code=error.code, **{**error.details, "value": total}) from error
         text = f"rung {number} of {len(recipes)}, {name}: {report.verdict}"
         listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
         yield rung_of(name, report, recipe.selection.max_drop)
 
 
-def _finished(recipe: Recipe) -> Report | None:
+def _rung_name(recipe: Recipe, out: Path) -> str:
+    """Name of the folder of a rung inside that of the page."""
+    return recipe.output.out.relative_to(out).as_posix()
+
+
+def _finished(recipe: Recipe, out: Path, listener: Listener) -> Report | None:
     """The report of a rung that is finished; None if it has to run."""
     folder = recipe.output.out
-    if recipe.output.force or not (folder / reports.JSON_NAME).is_file():
+    if not all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN)):
+        return None
+    if _is_newer(out / _FORCED, folder):
         return None
     report = reports.load(folder)
-    ignored = {"teacher_outputs": None, "force": False}
-    is_same_recipe = {**report.recipe, **ignored} == {**recipe.flat(), **ignored}
-    return report if is_same_recipe and report.task_code == code_of(load_own_task(recipe.source.task)) else None
+    change = _change(recipe, report, out)
+    if change is None:
+        return report
+    listener.note(Note(code=NoteCode.RUNG_OUTDATED, text=f"{_rung_name(recipe, out)} is out of date: {change}"))
+    return None
+
+
+def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
+    """What has changed since a rung was finished; None: nothing.
+
+    Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
+    """
+    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with"}
+    names = sorted({*report.recipe, *fields} - ignored)
+    if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
+        return f"its recipe has another value of {', '.join(changed)}"
+    if report.task_code != code_of(load_own_task(recipe.source.task)):
+        return "the code of its task has changed"
+    return next((f"{path} has changed" for path in _inputs(recipe, out) if _is_newer(path, recipe.output.out)), None)
+
+
+def _is_newer(path: Path, folder: Path) -> bool:
+    """Whether a file was written after a run finished its folder; `compress build` writes a new report, but no plan."""
+    return path.exists() and path.stat().st_mtime_ns > (folder / _PLAN).stat().st_mtime_ns
+
+
+def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
+    """The files that a rung reads, and folders of rows, some of which may not exist."""
+    if (start := recipe.budget.start_from) is not None:
+        yield start / _PLAN
+    yield from filter(None, (recipe.source.example_inputs, recipe.selection.plan))
+    for folder in filter(None, (recipe.source.model, recipe.distillation.teacher)):
+        files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
+        yield from (file for file in files if file.name != FILE_NAME)
+    own = out.resolve()
+    for rows in filter(None, (recipe.rows.data, recipe.rows.eval_data, recipe.rows.test_data)):
+        yield Path(rows)
+        yield from (path for path in Path(rows).resolve().rglob("*") if not path.is_relative_to(own))

@@ -29,7 +29,7 @@ from compressor.run.run_context import RunContext, load_context
 from compressor.run.run_log import RunLog
 from compressor.run.variant import rehearse, require_complete
 from compressor.run.write_report import make_report, write_output
-from compressor.training.processes import process_state
+from compressor.training.processes import process_state, refuse_processes
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Refusal
@@ -54,12 +54,13 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
     state = process_state()
     searches = recipe.selection.searches and recipe.selects_heads
     if state.num_processes > 1 and searches and recipe.plan_file is None:
-        if not state.is_main_process:
-            sys.exit(UsageError.exit_code)
-        raise UsageError(
-            f"{recipe.selection.method} does not train; run it without accelerate launch, or distribute it with --ray",
-            code=ErrorCode.CONTRADICTION,
-            field="method",
+        refuse_processes(
+            UsageError(
+                f"{recipe.selection.method} does not train; run it without accelerate launch, or distribute it with"
+                " --ray",
+                code=ErrorCode.CONTRADICTION,
+                field="method",
+            )
         )
     if not state.is_main_process:
         run_worker(recipe, state)

@@ -11,21 +11,18 @@ import pytest
 
 import compressor
 from compressor.config import ladder as config_ladder
+from compressor.config.fields import flag_of
 from compressor.config.ladder import compared_ladders, recipes_of
-from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
+from compressor.errors import BudgetError, DivergedError, ErrorCode
 from compressor.report import load
-from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
-from compressor.results import NoteCode, Report
+from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
-from compressor.run.write_report import code_of
+from tests.command import compress
 from tests.docs.pages import ROOT, python_block
-from tests.report import reports
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import write_inputs
-from tests.tasks.own_tasks import task_of_the_page, write_module
 
 TIMING: dict[str, Any] = {"batch": "1", "seq": "8", "seconds": 0.01, "threads": 1}
 SHORT: dict[str, Any] = {"max_drop": 0.99, "batch_size": 8, "max_length": 8, **TIMING}
@@ -56,26 +53,6 @@ def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def rungs(**flags: Any) -> tuple[Recipe, ...]:
     fields = {**FLAGS, **flags}
     return recipes_of("model", None, {name: value for name, value in fields.items() if value is not None})
-
-
-def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other() -> None:
-    out = Path("frontier")
-    mild, strict = rungs()
-    assert [recipe.output.out for recipe in (mild, strict)] == [out / "macs-90", out / "macs-80"]
-    assert [recipe.budget.macs for recipe in (mild, strict)] == [0.9, 0.8]
-    assert mild.budget.start_from is None
-    assert strict.budget.start_from == out / "macs-90"
-    speedups = rungs(macs=None, speedup="8,2,4")
-    assert [recipe.budget.speedup for recipe in speedups] == [2, 4, 8]
-    (single,) = rungs(macs="60%")
-    assert single.output.out == out
-
-
-@pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,60%"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])
-def test_rungs_that_contradict_are_refused(flags: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as caught:
-        rungs(**flags)
-    assert caught.value.code in {ErrorCode.CONTRADICTION, ErrorCode.OUT_OF_RANGE, ErrorCode.INVALID_VALUE}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +89,8 @@ def test_the_page_shows_every_rung(ladder: tuple[Path, Frontier]) -> None:
     page = (out / FRONTIER_HTML).read_text()
     stored = json.loads((out / FRONTIER_JSON).read_text())
     assert all(f'href="{rung.name}/report.html"' in page for rung in frontier.rungs)
-    assert Frontier.model_validate({k: v for k, v in stored.items() if k != "sentence"}) == frontier
+    assert Frontier.model_validate(stored) == frontier
+    assert stored["sentence"] == frontier.sentence
     assert frontier.fastest in frontier.rungs
     assert all(rung.holds for rung in frontier.rungs)
 
@@ -124,23 +102,13 @@ def test_a_finished_rung_is_not_run_again(ladder: tuple[Path, Frontier]) -> None
     assert listener.stages == []
 
 
-def test_a_finished_rung_runs_again_where_its_task_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, runs = write_module(tmp_path, task_of_the_page(), "tags_of_ladder"), []
-    monkeypatch.syspath_prepend(tmp_path)
-    recipe = Recipe(model=tmp_path, out=tmp_path / "rungs" / "macs-90", task="tags_of_ladder:Tags")
-
-    def run(recipe: Recipe, listener: object) -> Report:
-        runs.append(recipe)
-        result = reports.report(recipe=recipe.flat(), task_code=code_of(load_own_task(recipe.source.task)))
-        recipe.output.out.mkdir(parents=True, exist_ok=True)
-        (recipe.output.out / JSON_NAME).write_text(to_json(result))
-        return result
-
-    monkeypatch.setattr("compressor.run.ladder.compress", run)
-    for text, expected in (("", 1), ("", 1), ("# changed", 2)):
-        task.write_text(task_of_the_page() + text)
-        compress_ladder([recipe], tmp_path / "rungs")
-        assert len(runs) == expected
+def test_the_command_prints_what_the_page_has(ladder: tuple[Path, Frontier], capfd: pytest.CaptureFixture[str]) -> None:
+    out, frontier = ladder
+    words = ["--distill" if name == "distill" else f"{flag_of(name)}={value}" for name, value in FLAGS.items()]
+    result = compress(capfd, "model", *words, "--json")
+    assert result.code == 0, result.err
+    assert result.json == json.loads((out / FRONTIER_JSON).read_text())
+    assert result.json["sentence"] == frontier.sentence
 
 
 def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, Frontier]) -> None:
@@ -168,8 +136,6 @@ def test_other_methods_stand_beside_a_ladder(tmp_path: Path) -> None:
     assert load(out / "magnitude" / "macs-80").plan.method == "magnitude"
     page = (out / FRONTIER_HTML).read_text()
     assert 'href="magnitude/macs-80/report.html"' in page
-    with pytest.raises(UsageError):
-        compared_ladders("model", None, flags, recipes[:1])
 
 
 def test_a_budget_that_nothing_meets_ends_the_ladder(ladder: tuple[Path, Frontier]) -> None:

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from compressor.config.fields import Config, config_field, one_of
-from compressor.config.methods import BUDGET_METHODS
+from compressor.config.methods import METHODS
 from compressor.config.sections.headings import BUDGET
 from compressor.config.values import GroupBy, Milliseconds, Names, Shapes, Share
 
 
-def _budget_methods(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the names of methods that meet a budget."""
-    return tuple(map(one_of(BUDGET_METHODS), names))
+def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names of methods."""
+    return tuple(map(one_of(tuple(METHODS)), names))
 
 
 _MOST_LOSS_ROWS = 768
@@ -81,7 +81,7 @@ class BudgetConfig(Config):
         False,
         decides_plan=True,
     )
-    compare_with: Annotated[Names, AfterValidator(_budget_methods)] = config_field(
+    compare_with: Annotated[Names, AfterValidator(_methods)] = config_field(
         BUDGET,
         "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",
         (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,26 @@ def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path, distilled: tuple[
     with pytest.raises(UsageError) as caught:
         run(inputs, tmp_path / "none", minutes=1e-9, **fields)
     assert caught.value.details["field"] == "minutes"
+
+
+def test_the_time_of_a_step_is_that_of_its_update_too(
+    inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, update = 0.2, torch.optim.AdamW.step
+
+    def slow_update(optimizer: torch.optim.AdamW, *arguments: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return update(optimizer, *arguments, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", slow_update)
+    fields: dict[str, Any] = {"model": distilled[0], "teacher": inputs / "model", "macs": None}
+    learned = learn(distilled_recipe(inputs, tmp_path / "out", minutes=5 * seconds / 60, distill_steps=100, **fields))
+    assert 0 < max(point.step for point in learned.selected.curves) <= 5
+
+
+def test_minutes_that_suffice_change_nothing(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
+    learned, whole = learn(distilled_recipe(inputs, tmp_path / "out", minutes=1000)), weights(distilled[0])
+    assert all(torch.equal(learned.weights[name], whole[name]) for name in whole)
 
 
 def test_an_interruption_before_the_training_changes_nothing(

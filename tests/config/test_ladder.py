@@ -1,0 +1,107 @@
+"""The recipes of a ladder: ordered, chained, each value once, and those of the methods that it is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.config.ladder import compared_ladders, recipes_of
+from compressor.config.methods import BUDGET_METHODS, METHODS, PENALISED_METHODS, SEARCH_METHODS
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, UsageError
+from tests.faults import fails_with
+
+GATE_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "gate")
+COUNTING_METHODS = tuple(name for name in GATE_METHODS if name not in PENALISED_METHODS)
+"""Gates that need a number of heads, or a budget that is a sum over units."""
+
+
+def flags_of(**flags: Any) -> dict[str, Any]:
+    fields = {"data": "train.tsv", "macs": "90%,80%", "out": "frontier", **flags}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def rungs(**flags: Any) -> tuple[Recipe, ...]:
+    return recipes_of("model", None, flags_of(**flags))
+
+
+def compared(**flags: Any) -> dict[str, tuple[Recipe, ...]]:
+    return compared_ladders("model", None, flags_of(**flags), rungs(**flags))
+
+
+def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other() -> None:
+    out = Path("frontier")
+    mild, strict = rungs(macs="80%,90%")
+    assert [recipe.output.out for recipe in (mild, strict)] == [out / "macs-90", out / "macs-80"]
+    assert [recipe.budget.macs for recipe in (mild, strict)] == [0.9, 0.8]
+    assert mild.budget.start_from is None
+    assert strict.budget.start_from == out / "macs-90"
+    speedups = rungs(macs=None, speedup="8,2,4")
+    assert [recipe.budget.speedup for recipe in speedups] == [2, 4, 8]
+    (single,) = rungs(macs="60%")
+    assert single.output.out == out
+
+
+@pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])
+def test_rungs_that_contradict_are_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        rungs(**flags)
+    assert caught.value.code in {ErrorCode.CONTRADICTION, ErrorCode.OUT_OF_RANGE, ErrorCode.INVALID_VALUE}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("macs", "60%,60%"), ("macs", "50%,50.0%"), ("macs", "0.5,50%"), ("speedup", "2,2.0"), ("latency", "5ms,5000us")],
+)
+def test_a_value_in_two_forms_is_given_twice(name: str, values: str) -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=name):
+        rungs(**{"macs": None, name: values})
+
+
+def test_a_rung_has_the_same_folder_however_its_value_is_written() -> None:
+    assert [recipe.output.out for recipe in rungs(macs="0.9,0.05")] == [
+        recipe.output.out for recipe in rungs(macs="90%,5.0%")
+    ]
+
+
+@pytest.mark.parametrize("values", ["90%,80%", "90%,80%,70%,60%"])
+def test_rungs_share_the_minutes_evenly(values: str) -> None:
+    shares = [recipe.distillation.minutes for recipe in rungs(macs=values, distill=True, minutes=6)]
+    assert sum(filter(None, shares)) == pytest.approx(6)
+    assert len(set(shares)) == 1
+
+
+@pytest.mark.parametrize("method", [*BUDGET_METHODS[1:], *GATE_METHODS])
+def test_every_method_that_meets_the_budgets_can_be_compared_with(method: str) -> None:
+    recipes = compared(compare_with=method)[method]
+    assert [recipe.budget.macs for recipe in recipes] == [0.9, 0.8]
+    assert {recipe.selection.method for recipe in recipes} == {method}
+    assert [recipe.budget.start_from for recipe in recipes] == [
+        None,
+        recipes[0].output.out if method in BUDGET_METHODS else None,
+    ]
+
+
+@pytest.mark.parametrize("method", COUNTING_METHODS)
+def test_gates_are_refused_beside_budgets_of_time(method: str) -> None:
+    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="compare_with", method=method):
+        compared(macs=None, speedup="2,4", compare_with=method)
+
+
+@pytest.mark.parametrize("method", SEARCH_METHODS)
+def test_searches_are_refused_without_what_ends_them(method: str) -> None:
+    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="compare_with", method=method):
+        compared(compare_with=method)
+
+
+@pytest.mark.parametrize("flags", [{"compare_with": "fisher", "method": "fisher"}, {"compare_with": "reconstruct"}])
+def test_a_ladder_is_not_compared_with_itself(flags: dict[str, str]) -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with", method=flags["compare_with"]):
+        compared(**flags)
+
+
+def test_methods_are_compared_along_a_ladder_only() -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with"):
+        compared(macs="90%", compare_with="fisher")

@@ -1,0 +1,75 @@
+"""The frontier of a ladder: which rung is the fastest that holds, and what the page and the terminal state of it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from compressor.report.frontier import Frontier, Rung, rung_of
+from compressor.report.frontier_page import render
+from compressor.report.terminal import frontier_summary
+from tests.report import reports
+
+
+def rung(name: str, loss: float, milliseconds: float, max_drop: float | None = 0.02) -> Rung:
+    """A rung that loses `loss` on test rows, within a point, where the dense engine takes 40 ms."""
+    scores = (reports.accuracy(0.9, 0.9 - loss),)
+    report = reports.report(scores=scores, speeds=(reports.speed(1, 128, 40.0, milliseconds),))
+    return rung_of(name, report, max_drop)
+
+
+def frontier(*rungs: Rung, max_drop: float | None = 0.02) -> Frontier:
+    return Frontier(model="minilm", max_drop=max_drop, rungs=rungs)
+
+
+MILD, MIDDLE, STRICT = rung("macs-50", 0.0, 20.0), rung("macs-33", 0.005, 10.0), rung("macs-25", 0.015, 5.0)
+
+
+def test_a_rung_holds_with_its_whole_interval_or_not_at_all() -> None:
+    assert [rung.holds for rung in (MILD, MIDDLE, STRICT)] == [True, True, False]
+    assert rung("macs-25", 0.015, 5.0, max_drop=None).holds is None
+
+
+@pytest.mark.parametrize(
+    ("rungs", "expected"),
+    [((MILD, MIDDLE, STRICT), MIDDLE), ((STRICT, MIDDLE, MILD), MIDDLE), ((MILD, STRICT), MILD), ((STRICT,), None)],
+)
+def test_the_fastest_rung_that_holds_is_chosen(rungs: tuple[Rung, ...], expected: Rung | None) -> None:
+    result = frontier(*rungs)
+    assert result.fastest == expected
+    named = [rung.name for rung in rungs if rung.name in result.sentence]
+    assert named == ([] if expected is None else [expected.name])
+
+
+def test_without_a_bound_no_rung_is_chosen() -> None:
+    result = frontier(*(rung(name, 0.0, 10.0, None) for name in ("macs-50", "macs-25")), max_drop=None)
+    assert result.fastest is None
+    assert "macs" not in result.sentence
+
+
+def test_a_frontier_is_read_as_it_was_written() -> None:
+    result = frontier(MILD, STRICT).model_copy(
+        update={"ended": "macs-1: 1%", "others_ended": {"dsp": "dsp/macs-50: 2%"}}
+    )
+    assert Frontier.model_validate_json(result.model_dump_json()) == result
+    assert result.model_dump()["sentence"] == result.sentence
+
+
+def test_rungs_that_are_missing_are_stated_with_the_reason() -> None:
+    result = frontier(MILD, MIDDLE).model_copy(
+        update={
+            "ended": "macs-1: too <strict>",
+            "others": {"fisher": (MILD,)},
+            "others_ended": {"dsp": "dsp/macs-50: NaN"},
+        }
+    )
+    printed = io.StringIO()
+    Console(file=printed, width=400).print(frontier_summary(result))
+    page, text = render(result), printed.getvalue()
+    assert all(reason in text for reason in ("macs-1: too <strict>", "dsp/macs-50: NaN"))
+    assert "macs-1: too &lt;strict&gt;" in page
+    assert "dsp/macs-50: NaN" in page
+    assert 'id="ends"' in page
+    assert 'id="ends"' not in render(frontier(MILD, MIDDLE))
