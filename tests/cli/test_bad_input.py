@@ -104,7 +104,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         plan_next_to_its_weights,
         3,
         ErrorCode.FILE_MISMATCH,
-        "place/run ...",
+        "place/run as the model",
     ),
     "no plan": (lambda inputs: [inputs / "model", "--plan", inputs / "p.json"], 3, ErrorCode.FILE_MISSING, "p.json"),
     "graph that is shrunk already": (already_shrunk_graph, 3, ErrorCode.FILE_MISMATCH, "dense.onnx"),
