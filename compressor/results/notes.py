@@ -71,8 +71,7 @@ class NoteCode(StrEnum):
     DISTILLED_IN_VAIN = "distilled-in-vain"
     """No checkpoint is closer to the teacher than the weights before the distillation."""
     OUTPUTS_NOT_KEPT = "outputs-not-kept"
-    """The teacher's outputs do not fit on the disk, have another form than rows and positions, or are computed by several
-    processes."""
+    """The teacher's outputs do not fit on the disk, have no rows and positions, or several processes compute them."""
     RUNG_FINISHED = "rung-finished"
     LADDER_ENDED = "ladder-ended"
     """The budget of a rung cannot be met; the rungs before it are finished."""
