@@ -18,6 +18,7 @@ from compressor.results import NoteCode, Report
 from graph_passes import WEIGHTS, Plan
 from tests import folders
 from tests.faults import fails_with
+from tests.run.distillation.distilled_runs import have_same_weights, weights
 from tests.run.pruning.budget_runs import codes
 from tests.run.runs import learn, learning_recipe, write_inputs
 
@@ -50,14 +51,6 @@ def copy(pruned: tuple[Path, Report], tmp_path: Path) -> Path:
 
 def following(inputs: Path, out: Path, plan: Path, **fields: Any) -> Recipe:
     return learning_recipe(inputs, out, **{"keep": None, "steps": None, "plan": plan / "plan.json", **fields})
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(load(folder).model.named_parameters())
-
-
-def have_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def assert_repeats(report: Report, out: Path, earlier: Report, earlier_out: Path) -> None:
