@@ -17,10 +17,18 @@ from tests.run.runs import Learned, learn, write_inputs
 
 @pytest.fixture(scope="package")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose answers differ from row to row, so that they can be lost; tests must not change it."""
+    """A tiny model whose answers differ from row to row, so that they can be lost; tests must not change it.
+
+    As in a trained model, no two biases are equal, by which graphs of other exporters tell them apart.
+    """
     folder = write_inputs(tmp_path_factory.mktemp("inputs"))
     torch.manual_seed(0)
-    folders.save(folders.bert(initializer_range=0.5), folder / "model")
+    model = folders.bert(initializer_range=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    folders.save(model, folder / "model")
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
@@ -12,10 +13,15 @@ import transformers
 import compressor
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
-from compressor.model_folder import load
+from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
 from graph_passes import Plan
 from tests import folders
+from tests.command import compress
+from tests.graph_passes.exporters import trace
+from tests.graph_passes.graphs import error
+from tests.graph_passes.graphs import run as run_graph
+from tests.graph_passes.test_shrink_exports import feeds
 from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run, weights
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import Learned, learn
@@ -207,3 +213,22 @@ def test_rows_without_the_columns_are_refused(inputs: Path, tmp_path: Path) -> N
         run(inputs, tmp_path / "out", data=str(tmp_path / "train.tsv"), eval_data=str(inputs / "rows.tsv"))
     assert caught.value.code is ErrorCode.COLUMN_MISSING
     assert not (tmp_path / "out").exists()
+
+
+def test_a_distilled_plan_is_applied_to_a_graph_of_another_exporter(
+    inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every parameter was trained, so that all are known by their original values and replaced."""
+    (out, _), folder, graph = distilled, load(inputs / "model"), tmp_path / "foreign.onnx"
+    example = dict(example_inputs(folder, 3, 6))
+    trace(folder.model, example, graph, opset=17, attention="eager")
+    result = compress(capfd, "apply", graph, "--plan", out / "plan.json", "-o", tmp_path / "small.onnx", "--json")
+    assert result.code == 0, result.err
+    plan, trained, small = Plan.load(out / "plan.json"), load(out).model, ir.load(tmp_path / "small.onnx")
+    original = dict(folder.model.named_parameters())
+    changed = {name for name, record in plan.weights.items() if record.is_changed}
+    assert changed >= {name for name, weight in trained.named_parameters() if not torch.equal(weight, original[name])}
+    assert set(result.json["transferred"]) == changed
+    with torch.no_grad(), compressor.gated(trained, plan, attention="eager"):
+        expected = trained(**example).logits.numpy()
+    assert error(run_graph(small, feeds(example, small)), [expected]) <= 1e-5
