@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.machine import machine
 from benchmarks.quantization import run, starting_model
 from benchmarks.speed import table
-from benchmarks.text_sets import SETS
+from benchmarks.text_sets import SETS, rows_file
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
@@ -81,7 +81,7 @@ def recipe_of(cell: Cell, name: str, folder: Path) -> Recipe:
     length = SETS[name].max_length
     return Recipe(
         model=starting_model(name, folder),
-        data=str(folder / "rows.tsv"),
+        data=str(rows_file(name, folder)),
         max_length=length,
         metric=SETS[name].metric,
         macs=cell.share,
@@ -131,7 +131,7 @@ def print_comparison(name: str, folder: Path, args: argparse.Namespace) -> None:
     rows = []
     model = load(starting_model(name, folder))
     length, metric = SETS[name].max_length, SETS[name].metric
-    data = open_data(RowsConfig(data=str(folder / "rows.tsv"), max_length=length, metric=metric), model)
+    data = open_data(RowsConfig(data=str(rows_file(name, folder)), max_length=length, metric=metric), model)
     for share, seed in itertools.product(args.shares or shares, range(seeds)):
         reference = None
         for method in (REFERENCE, *args.methods):

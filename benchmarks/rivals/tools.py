@@ -61,7 +61,7 @@ def quantize_with_optimum(name: str, root: Path, out: Path) -> dict[str, Any]:
     rows_path.write_text(json.dumps([{key: value.tolist() for key, value in row.items()} for row in rows]))
     # The names of transformers' classes, with OV before them, are optimum-intel's.
     model_class = SETS[name].auto_class.__name__.replace("Auto", "OV")
-    _run([python, HERE / "optimum_int8.py", starting_model(name, root), rows_path, model_class, out])
+    _run("optimum-intel", [python, HERE / "optimum_int8.py", starting_model(name, root), rows_path, model_class, out])
     rows_path.unlink()
     return {}
 
@@ -129,7 +129,8 @@ def embed_with_library(
     texts_path, embeddings_path = out / "texts.json", out / "embeddings.npy"
     texts_path.write_text(json.dumps(list(texts)))
     options: list[str | Path] = ["--int8", out, "--rows", rows] if rows is not None else []
-    _run([python, HERE / "sentence_export.py", backend, model, texts_path, embeddings_path, *options])
+    command = [python, HERE / "sentence_export.py", backend, model, texts_path, embeddings_path, *options]
+    _run(f"sentence-{backend}", command)
     embeddings: np.ndarray = np.load(embeddings_path)
     return embeddings
 
@@ -158,7 +159,9 @@ def _add_to_path(tool: str, root: Path) -> None:
     folder = _tools(root) / tool
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")
-        _install(sys.executable, "--no-deps", "--upgrade", "--target", partial, "-r", HERE / "pins" / f"{tool}.txt")
+        _install(
+            tool, sys.executable, "--no-deps", "--upgrade", "--target", partial, "-r", HERE / "pins" / f"{tool}.txt"
+        )
         partial.rename(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
@@ -171,21 +174,29 @@ def _environment(tool: str, root: Path) -> Path:
     if not stamp.is_file():
         venv.create(folder, clear=True, with_pip=True)
         # torch alone is installed with what it needs: its builds for GPUs come in several packages.
-        _install(python, "-c", pins, "torch")
-        _install(python, "--no-deps", "-r", pins)
+        _install(tool, python, "-c", pins, "torch")
+        _install(tool, python, "--no-deps", "-r", pins)
         stamp.touch()
     return python
 
 
-def _install(python: str | Path, *arguments: str | Path) -> None:
-    _run([python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments])
+def _install(tool: str, python: str | Path, *arguments: str | Path) -> None:
+    _run(f"installing {tool}", [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments])
 
 
-def _run(command: Sequence[str | Path]) -> None:
-    """Run a command; its output is shown, and its last line is the reason where it fails."""
+def _run(what: str, command: Sequence[str | Path]) -> None:
+    """Run a command; its output is shown, and its last line is the reason where it fails.
+
+    Args:
+        what: what the command does, for the error.
+        command: the command.
+
+    Raises:
+        ToolError: it fails.
+    """
     process = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(process.stdout, file=sys.stderr, end="")
     if process.returncode:
         lines = process.stdout.split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {process.returncode}")
-        raise ToolError(f"{Path(str(command[1])).name} failed: {reason}")
+        raise ToolError(f"{what} failed: {reason}")

@@ -35,13 +35,28 @@ def _field_to_name(recipe: RecipeSections) -> str:
     return next(iter(_set_budgets(recipe)), "method")
 
 
-def _has_rows_or_a_plan(recipe: RecipeSections) -> None:
+def _follows_no_plan(recipe: RecipeSections) -> None:
+    plan, budgets = recipe.plan_file, _set_budgets(recipe)
+    if plan is not None and budgets:
+        if recipe.selection.plan is None:
+            remedy = (
+                f"to remove more units, name the whole model, and start from this folder (<start_from> {plan.parent})"
+            )
+        else:
+            remedy = "omit one of them, or remove more units than its run did (<start_from>, its output folder)"
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<{budgets[0]}>: the plan {plan} already says what is kept; {remedy}",
+            *(budgets[0], "plan"),
+        )
+
+
+def _has_rows(recipe: RecipeSections) -> None:
     if recipe.rows.data is None and recipe.plan_file is None:
         field = _field_to_name(recipe)
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
-            f"<{field}>: there are no rows to choose units by; add training rows (<data>), whose labels are not"
-            " needed, or a plan (<plan>)",
+            f"<{field}>: there are no rows to choose units by; add training rows (<data>), whose labels are not needed",
             *(field, "data"),
         )
 
@@ -88,8 +103,8 @@ def _drops_no_blocks(recipe: RecipeSections) -> None:
         field = _field_to_name(recipe)
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<{field}>: blocks are dropped by training, after which units would have to be refitted again; drop"
-            " blocks in a second run, on the output folder of the first",
+            f"<{field}>: blocks are dropped by training, after which units would have to be refitted again; omit one of"
+            " them",
             *(field, "drop_blocks"),
         )
 
@@ -106,7 +121,8 @@ def _leaves_the_number_of_heads_to_the_budget(recipe: RecipeSections) -> None:
 
 
 _RULES = (
-    _has_rows_or_a_plan,
+    _follows_no_plan,
+    _has_rows,
     _bounds_the_time_once,
     _depends_on_the_size,
     _starts_from_a_run_of_its_method,

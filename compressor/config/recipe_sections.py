@@ -69,7 +69,7 @@ class RecipeSections(Config):
         This needs costs that are sums over units, which times are not, and no number of heads.
         """
         budget, selection = self.budget, self.selection
-        if self.plan_file is not None or self.rows.data is None or METHODS[selection.method].kind != "gate":
+        if self.rows.data is None or METHODS[selection.method].kind != "gate":
             return False
         return budget.is_set and not budget.is_timed and selection.keep is None
 

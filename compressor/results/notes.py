@@ -73,7 +73,7 @@ class NoteCode(StrEnum):
     DISTILLED_IN_VAIN = "distilled-in-vain"
     """No checkpoint is closer to the teacher than the weights before the distillation."""
     OUTPUTS_NOT_KEPT = "outputs-not-kept"
-    """The teacher's outputs do not fit on the disk, or have another form than rows and positions."""
+    """The teacher's outputs do not fit on the disk, have no rows and positions, or several processes compute them."""
     RUNG_FINISHED = "rung-finished"
     RUNG_OUTDATED = "rung-outdated"
     """A finished rung is not used, because its recipe, its task or a file that it reads has changed."""

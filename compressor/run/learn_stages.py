@@ -20,7 +20,7 @@ from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
-from compressor.run.plan_source import learn_plan, load_plan
+from compressor.run.plan_source import learn_plan, load_plan, load_weights
 from compressor.run.products import Choice, ChosenEngine, ExportedGraph, LoadedModel, SelectedPlan, Variant
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
@@ -64,12 +64,15 @@ def learn(run: RunContext, reference: ExportedGraph, dense: Variant, refused: Se
     data, followed = run.data, run.followed
     if data is None or (followed is not None and not run.recipe.distills):
         assert followed is not None
-        return LearnedPlan(followed)
+        return LearnedPlan(load_weights(run.recipe, run.model, followed))
     store = open_learning_store(run.recipe, run.model, data, run.work.learning, run.state)
     run.log.add_notes(store.notes)
     network = run.model.folder.model
     original = weight_fingerprints(network)
-    learned = _learn_units(run, data, store, reference, dense, refused) if followed is None else LearnedPlan(followed)
+    if followed is None:
+        learned = _learn_units(run, data, store, reference, dense, refused)
+    else:
+        learned = LearnedPlan(load_weights(run.recipe, run.model, followed))
     selected = learned.selected
     if run.distillation is not None:
         run.state.wait_for_everyone()
@@ -97,6 +100,8 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
             selected = learn_units_as_worker(recipe, model, data, own_store, state)
         else:
             selected = _learn_heads(recipe, model, data, own_store, selector, RunLog(NullListener()))
+    else:
+        selected = load_weights(recipe, model, selected)
     if distillation is not None:
         state.wait_for_everyone()  # the main process removes units
         if recipe.prunes:

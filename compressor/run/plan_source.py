@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.fields import flag_of
-from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
+from compressor.config.sections import BudgetConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, fingerprint
-from compressor.model_folder import load as load_folder
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
+from compressor.run.fitted_weights import load_output, require_fitted_weights
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.learn import learn
@@ -24,12 +26,18 @@ from compressor.training.processes import process_state
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
 
+_LEARNING_FIELDS = (
+    *("keep", "method", "certify", "options"),
+    *(name for name in BudgetConfig.model_fields if name != "match_dense"),  # a training may match documents
+)
+"""Fields without effect where a plan is followed."""
+
 
 def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     """The plan of a file, or a plan that keeps every head where there are no rows; None if a plan is to be learned.
 
     Raises:
-        InputError: the plan belongs to another model.
+        InputError: the plan belongs to another model, or to weights that do not lie beside it.
         PlanError: the plan cannot be read.
     """
     folder, sites = model.folder, model.sites
@@ -44,11 +52,19 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
             f" {rows}{learned}, or a plan (--plan)",
         )
         return SelectedPlan(_signed(keep_all(sites), folder), notes=(note,))
-    plan = Plan.load(recipe.plan_file)
+    plan, weights = Plan.load(recipe.plan_file), None
     if plan.model not in (None, folder.fingerprint):
-        raise _foreign_plan(recipe, plan, folder)
+        weights = require_fitted_weights(recipe, plan, recipe.plan_file, folder)
     check_plan(plan, sites, source=str(recipe.plan_file))
-    return SelectedPlan(_signed(plan, folder), notes=(_followed(recipe),))
+    followed = _signed(plan, folder) if weights is None else plan
+    return SelectedPlan(followed, trained=weights is not None, notes=(_followed(recipe, weights),), weights=weights)
+
+
+def load_weights(recipe: Recipe, model: LoadedModel, followed: SelectedPlan) -> SelectedPlan:
+    """A plan that is followed, whose weights the model has afterwards."""
+    if followed.weights is not None:
+        model.folder.model.load_state_dict(load_output(recipe, followed.weights).model.state_dict())
+    return replace(followed, weights=None)
 
 
 def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGroup]) -> Plan:
@@ -67,14 +83,7 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
     path = recipe.budget.start_from
     assert path is not None
     file = path / "plan.json"
-    start = load_folder(
-        path,
-        task=recipe.source.task,
-        needs_processor=False,
-        allow_pickle=recipe.source.allow_pickle,
-        trust_remote_code=recipe.source.trust_remote_code,
-        example_inputs=recipe.source.example_inputs,
-    )
+    start = load_output(recipe, path)
     if not file.is_file():
         raise InputError(
             f"{path}: it has no plan.json; name the output folder of a run (--start-from)",
@@ -108,32 +117,14 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
     return plan
 
 
-def _foreign_plan(recipe: Recipe, plan: Plan, folder: ModelFolder) -> InputError:
-    """The error for a plan whose fingerprint is not the model's."""
-    file = recipe.plan_file
-    assert file is not None
-    method = METHODS.get(plan.method or "")
-    if plan.masks or (method is not None and method.trains_model):
-        has_weights = (file.parent / "model.safetensors").is_file()
-        text = (
-            f"{file}: the plan ({plan.method or 'masks'}) belongs to weights that were trained with it, not to those of"
-            f" {folder.path}; use the output folder of its run, which holds them: compress"
-            f" {file.parent if has_weights else 'out/'} ..."
-        )
-    else:
-        text = (
-            f"{file}: the plan of another model ({plan.model}, not {folder.fingerprint}); use the model that it was"
-            " learned on, or learn again"
-        )
-    return InputError(text, code=ErrorCode.FILE_MISMATCH, path=file, model=plan.model)
-
-
-def _followed(recipe: Recipe) -> Note:
-    unused = [flag_of(name) for name in ("keep", "method", "certify", "options") if name in recipe.fields_set]
+def _followed(recipe: Recipe, weights: Path | None) -> Note:
+    unused = [flag_of(name) for name in _LEARNING_FIELDS if name in recipe.fields_set]
     location = "" if recipe.selection.plan else ", which lies in the model folder"
+    source = "" if weights is None else f", and the weights are those of {weights}"
     effect = f", and {' and '.join(unused)} had no effect" if unused else ""
     return Note(
-        code=NoteCode.PLAN_FOLLOWED, text=f"the plan is {recipe.plan_file}{location}: nothing was learned{effect}"
+        code=NoteCode.PLAN_FOLLOWED,
+        text=f"the plan is {recipe.plan_file}{location}{source}: nothing was learned{effect}",
     )
 
 

@@ -63,6 +63,7 @@ class SelectedPlan:
         costs: where the cost goes, before and after; empty without a budget.
         certificate: the loss that is certified; None where no certificate was requested.
         engine: label of the engine that units were removed for; empty without a budget.
+        weights: folder of the weights that the plan belongs to; None: the model has them.
     """
 
     plan: Plan
@@ -73,6 +74,7 @@ class SelectedPlan:
     costs: tuple[CostShare, ...] = ()
     certificate: CertifiedLoss | None = None
     engine: str = ""
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rivals import __main__ as table
+from benchmarks.rivals import tools
 from benchmarks.rivals.data import INPUTS, Feeds
 from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
 from benchmarks.rivals.rows import RIVALS, folder_name, recipe_of, row_and_seed
@@ -135,3 +139,20 @@ def test_other_tools_are_pinned() -> None:
     assert len(pins) > 2
     for pin in pins:
         assert re.fullmatch(r"[\w.-]+==[\w.]+", pin)
+
+
+@pytest.mark.parametrize(
+    ("tool", "install"), [("onnxsim", tools.import_onnxsim), ("optimum-intel", tools.optimum_python)]
+)
+def test_a_tool_that_does_not_install_is_named(
+    tool: str, install: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "Collecting\nERROR: no matching distribution\n\n")
+
+    monkeypatch.setattr(venv, "create", lambda *arguments, **settings: None)
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(tools.ToolError) as caught:
+        install(tmp_path / "sst2")
+    assert tool in str(caught.value)
+    assert str(caught.value).endswith("ERROR: no matching distribution")

@@ -149,3 +149,21 @@ def test_settings_that_do_not_fit_the_model_are_refused_before_a_build(
         compressor.compress(masked_recipe(inputs, tmp_path / "out", **fields), listener)
     assert not any("exporting" in stage for stage in listener.stages)
     assert not (tmp_path / "out").exists()
+
+
+def test_masks_stay_as_planned_while_what_they_keep_is_distilled(
+    inputs: Path, tmp_path: Path, finished: FinishedRun
+) -> None:
+    heads = {"keep": 3, "method": "taylor", "options": {"rows": 8}}
+    distillation = {"distill": True, "distill_steps": 20, "distill_learning_rate": 1e-3}
+    report = compressor.compress(masked_recipe(inputs, tmp_path / "out", **heads, **distillation))
+    before, after = (Plan.load(folder / "plan.json") for folder in (finished.out, tmp_path / "out"))
+    assert NoteCode.DISTILLED in {note.code for note in report.notes}
+    assert before.model != after.model
+    assert before.groups == after.groups
+    assert before.masks.keys() == after.masks.keys()
+    for name, mask in before.masks.items():
+        assert not mask.kept.all()
+        np.testing.assert_array_equal(mask.kept, after.masks[name].kept)
+    assert all(proof.holds for proof in report.proofs)
+    assert {proof.stage for proof in report.proofs} == {proof.stage for proof in finished.report.proofs}

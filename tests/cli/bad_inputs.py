@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,31 @@ def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
     plan["groups"][0].update(fields)
     (inputs / "plan.json").write_text(json.dumps(plan))
     return [inputs / "model", "--plan", inputs / "plan.json"]
+
+
+def distill_command(inputs: Path) -> Arguments:
+    """A distillation of what a plan keeps, so that nothing is selected first."""
+    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--plan", inputs / "plan.json", "--distill"]
+
+
+def teacher_of_another_vocabulary(inputs: Path) -> Arguments:
+    teacher = shutil.copytree(inputs / "model", inputs / "teacher")
+    tokenizer = teacher / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"film"', '"movie"'))
+    return [*distill_command(inputs), "--teacher", teacher]
+
+
+def teacher_of_other_labels(inputs: Path) -> Arguments:
+    teacher = shutil.copytree(inputs / "model", inputs / "teacher")
+    config = json.loads((teacher / "config.json").read_text())
+    config |= {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}
+    (teacher / "config.json").write_text(json.dumps(config))
+    return [*distill_command(inputs), "--teacher", teacher]
+
+
+def unknown_columns(inputs: Path) -> Arguments:
+    (inputs / "train.tsv").write_text("words\nthe good film\n")
+    return [*distill_command(inputs), "--data", inputs / "train.tsv", "--eval-data", inputs / "rows.tsv"]
 
 
 def missing_folder(inputs: Path) -> Arguments:

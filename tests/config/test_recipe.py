@@ -100,13 +100,12 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"method": "dsp", "keep": 36}, False),
         ({"method": "astar", "max_drop": 0.1, "macs": "50%"}, False),
         ({"macs": "50%"}, False),
-        ({"method": "dsp", "macs": "50%", "plan": "plan.json"}, False),
     ],
 )
 def test_a_gate_without_a_number_of_heads_learns_within_a_budget(fields: dict[str, Any], learns_units: bool) -> None:
     recipe = Recipe(model="m", data="d", **fields)
     assert recipe.learns_units == learns_units
-    assert recipe.prunes == (recipe.budget.is_set and recipe.plan_file is None)
+    assert recipe.prunes == recipe.budget.is_set
 
 
 @pytest.mark.parametrize(

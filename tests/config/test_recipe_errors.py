@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.config.fields import flag_of
+from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import read_recipe, recipe_of
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
@@ -163,6 +164,15 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ErrorCode.CONTRADICTION,
             ("macs", "drop_blocks"),
         ),
+        ({"data": "x", "macs": "50%", "plan": "p"}, ErrorCode.CONTRADICTION, ("macs", "plan")),
+        ({"data": "x", "macs": "50%", "plan": "p", "method": "dsp"}, ErrorCode.CONTRADICTION, ("macs", "plan")),
+        ({"speedup": 2, "plan": "p"}, ErrorCode.CONTRADICTION, ("speedup", "plan")),
+        ({"data": "x", "latency": "1ms", "plan": "p", "distill": True}, ErrorCode.CONTRADICTION, ("latency", "plan")),
+        (
+            {"data": "x", "macs": "50%", "start_from": "out", "plan": "p"},
+            ErrorCode.CONTRADICTION,
+            ("macs", "plan"),
+        ),
         ({"target": "trt", "provider": "cpu"}, ErrorCode.CONTRADICTION, ("provider", "target")),
         ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),
     ],
@@ -171,6 +181,24 @@ def test_contradicting_fields_are_named(flags: dict[str, Any], code: ErrorCode, 
     error = refused("model", None, flags)
     assert (error.code, error.details["fields"]) == (code, fields)
     assert "<" not in str(error)
+
+
+@pytest.mark.parametrize("budget", ["4", "2,4"])
+@pytest.mark.parametrize("flags", [{}, {"distill": True}, {"start_from": "out"}])
+def test_a_plan_of_the_model_folder_excludes_budgets(tmp_path: Path, budget: str, flags: dict[str, Any]) -> None:
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(UsageError) as caught:
+        recipes_of(str(tmp_path), None, {"data": "x", "speedup": budget, **flags})
+    assert (caught.value.code, caught.value.details["fields"]) == (ErrorCode.CONTRADICTION, ("speedup", "plan"))
+    assert f"--start-from {tmp_path}" in str(caught.value)
+    (student,) = recipes_of(str(tmp_path), None, {"data": "x", "distill": True})
+    assert student.plan_file == tmp_path / "plan.json"
+
+
+def test_no_rung_of_a_ladder_follows_a_plan() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes_of("model", None, {"data": "x", "macs": "50%,30%", "plan": "p"})
+    assert caught.value.details["fields"] == ("macs", "plan")
 
 
 def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> None:

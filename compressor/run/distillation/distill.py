@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from compressor.config.run import Recipe
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.model_folder import example_inputs, fingerprint, load
+from compressor.model_folder import ModelFolder, example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.distillation.affordable_steps import affordable_steps
@@ -66,8 +66,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             task=task.name,
         )
     folder = model.folder
-    own_plan = recipe.plan_file if recipe.plan_file == recipe.source.model / "plan.json" else None
-    if options.teacher is None and own_plan is not None and Plan.load(own_plan).weights:
+    if options.teacher is None and _is_compressed(recipe, folder):
         raise InputError(
             f"--distill: the weights of {recipe.source.model} belong to its plan, and are not those of the whole model;"
             " name the folder of the whole model (--teacher)",
@@ -90,6 +89,12 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         hidden_weight=options.hidden_weight,
         teacher_precision=native_precision(),
     )
+
+
+def _is_compressed(recipe: Recipe, folder: ModelFolder) -> bool:
+    """Whether the model has the weights that an earlier run fitted to the plan."""
+    plan = None if recipe.plan_file is None else Plan.load(recipe.plan_file)
+    return plan is not None and bool(plan.weights) and plan.model == folder.fingerprint
 
 
 def distill(
@@ -176,7 +181,7 @@ def _train(
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
         data = replace(data, train=_training_rows(recipe, data, drawn))
         distillation = distillation.with_variance_of(data.task, data.eval)
-        distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
+        distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())
         before = _mean_divergence(distillation, network, data, rounding)
@@ -199,7 +204,7 @@ def _train(
         after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry and entry["step"] >= first)
         if before <= after:
             network.load_state_dict(start)
-    return _Training(log, steps, before, after, None if distillation.kept is None else distillation.kept.refusal)
+    return _Training(log, steps, before, after, refusal if distillation.kept is None else distillation.kept.refusal)
 
 
 def _training_rows(recipe: Recipe, data: Data, drawn: Sequence[int]) -> Dataset:
@@ -212,12 +217,18 @@ def _training_rows(recipe: Recipe, data: Data, drawn: Sequence[int]) -> Dataset:
 
 def _with_kept_outputs(
     recipe: Recipe, data: Data, steps: int, distillation: Distillation, store: LearningStore
-) -> Distillation:
-    """The distillation, with the teacher's outputs kept where rows are read again, in this run or in others."""
+) -> tuple[Distillation, str | None]:
+    """The distillation, with the teacher's outputs kept where rows are read again, in this run or in others.
+
+    Returns:
+        The distillation; and why outputs that are read again cannot be kept.
+    """
     folder = recipe.distillation.teacher_outputs
-    if process_count() > 1 or (folder is None and steps * recipe.selection.batch_size < 2 * len(data.train)):
-        return distillation
-    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train))
+    if folder is None and steps * recipe.selection.batch_size < 2 * len(data.train):
+        return distillation, None
+    if process_count() > 1:
+        return distillation, f"{process_count()} processes train, and only one can write the file"
+    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train)), None
 
 
 def _rounding(recipe: Recipe, steps: int) -> Rounding | None:
@@ -240,8 +251,12 @@ def _mean_divergence(
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
     """What the training did, and whether its weights are delivered."""
-    teacher = recipe.distillation.teacher or "the whole model"
-    text = f"{training.steps} steps on the outputs of {teacher}, without labels; mean divergence on the evaluation rows"
+    options = recipe.distillation
+    text = (
+        f"{training.steps} steps on the outputs of {options.teacher or 'the whole model'}, without labels (temperature"
+        f" {options.temperature:g}, hidden states with weight {options.hidden_weight:g}); mean divergence on the"
+        " evaluation rows"
+    )
     if training.before <= training.after:
         text = f"{text} {training.before:.3g} before and at least {training.after:.3g} after: the weights before stay"
         yield Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)

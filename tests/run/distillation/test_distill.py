@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
@@ -13,51 +14,18 @@ import transformers
 import compressor
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
-from compressor.model_folder import load
+from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
 from graph_passes import Plan
 from tests import folders
+from tests.command import compress
+from tests.graph_passes.exporters import trace
+from tests.graph_passes.graphs import error
+from tests.graph_passes.graphs import run as run_graph
+from tests.graph_passes.test_shrink_exports import feeds
+from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run, weights
 from tests.run.listeners import RecordingListener, interrupt
-from tests.run.runs import Learned, learn, learning_recipe, write_inputs
-
-BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose answers differ from row to row, so that they can be lost; tests must not change it."""
-    folder = write_inputs(tmp_path_factory.mktemp("inputs"))
-    torch.manual_seed(0)
-    folders.save(folders.bert(initializer_range=0.5), folder / "model")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def distilled(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    """The output folder of a finished run, and its report."""
-    out = tmp_path_factory.mktemp("distilled") / "out"
-    return out, compressor.compress(distilled_recipe(inputs, out))
-
-
-def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
-    return learning_recipe(
-        inputs, out, **{**BUDGET, "distill": True, "distill_steps": 60, "distill_learning_rate": 1e-3, **fields}
-    )
-
-
-def run(inputs: Path, out: Path, **fields: Any) -> Report:
-    return compressor.compress(distilled_recipe(inputs, out, **fields))
-
-
-@pytest.fixture(scope="module")
-def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Learned]:
-    """A run that is interrupted before the training, and the units and weights that it has then."""
-    recipe = distilled_recipe(inputs, tmp_path_factory.mktemp("pruned") / "out")
-    return recipe, learn(recipe, "training on the outputs", "pruned")
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(load(folder).model.named_parameters())
+from tests.run.runs import Learned, learn
 
 
 def test_units_are_removed_and_the_rest_is_trained(
@@ -155,7 +123,7 @@ def test_an_interruption_before_the_training_changes_nothing(
     assert [path.name for path in folder.iterdir()] == ["out.partial"]
     resumed, whole = learn(recipe), weights(distilled[0])
     assert NoteCode.RESUMED in resumed.codes
-    assert all(torch.equal(resumed.weights[name], whole[name]) for name in whole)
+    assert have_same_weights(resumed.weights, whole)
 
 
 @pytest.mark.zoo
@@ -169,7 +137,7 @@ def test_an_interruption_changes_nothing(
     compressor.compress(distilled_recipe(inputs, tmp_path / "out"), listener)
     assert NoteCode.RESUMED in listener.codes
     resumed, whole = weights(tmp_path / "out"), weights(distilled[0])
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert have_same_weights(resumed, whole)
 
 
 @pytest.mark.zoo
@@ -239,7 +207,7 @@ def test_rows_are_cut_and_joined_as_they_are_after_an_interruption(inputs: Path,
     run(inputs, tmp_path / "whole", **fields)
     run(inputs, tmp_path / "plain", **{**fields, "augment": 0.0})
     resumed, whole, plain = (weights(tmp_path / name) for name in ("out", "whole", "plain"))
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert have_same_weights(resumed, whole)
     assert any(not torch.equal(resumed[name], plain[name]) for name in plain)
 
 
@@ -266,3 +234,22 @@ def test_rows_without_the_columns_are_refused(inputs: Path, tmp_path: Path) -> N
         run(inputs, tmp_path / "out", data=str(tmp_path / "train.tsv"), eval_data=str(inputs / "rows.tsv"))
     assert caught.value.code is ErrorCode.COLUMN_MISSING
     assert not (tmp_path / "out").exists()
+
+
+def test_a_distilled_plan_is_applied_to_a_graph_of_another_exporter(
+    inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every parameter was trained, so that all are known by their original values and replaced."""
+    (out, _), folder, graph = distilled, load(inputs / "model"), tmp_path / "foreign.onnx"
+    example = dict(example_inputs(folder, 3, 6))
+    trace(folder.model, example, graph, opset=17, attention="eager")
+    result = compress(capfd, "apply", graph, "--plan", out / "plan.json", "-o", tmp_path / "small.onnx", "--json")
+    assert result.code == 0, result.err
+    plan, trained, small = Plan.load(out / "plan.json"), load(out).model, ir.load(tmp_path / "small.onnx")
+    original = dict(folder.model.named_parameters())
+    changed = {name for name, record in plan.weights.items() if record.is_changed}
+    assert changed >= {name for name, weight in trained.named_parameters() if not torch.equal(weight, original[name])}
+    assert set(result.json["transferred"]) == changed
+    with torch.no_grad(), compressor.gated(trained, plan, attention="eager"):
+        expected = trained(**example).logits.numpy()
+    assert error(run_graph(small, feeds(example, small)), [expected]) <= 1e-5

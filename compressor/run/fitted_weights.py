@@ -1,0 +1,91 @@
+"""The weights that an earlier run fitted to its plan, in the output folder in which the plan lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compressor.config.methods import METHODS
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
+from compressor.model_folder import load as load_folder
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from graph_passes import WEIGHTS, Plan
+
+_OUTPUT = "the output folder of its run"
+
+
+def load_output(recipe: Recipe, path: Path) -> ModelFolder:
+    """The output folder of an earlier run as a model folder, loaded as the recipe loads its model.
+
+    Raises:
+        InputError: the folder cannot be used.
+    """
+    source = recipe.source
+    return load_folder(
+        path,
+        task=source.task,
+        needs_processor=False,
+        allow_pickle=source.allow_pickle,
+        trust_remote_code=source.trust_remote_code,
+        example_inputs=source.example_inputs,
+    )
+
+
+def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder) -> Path:
+    """The folder that holds the weights of a plan, which its run fitted to those of the model.
+
+    Args:
+        recipe: says how folders are loaded.
+        plan: a plan that belongs to other weights than the model has.
+        file: the file of the plan, beside which its weights lie.
+        model: the model folder, as the run of the plan began with it.
+
+    Raises:
+        InputError: the plan is that of another model, or its weights are not beside it.
+    """
+    original = weight_fingerprints(model.model)
+    if not _has_weights(plan) or any(original.get(name) != row.original for name, row in plan.weights.items()):
+        raise _foreign(plan, file, model)
+    has_file = file.with_name(WEIGHTS).is_file()
+    if not plan.weights:
+        output = str(file.parent) if has_file else _OUTPUT
+        raise _missing(recipe, plan, file, "it does not record which weights its run began with", output)
+    if not has_file:
+        raise _missing(recipe, plan, file, f"{WEIGHTS} does not lie beside it")
+    fitted = load_output(recipe, file.parent)
+    if fitted.fingerprint != plan.model:
+        raise _missing(recipe, plan, file, f"the {WEIGHTS} beside it is that of another run, or was changed")
+    # Parameters without a record are those that the run did not change.
+    if dict(record_weights(plan, original, fitted.model).weights) != dict(plan.weights):
+        raise _foreign(plan, file, model)
+    return file.parent
+
+
+def _has_weights(plan: Plan) -> bool:
+    """Whether a plan belongs to weights of its own; files of version 0.1 do not record them."""
+    methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
+    changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
+    return bool(plan.weights or plan.masks) or changes_weights
+
+
+def _foreign(plan: Plan, file: Path, model: ModelFolder) -> InputError:
+    return InputError(
+        f"{file}: the plan of another model ({plan.model}, not {model.fingerprint}); use the model that it was"
+        " learned on, or learn again",
+        code=ErrorCode.FILE_MISMATCH,
+        path=file,
+        model=plan.model,
+    )
+
+
+def _missing(recipe: Recipe, plan: Plan, file: Path, reason: str, output: str = _OUTPUT) -> InputError:
+    """The error for a plan that cannot be followed on the model of the recipe, but in the output folder of its run."""
+    teacher = f", with --teacher {recipe.source.model}" if recipe.distills and not recipe.distillation.teacher else ""
+    return InputError(
+        f"{file}: the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use"
+        f" {output} as the model{teacher}",
+        code=ErrorCode.FILE_MISMATCH,
+        path=file,
+        model=plan.model,
+    )

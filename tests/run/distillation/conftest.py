@@ -1,0 +1,46 @@
+"""Fixtures of the tests of distillation: inputs, a finished run, and a run that has only pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.results import Report
+from tests import folders
+from tests.run.distillation.distilled_runs import distilled_recipe
+from tests.run.runs import Learned, learn, write_inputs
+
+
+@pytest.fixture(scope="package")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose answers differ from row to row, so that they can be lost; tests must not change it.
+
+    As in a trained model, no two biases are equal, by which graphs of other exporters tell them apart.
+    """
+    folder = write_inputs(tmp_path_factory.mktemp("inputs"))
+    torch.manual_seed(0)
+    model = folders.bert(initializer_range=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    folders.save(model, folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="package")
+def distilled(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The output folder of a finished run, and its report."""
+    out = tmp_path_factory.mktemp("distilled") / "out"
+    return out, compressor.compress(distilled_recipe(inputs, out))
+
+
+@pytest.fixture(scope="package")
+def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Learned]:
+    """A run that is interrupted before the training, and the units and weights that it has then."""
+    recipe = distilled_recipe(inputs, tmp_path_factory.mktemp("pruned") / "out")
+    return recipe, learn(recipe, "training on the outputs", "pruned")
