@@ -106,7 +106,7 @@ def _refit(
 ) -> Damping:
     """Refit the linear of one group; only the kept inputs are summed up."""
     columns, has_ones = choice.columns(count), choice.bias is not None
-    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
+    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
@@ -135,7 +135,7 @@ def _refit_feeders(
     """
     linears = {name: linear_at(model, name) for name in feeders}
     statistics = {
-        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None)
+        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
     for call in calls:
