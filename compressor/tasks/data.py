@@ -100,7 +100,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
     notes += _fill_splits(encoded, unlabelled, seed, task)
-    scored = {split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled}
+    scored: dict[Split, Dataset] = {
+        split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
+    }
     _require_metric(task, scored)
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
