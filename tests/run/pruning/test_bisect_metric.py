@@ -41,9 +41,8 @@ def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float) 
     trials: list[Any] = []
     while share := _next_share(trials, holding := [part for part in trials if part.plan.cost >= fastest], LEAST):
         assert LEAST <= share <= 1
-        failed = [part.share for part in trials if part not in holding]
         assert all(share < part.plan.cost for part in holding)
-        assert all(share > part for part in failed)
+        assert all(share > part.share for part in trials if part not in holding)
         trials.append(trial(share))
         assert len(trials) < 40
     held = min((part.plan.cost for part in trials if part.plan.cost >= fastest), default=1.0)
@@ -97,7 +96,7 @@ def test_a_loss_on_the_test_rows_alone_ends_with_its_exit_code(
     rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
     (tmp_path / "test.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
     sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--threads", "1", "--max-length", "8", "--quiet"]
-    data = ["--data", inputs / "rows.tsv", "--test-data", tmp_path / "test.tsv"]
+    data: list[str | Path] = ["--data", inputs / "rows.tsv", "--test-data", tmp_path / "test.tsv"]
     result = compress(capfd, inputs / "model", *data, "--max-drop", "0", "--method", "reconstruct", *sizes, "-o", out)
     assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
     report = load_report(out)

@@ -49,7 +49,7 @@ def test_groups_that_are_skipped_are_noted_once_for_each_operator() -> None:
 
 
 def test_a_group_without_a_linear_is_skipped_unless_gates_are_learned() -> None:
-    model = SimpleNamespace(**{**vars(MODEL), "groups": (replace(HEADS[0], linear=None), *NEURONS)})
+    model: Any = SimpleNamespace(**{**vars(MODEL), "groups": (replace(HEADS[0], linear=None), *NEURONS)})
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS[0].name,)):
         prunable_groups(recipe_of(), model, ())
     groups, (note,) = prunable_groups(recipe_of(skip_refused=True), model, ())
