@@ -165,6 +165,8 @@ class NoteCode(StrEnum):
     """A method selects the heads, and the budget then removes neurons only."""
     BUDGET_ABOVE_DENSE = "budget-above-dense"
     """The budget allows the whole model, so nothing is removed."""
+    DAMPING_RAISED = "damping-raised"
+    """The Gram matrices of some groups are singular, so that more than requested was added to their diagonals."""
     GROUPS_SKIPPED = "groups-skipped"
     """Groups of units that keep all, because they cannot be removed from the graph."""
 

@@ -46,11 +46,11 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
 
     Args:
         variants: the dense and the compressed variant.
-        data: the test rows and the task; None: there are none.
+        data: the test rows, if there are any, and the task; None: there are no rows.
         recipe: batch size, seed of the bootstrap, and number of rows whose answers are shown.
         log: receives stages and notes.
     """
-    if data is None:
+    if data is None or not len(data.test):
         return EvaluationResult()
     selection, count = recipe.selection, recipe.output.report_rows
     has_embeddings = isinstance(data.task, SentenceSimilarity)

@@ -6,10 +6,11 @@ import shlex
 
 from compressor import model_folder
 from compressor.block_masks.mask_settings import shares_by_kind
+from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text
 from compressor.quantization import require_nncf
@@ -127,17 +128,39 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     """Read and encode the rows of a recipe.
 
     Raises:
-        InputError: rows cannot be read, or are too few for a certificate.
+        InputError: rows cannot be read, lack labels that `max_drop` needs, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
+    _require_labels(recipe, data)
     check_budget(recipe.selection, data)
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
     if recipe.learns and recipe.selects_heads:
         check_task_options(recipe.selection, data.task.name)
     return data
+
+
+def _require_labels(recipe: Recipe, data: Data) -> None:
+    """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
+    max_drop, keep = recipe.selection.max_drop, recipe.selection.keep
+    if max_drop is None:
+        return
+    selects_by_metric = recipe.engine.chooses or (recipe.prunes and not recipe.budget.is_set and keep is None)
+    if selects_by_metric and len(data.eval) and not data.scores_eval:
+        rows, field = "evaluation", "eval_data"
+    elif not len(data.test):
+        rows, field = "test", "test_data"
+    else:
+        return
+    raise InputError(
+        f"--max-drop {max_drop:g}: the {rows} rows have no labels, which the metric is computed from; name their column"
+        f" (--label-column), or rows that have labels ({flag_of(field)})",
+        code=ErrorCode.COLUMN_MISSING,
+        field=field,
+        value=max_drop,
+    )
 
 
 def drawn_rows(recipe: Recipe) -> int | None:

@@ -125,10 +125,11 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
             code=NoteCode.NO_CACHE,
             text="the language model is exported without a key/value cache: every call reads the whole text",
         )
-    if data is None:
+    if data is None or not len(data.test):
+        missing = "there are no rows" if data is None else "no rows have labels"
         yield Note(
             code=NoteCode.NO_METRIC,
-            text="no metric was measured, because there are no rows (--data, --eval-data or --test-data)",
+            text=f"no metric was measured, because {missing} (--data, --eval-data or --test-data)",
         )
 
 

@@ -93,11 +93,13 @@ def prove_export(
         attention: form of attention in the graph.
 
     Raises:
-        InputError: the graph does not run on inputs of some size that the model reads.
+        InputError: the graph does not run on inputs of some size that the model reads, or the model's own outputs are
+            not finite.
     """
     import torch
     from transformers.exporters.utils import get_leaf_tensors
 
+    from compressor.run.finite_outputs import require_defined
     from compressor.units import gated
     from compressor.units.find import evaluation_mode
     from compressor.units.hook import family
@@ -118,9 +120,11 @@ def prove_export(
     expected: list[Outputs] = []
     with gated(model.eval(), plan, attention=attention) as gated_model, evaluation_mode(model), torch.no_grad():
         for case in cases:
-            outputs = gated_model(**{name: torch.from_numpy(array) for name, array in case.feeds.items()})
+            inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
             # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
-            expected.append({name: value.numpy() for name, value in get_leaf_tensors(outputs).items()})
+            outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
+            require_defined(gated_model, inputs, outputs)
+            expected.append(outputs)
     return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
 
 

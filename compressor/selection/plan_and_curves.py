@@ -68,12 +68,16 @@ def record_of(selection: SelectionConfig, options: Mapping[str, Any], data: Data
     }
 
 
-def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:
+def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
     """The log of `fit` as points.
 
     `overlap` is the share of the heads kept at the last point of the log that are kept at a point.
+
+    Args:
+        log: its entries, each with its step.
+        metric: the metric of the evaluation rows; None: they have no labels.
     """
-    names = ("loss", "learning_rate", f"eval_{metric}", "eval_divergence")
+    names = ("loss", "learning_rate", *(() if metric is None else (f"eval_{metric}",)), "eval_divergence")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
     points: dict[int, dict[str, float]] = {}
     for entry in log:

@@ -49,6 +49,21 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds, *, s
     return largest / scale if scale else float("inf")
 
 
+def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
+    """Whether an output has no NaN, and not infinities alone, over the positions that are not padding.
+
+    Some outputs have infinities by design, as scores of answers that are not allowed.
+
+    Args:
+        output: an output of a model.
+        feeds: the inputs that it was computed from.
+    """
+    if not np.issubdtype(output.dtype, np.inexact):
+        return True
+    values = output[_valid_positions(output, feeds)]
+    return not np.isnan(values).any() and (not values.size or bool(np.isfinite(values).any()))
+
+
 def _valid_positions(output: np.ndarray, feeds: Feeds) -> np.ndarray:
     """An index of the positions to compare: booleans `[batch, length]`, or of the output's shape without positions."""
     decodes = any(name.startswith("decoder_") for name in feeds)

@@ -42,12 +42,13 @@ class Data:
     Attributes:
         train: rows to learn from; empty if a given plan is followed.
         eval: rows by which heads and checkpoints are selected; empty if only test rows were requested.
-        test: rows whose metric is reported; nothing is selected by them.
+        test: rows whose metric is reported; nothing is selected by them. Empty where no rows have labels.
         task: the task that encoded them.
         notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
         train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
         eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
         tokenizer: the tokenizer of the folder, which decodes rows for a reader; None: there is none.
+        scores_eval: whether the evaluation rows have labels, so that the metric can be computed on them.
     """
 
     train: Dataset
@@ -58,6 +59,7 @@ class Data:
     train_hash: str | None
     eval_hash: str | None
     tokenizer: Any = None
+    scores_eval: bool = True
 
 
 def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
@@ -69,8 +71,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         request: files, columns, metric and maximum row length.
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
-        drawn_rows: number of training rows that the run draws at most, without reading their labels, which they may
-            lack where other rows have them; of many rows, only some are encoded. None: it reads all, with labels.
+        drawn_rows: number of training rows that the run draws at most, without reading their labels, which these rows
+            and further splits of the same data may lack; of many rows, only some are encoded. None: it reads all, with
+            labels.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -81,33 +84,31 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if drawn_rows is not None and "train" in splits and not task.in_order:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
-    unlabelled = _learn_labels(task, splits, unlabelled_training=drawn_rows is not None)
+    unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
     encoded = {
         name: (task.encode_unlabelled if name in unlabelled else task.encode)(split.rows, split.source)
         for name, split in splits.items()
+        if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
     }
     notes += task.notes
     if unlabelled:
         text = (
-            f"{splits['train'].source}: its rows have no labels, and none are needed to choose units, to refit"
-            " weights or to learn a teacher's outputs"
+            f"{', '.join(splits[name].source for name in unlabelled)}: the rows have no labels, and none are needed to"
+            " choose units, to refit weights or to learn a teacher's outputs"
         )
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
-    if "eval" not in encoded and "train" in encoded:
-        least = 1 if "test" in encoded else 2  # half of them become test rows
-        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task, least)
-        notes.append(set_aside_note("eval", "train", encoded["eval"], seed, task))
-    if "test" not in encoded:
-        encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
-        notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
-    # Evaluation rows from training rows without labels are compared, and not scored.
-    scored: tuple[Split, ...] = ("eval", "test") if "eval" in splits or not unlabelled else ("test",)
-    _require_metric(task, {split: encoded[split] for split in scored if split in encoded})
+    if "train" in unlabelled and "eval" not in splits:
+        unlabelled += ("eval",)
+    notes += _fill_splits(encoded, unlabelled, seed, task)
+    scored: dict[Split, Dataset] = {
+        split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
+    }
+    _require_metric(task, scored)
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         notes += _repeated_rows(contents)
-    empty = encoded["test"].select([])
-    train, evaluation, test = encoded.get("train", empty), encoded.get("eval", empty), encoded["test"]
+    empty = next(iter(encoded.values())).select([])
+    train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
     logger.debug(
         "%s: %d training, %d evaluation and %d test rows, scored by %s",
         task.name,
@@ -117,7 +118,23 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         task.metric,
     )
     train_hash, eval_hash = (contents[name].digest if name in contents else None for name in ("train", "eval"))
-    return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, tokenizer=folder.processor)
+    scores_eval = "eval" in scored
+    return Data(
+        train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, scores_eval=scores_eval
+    )
+
+
+def _fill_splits(encoded: dict[Split, Dataset], unlabelled: Sequence[Split], seed: int, task: Task) -> list[Note]:
+    """Set evaluation rows, and test rows with labels, aside from encoded rows where there are none."""
+    notes = []
+    if "eval" not in encoded and "train" in encoded:
+        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test rows
+        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task, least)
+        notes.append(set_aside_note("eval", "train", encoded["eval"], seed, task))
+    if "test" not in encoded and "eval" not in unlabelled:
+        encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
+        notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
+    return notes
 
 
 def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
@@ -145,17 +162,28 @@ def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) 
     return SourceRows(rows, train.source), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
 
 
-def _learn_labels(task: Task, splits: Mapping[Split, SourceRows], *, unlabelled_training: bool) -> frozenset[Split]:
-    """Learn the labels from the first split that has them; return the splits without labels."""
-    first, *further = splits
-    try:
-        task.learn_labels(splits[first].rows, splits[first].source)
-    except InputError as error:
-        if error.code is not ErrorCode.COLUMN_MISSING or first != "train" or not (unlabelled_training and further):
-            raise
-        task.learn_labels(splits[further[0]].rows, splits[further[0]].source)
-        return frozenset({first})
-    return frozenset()
+def _learn_labels(
+    task: Task, splits: Mapping[Split, SourceRows], request: RowsConfig, *, allows_unlabelled: bool
+) -> tuple[Split, ...]:
+    """Learn the labels from the first split that has them; return the splits before it, which have none.
+
+    Raises:
+        InputError: labels are missing in training rows that need them, in rows that are named to be scored, or in all
+            rows though their column is named.
+    """
+    named = {"eval": request.eval_data, "test": request.test_data}
+    unlabelled: list[Split] = []
+    for name, split in splits.items():
+        try:
+            task.learn_labels(split.rows, split.source)
+            break
+        except InputError as error:
+            is_last = len(unlabelled) == len(splits) - 1
+            needs_labels = not allows_unlabelled or named.get(name) is not None
+            if error.code is not ErrorCode.COLUMN_MISSING or needs_labels or (is_last and request.label_column):
+                raise
+            unlabelled.append(name)
+    return tuple(unlabelled)
 
 
 def training_texts(request: RowsConfig) -> list[str]:
@@ -172,7 +200,7 @@ def training_texts(request: RowsConfig) -> list[str]:
 
 def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
     """Notes on training and evaluation rows that many test rows repeat, as in one file that is named twice."""
-    test = contents["test"].rows
+    test = contents["test"].rows if "test" in contents else ()
     notes = []
     for split in ("train", "eval"):
         if split not in contents or not test:

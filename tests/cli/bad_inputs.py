@@ -101,6 +101,15 @@ def remote_code(inputs: Path) -> Arguments:
     return [inputs / "model"]
 
 
+def overflowing_weights(inputs: Path) -> Arguments:
+    model = folders.bert()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e25)
+    model.save_pretrained(inputs / "model")
+    return [inputs / "model"]
+
+
 def nan_weights(inputs: Path) -> Arguments:
     model = folders.bert()
     with torch.no_grad():

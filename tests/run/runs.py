@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import compressor
+import graph_passes
 from compressor.config.run import Recipe
 from compressor.model_folder import load
 from compressor.results import NoteCode
 from compressor.run.learning_store import LearningStore, Stage
 from compressor.run.products import SelectedPlan
 from compressor.workdir import WorkDir
+from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
 from tests.run.listeners import RecordingListener, interrupt
 
@@ -36,6 +38,23 @@ def learning_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     learning = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8}
     defaults = {**learning, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     return Recipe(**{"model": inputs / "model", "out": out, "data": str(inputs / "rows.tsv"), **defaults, **fields})
+
+
+def refuse_drops(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let graph_passes refuse to drop units of one group, which therefore keeps all; other groups are shrunk."""
+    shrink = graph_passes.shrink
+
+    def refuse(model: Any, plan: Plan, **settings: Any) -> Shrunk:
+        group = plan[name]
+        if not group.dropped:
+            return shrink(model, plan, **settings)
+        shrunk = shrink(
+            model, plan.replace_groups([replace(group, kept=tuple(range(group.units)), scale=())]), **settings
+        )
+        refusal = Refusal(frozenset({name}), "Frobnicate", "node_7", "no rule for it")
+        return replace(shrunk, refused=(*shrunk.refused, refusal))
+
+    monkeypatch.setattr(graph_passes, "shrink", refuse)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_heads_that_are_selected_before_a_budget_is_met_are_noted(fields: dict[s
 def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: list[NoteCode]) -> None:
     plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
     folder: Any = SimpleNamespace(config=None, task="sequence-classification")
-    data: Any = object()
+    data: Any = SimpleNamespace(test=["a row"])
     notes = run_notes.selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
     assert [note.code for note in notes] == codes
 

@@ -186,3 +186,36 @@ def test_a_run_that_draws_rows_encodes_some_of_many(classifier: ModelFolder, tmp
     data = open_data(rows_config(train, evaluation, evaluation), classifier, drawn_rows=10)
     assert len(data.train) == 2**17
     assert NoteCode.ROWS_DRAWN in codes(data)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "expected"),
+    [
+        ("text", ["good film"] * 4, [3, 1, 0]),
+        ("split\ttext", ["train\tgood", "train\tbad", "dev\tone", "test\ttwo"], [2, 1, 0]),
+    ],
+)
+def test_rows_without_labels_are_not_scored(
+    classifier: ModelFolder, tmp_path: Path, header: str, rows: list[str], expected: list[int]
+) -> None:
+    config = rows_config(tsv(tmp_path / "a.tsv", *rows, header=header))
+    data = open_data(config, classifier, drawn_rows=8)
+    assert (sizes(data), data.scores_eval) == (expected, False)
+    assert NoteCode.ROWS_UNLABELLED in codes(data)
+    with fails_with(ErrorCode.COLUMN_MISSING, field="label_column"):
+        open_data(config, classifier)
+    with fails_with(ErrorCode.COLUMN_MISSING, field="label_column", value="mood"):
+        open_data(config.model_copy(update={"label_column": "mood"}), classifier, drawn_rows=8)
+
+
+@pytest.mark.parametrize(("split", "scores_eval"), [("eval_data", True), ("test_data", False)])
+def test_rows_that_are_named_to_be_scored_need_labels(
+    classifier: ModelFolder, tmp_path: Path, split: str, scores_eval: bool
+) -> None:
+    train = tsv(tmp_path / "a.tsv", *["good film"] * 4, header="text")
+    named = tsv(tmp_path / "b.tsv", *labelled_rows(8))
+    data = open_data(rows_config(train, **{split: named}), classifier, drawn_rows=8)
+    assert data.scores_eval is scores_eval
+    assert len(data.test) > 0
+    with fails_with(ErrorCode.COLUMN_MISSING, field="label_column"):
+        open_data(rows_config(train, **{split: train}), classifier, drawn_rows=8)

@@ -128,7 +128,7 @@ def distill(
     training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]
     last = max((point.step for point in selected.curves), default=0)
-    points = training_curves(training.log, data.task.metric)
+    points = training_curves(training.log, data.task.metric if data.scores_eval else None)
     distilled = replace(
         selected,
         plan=selected.plan.model_copy(update={"model": fingerprint(network)}),

@@ -183,8 +183,8 @@ class EngineTrials:
         return dataclasses.replace(choice, in_float=in_float), path
 
     def score(self, trial: Trial) -> Trial:
-        """The candidate with the metric on the evaluation rows, if there are any."""
-        if trial.variant is None or self.data is None or not len(self.data.eval):
+        """The candidate with the metric on the evaluation rows, if there are any with labels."""
+        if trial.variant is None or self.data is None or not self.data.scores_eval:
             return trial
         reference, answers = self._reference
         metric, trial_answers = self._measure(trial.variant, trial.choice.label)

@@ -90,6 +90,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
         allocation, scales = _prune(run, groups, pruner, costs, fixed)
+    run.log.add_notes(pruner.notes)
     plan = _plan(run, groups, pruner, allocation, scales, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.results import Note
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.units import PrunableGroup
@@ -59,6 +60,11 @@ class Pruner(ABC, Generic[OptionsT]):
     def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
         self.inputs = inputs
         self.options = options or self.options_class()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Facts for the reader of the report about the weights of every `finish` so far."""
+        return ()
 
     @abstractmethod
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:

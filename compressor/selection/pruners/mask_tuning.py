@@ -46,7 +46,7 @@ def tuned_scales(
         InputError: an activation is not finite.
     """
     columns = torch.from_numpy(unit_columns(kept, group.width))
-    statistics = RefitStatistics(len(columns), linear_sizes(linear)[1], has_ones=False)
+    statistics = RefitStatistics(len(columns), linear_sizes(linear)[1], has_ones=False, name=group.name)
     for call in calls:
         targets = call.targets if linear.bias is None else call.targets - linear.bias.detach()
         statistics.add(call.inputs[:, columns.to(call.inputs.device)], targets)

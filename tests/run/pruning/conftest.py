@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import graph_passes
+from compressor.measure import macs
+from compressor.measure.costs import CostTable
 from compressor.results import Report
+from compressor.run.pruning import cost_tables
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.count_costs import count_costs
+from compressor.run.pruning.measure_costs import Size
+from compressor.targets import Engine
+from compressor.targets.base import Feeds
 from tests.run.pruning.budget_runs import run
 
 
@@ -15,6 +26,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, for cost tables."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """A call of an engine takes a nanosecond a multiply-accumulate, in cost tables and in rounds of measuring.
+
+    The value is a list that gets, for each plan that is timed, its predicted and measured time at the first size.
+    """
+    timed: list[tuple[float, float]] = []
+    original = CostSource.time_plan
+
+    def times(engines: Sequence[Engine], feeds: Feeds, *args: object) -> list[float]:
+        batch, seq = next(iter(feeds.values())).shape
+        return [1e-9 * float(macs(graph_passes.load(engine.path), batch, seq) or 0) for engine in engines]
+
+    def tables(
+        engines: Any, groups: Any, macs_table: CostTable, unpruned: Any, inputs: Mapping[Size, Feeds], on_progress: Any
+    ) -> list[CostTable]:
+        _, *counted = count_costs(engines, groups, list(inputs), on_progress)
+        return [
+            table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times(unpruned[1:], feeds)[0]})
+            for table, feeds in zip(counted, inputs.values(), strict=True)
+        ]
+
+    def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
+        measured = original(source, counts, tables)
+        timed.append((tables[0].cost(counts), measured[0]))
+        return measured
+
+    monkeypatch.setattr(CostSource, "time_plan", time_plan)
+    monkeypatch.setattr(cost_tables, "paired_times", times)
+    monkeypatch.setattr(cost_tables, "measure_times", tables)
+    return timed
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,8 @@ import pytest
 import transformers as hf
 
 import compressor
-import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.measure import macs
-from compressor.measure.costs import CostTable
 from compressor.results import NoteCode, Report
-from compressor.run.pruning import cost_tables
-from compressor.run.pruning.cost_tables import CostSource
-from compressor.targets import Engine
 from graph_passes import Plan
 from tests import folders
 from tests.faults import fails_with
@@ -27,38 +20,15 @@ from tests.run.runs import learning_recipe
 
 
 @pytest.mark.zoo
-@pytest.mark.usefixtures("short_timing")
 def test_a_plan_after_heads_of_another_method_is_timed_as_it_is(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, times_by_macs: list[tuple[float, float]]
 ) -> None:
     """Where times are proportional to multiply-accumulates, the table predicts what is measured."""
-    macs_of_engine: dict[str, float] = {}
-
-    def counted(engines: Sequence[Engine], *args: object) -> list[float]:
-        return [1e-6 * macs_of_engine.setdefault(str(engine.path), _macs_of(engine.path)) for engine in engines]
-
-    def proportional(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
-        return [macs.scaled(1e-3).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense, "seq": 8, "batch": 1})]
-
-    timed = []
-
-    def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
-        timed.append((tables[0].cost(counts), *original(source, counts, tables)))
-        return [timed[-1][1]]
-
-    original = CostSource.time_plan
-    monkeypatch.setattr(CostSource, "time_plan", time_plan)
-    monkeypatch.setattr(cost_tables, "paired_times", counted)
-    monkeypatch.setattr(cost_tables, "measure_times", proportional)
     report = compressor.compress(learning_recipe(inputs, tmp_path / "out", speedup=1.4))
     assert report.plan.heads_kept == 1
-    assert timed
-    for predicted, measured in timed:
+    assert times_by_macs
+    for predicted, measured in times_by_macs:
         assert measured == pytest.approx(predicted, rel=1e-3)
-
-
-def _macs_of(graph: Path) -> float:
-    return float(macs(graph_passes.load(graph), 1, 8) or 0)
 
 
 @pytest.mark.zoo

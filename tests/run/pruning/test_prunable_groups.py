@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.results import NoteCode
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.units import PrunableGroup, Site
+from graph_passes import Refusal
 from tests.faults import fails_with
+
+HEADS = [PrunableGroup(f"heads.{layer}", "heads", 4, 8, 1, f"heads.{layer}.out") for layer in range(2)]
+NEURONS = [PrunableGroup(f"neurons.{layer}", "neurons", 32, 1, 8, f"neurons.{layer}.out") for layer in range(2)]
+MODEL: Any = SimpleNamespace(sites=(), groups=(*HEADS, *NEURONS), folder=SimpleNamespace(family="bert"))
+
+
+def recipe_of(**fields: Any) -> Recipe:
+    return Recipe(**{"model": "model", "out": "out", "data": "rows.tsv", "macs": "60%", **fields})
+
+
+def refusal(*groups: PrunableGroup, op: str = "Frobnicate") -> Refusal:
+    return Refusal(frozenset(group.name for group in groups), op, "node_7", "no rule for it")
+
+
+def test_a_group_that_cannot_be_removed_is_refused_by_its_operator() -> None:
+    with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS[1].name,)) as caught:
+        prunable_groups(recipe_of(), MODEL, [refusal(HEADS[1])])
+    assert caught.value.exit_code == 8
+    assert all(part in str(caught.value) for part in (HEADS[1].name, "Frobnicate", "--skip-refused"))
+
+
+def test_groups_that_are_skipped_are_noted_once_for_each_operator() -> None:
+    refused = [refusal(HEADS[1], NEURONS[1]), refusal(NEURONS[0], op="Twiddle")]
+    groups, notes = prunable_groups(recipe_of(skip_refused=True), MODEL, refused)
+    assert groups == [HEADS[0]]
+    assert [note.code for note in notes] == [NoteCode.GROUPS_SKIPPED] * 2
+    for note, operator, named in zip(
+        notes, ("Frobnicate", "Twiddle"), ([HEADS[1], NEURONS[1]], [NEURONS[0]]), strict=True
+    ):
+        assert operator in note.text
+        assert [group for group in MODEL.groups if group.name in note.text] == named
+
+
+def test_a_group_without_a_linear_is_skipped_unless_gates_are_learned() -> None:
+    model: Any = SimpleNamespace(**{**vars(MODEL), "groups": (replace(HEADS[0], linear=None), *NEURONS)})
+    with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS[0].name,)):
+        prunable_groups(recipe_of(), model, ())
+    groups, (note,) = prunable_groups(recipe_of(skip_refused=True), model, ())
+    assert (groups, note.code) == (NEURONS, NoteCode.GROUPS_SKIPPED)
+    assert prunable_groups(recipe_of(method="dsp"), model, ()) == (list(model.groups), ())
+
+
+def test_units_that_are_not_pruned_are_not_refused() -> None:
+    refused = [refusal(*HEADS)]
+    assert prunable_groups(recipe_of(prune_units="neurons"), MODEL, refused) == (NEURONS, ())
+    with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError):
+        prunable_groups(recipe_of(prune_units="heads", skip_refused=True), MODEL, refused)
 
 
 def test_a_model_whose_rows_come_after_positions_is_refused() -> None:

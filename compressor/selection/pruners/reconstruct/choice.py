@@ -156,7 +156,7 @@ def gather_grams(
     """
     linears = {str(group.linear): linear_of(model, group) for group in groups}
     statistics = {
-        name: RefitStatistics(linear_sizes(linear)[0], has_ones=linear.bias is not None)
+        name: RefitStatistics(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
@@ -24,7 +25,7 @@ from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.in_order import DenseSums
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
-from compressor.selection.pruners.reconstruct.refit_in_order import refit_in_order
+from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
 from compressor.selection.pruners.reconstruct.statistics import TokenWeights
 from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
 from compressor.training.precision import native_autocast
@@ -65,6 +66,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         require_tokens(inputs.model, inputs.groups, inputs.statistics)
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
+        self._used: dict[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
@@ -113,7 +115,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        refit_in_order(
+        used = refit_in_order(
             inputs.model,
             choices,
             counts,
@@ -124,7 +126,26 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             on_progress,
             ridge=self.options.ridge,
         )
+        for name, damping in used.items():
+            self._used[name] = self._used.get(name, damping).maximum(damping)
         return {}
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        raised = []
+        for option, requested in (("damp", self.options.damp), ("ridge", self.options.ridge)):
+            shares = {name: getattr(used, option) for name, used in self._used.items()}
+            groups = [name for name, share in shares.items() if share > requested]
+            if groups:
+                largest = max(shares[name] for name in groups)
+                raised.append(f"{option} from {requested:g} to {largest:g} for {', '.join(groups)}")
+        if not raised:
+            return ()
+        text = (
+            f"raised {' and '.join(raised)}: their Gram matrices are singular; the weights are less close to the"
+            " model's outputs than requested; use more or more varied rows (--data, --prune-rows)"
+        )
+        return (Note(code=NoteCode.DAMPING_RAISED, text=text),)
 
     @functools.cached_property
     def _dense_sums(self) -> DenseSums:

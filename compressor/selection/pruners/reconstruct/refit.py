@@ -44,9 +44,11 @@ class RefitStatistics:
         inputs: number of inputs of the linear.
         outputs: number of its outputs; None: there are no targets and only `gram` is needed.
         has_ones: whether the linear has a bias, which is the weight of an input that is always one.
+        name: name of the linear in error messages.
     """
 
-    def __init__(self, inputs: int, outputs: int | None = None, *, has_ones: bool) -> None:
+    def __init__(self, inputs: int, outputs: int | None = None, *, has_ones: bool, name: str = "a linear") -> None:
+        self.name = name
         self.inputs = inputs
         self.outputs = outputs
         self.has_ones = has_ones
@@ -78,7 +80,7 @@ class RefitStatistics:
                 anything. None: one each.
 
         Raises:
-            InputError: an input, target or weight is NaN or infinite.
+            InputError: an input, target or weight, or a sum of their products, is NaN or infinite.
         """
         tokens = inputs.shape[:-1]
         expected = None if self.outputs is None else (*tokens, self.outputs)
@@ -101,15 +103,16 @@ class RefitStatistics:
         scales = torch.ones(len(rows), device=rows.device, dtype=dtype)
         if weights is not None:
             flat = weights.to(rows).flatten()
-            _check_finite(flat, "weights")
+            self._check_finite(flat, "weights")
             if (flat < 0).any():
                 raise ValueError("a token has a negative weight")
             rows, scales = rows[flat > 0], flat[flat > 0]
-        _check_finite(rows, "activations")
+        self._check_finite(rows, "activations")
 
         size = self.inputs + self.has_ones
         rows = rows * scales.sqrt()[:, None]
         products = rows[:, :size].T @ rows
+        self._check_finite(products, "sums of products of activations")
         gram, cross = products[:, :size].double(), products[:, size:].double()
         gram = (gram + gram.T) / 2
         if self._sums is None:
@@ -148,23 +151,20 @@ class RefitStatistics:
         fitted[:, kept] = cho_solve((factor, True), right).T
         return Refit(*split(fitted, self.has_ones), ridge)
 
-
-def _shape(tensor: Tensor | None) -> list[int] | None:
-    return None if tensor is None else list(tensor.shape)
-
-
-def _check_finite(values: Tensor, subject: str) -> None:
-    """Check that values are finite.
-
-    Raises:
-        InputError: one is NaN or infinite.
-    """
-    if not torch.isfinite(values).all():
+    def _check_finite(self, values: Tensor, subject: str) -> None:
+        """Raise InputError if one of the values is NaN or infinite."""
+        if torch.isfinite(values).all():
+            return
         count = int((~torch.isfinite(values)).sum())
         raise InputError(
-            f"{count} of {values.numel()} {subject} on the calibration rows are NaN or infinite; check the weights of"
-            " the model and the rows, or compute in float32",
+            f"{self.name}: {count} of {values.numel()} {subject} on the calibration rows are NaN or infinite; check the"
+            " weights of the model and the rows, or compute in float32",
             code=ErrorCode.NOT_FINITE,
+            linear=self.name,
             subject=subject,
             count=count,
         )
+
+
+def _shape(tensor: Tensor | None) -> list[int] | None:
+    return None if tensor is None else list(tensor.shape)

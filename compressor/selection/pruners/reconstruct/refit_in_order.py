@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,22 @@ from compressor.selection.pruners.reconstruct.statistics import TokenWeights
 from compressor.units.layers import Linear, linear_sizes, linear_weight
 
 
+class Damping(NamedTuple):
+    """What is added to the diagonal of Gram matrices, as shares of their mean diagonals.
+
+    Attributes:
+        damp: share in the choice of units and the reconstruction of weights.
+        ridge: share in refits.
+    """
+
+    damp: float
+    ridge: float
+
+    def maximum(self, second: Damping) -> Damping:
+        """The larger of both shares."""
+        return Damping(max(self.damp, second.damp), max(self.ridge, second.ridge))
+
+
 def refit_in_order(
     model: PreTrainedModel,
     choices: Sequence[GroupChoice],
@@ -28,7 +45,7 @@ def refit_in_order(
     on_progress: ProgressCallback,
     *,
     ridge: float,
-) -> None:
+) -> dict[str, Damping]:
     """Give the linears of each group, in order, the weights that restore the dense model's activations best.
 
     With x the inputs of the linear that a group ends in, in the model as it is pruned so far, and R the residual stream
@@ -52,6 +69,9 @@ def refit_in_order(
         on_progress: called with (linears, all linears).
         ridge: lambda, as a share of the mean diagonal of the sums over x x'.
 
+    Returns:
+        Name of the group -> the largest damping used for it; more than requested where a matrix has no Cholesky factor.
+
     Raises:
         InputError: an activation is not finite.
     """
@@ -65,11 +85,15 @@ def refit_in_order(
         steps.append(((linear,), choice))
         is_whole = is_whole and count == choice.group.counts[-1]
     calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
+    used: dict[str, Damping] = {}
     for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
+        name = choice.group.name
         if choice.group.linear in linears:
-            _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights, ridge)
+            step = _refit(linear_of(model, choice.group), choice, counts[name], calls, weights, ridge)
         else:
-            _refit_feeders(model, linears, choice, calls, weights, ridge)
+            step = _refit_feeders(model, linears, choice, calls, weights, ridge)
+        used[name] = used.get(name, step).maximum(step)
+    return used
 
 
 def _refit(
@@ -79,10 +103,10 @@ def _refit(
     calls: Iterable[TargetedCall],
     weights: Sequence[TokenWeights],
     ridge: float,
-) -> None:
+) -> Damping:
     """Refit the linear of one group; only the kept inputs are summed up."""
     columns, has_ones = choice.columns(count), choice.bias is not None
-    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
+    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
@@ -91,8 +115,9 @@ def _refit(
     weight, bias = np.zeros_like(start.weight), start.bias
     if len(columns) or has_ones:
         refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
-        weight[:, columns], bias = refit.weight, refit.bias
+        weight[:, columns], bias, ridge = refit.weight, refit.bias, refit.ridge
     set_weights(linear, weight, bias)
+    return Damping(max(choice.removal.damp, start.damp), ridge)
 
 
 def _refit_feeders(
@@ -102,7 +127,7 @@ def _refit_feeders(
     calls: Iterable[TargetedCall],
     weights: Sequence[TokenWeights],
     ridge: float,
-) -> None:
+) -> Damping:
     """Refit the feeders of one group.
 
     The answer depends on a token's neurons as it does on the output of the feed-forward at this token. Keys and values
@@ -110,17 +135,20 @@ def _refit_feeders(
     """
     linears = {name: linear_at(model, name) for name in feeders}
     statistics = {
-        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None)
+        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
     for call in calls:
         scales = None if choice.group.type == "heads" else _weights_of(call, choice, weights)
         statistics[call.linear].add(call.inputs, call.targets, scales)
+    used = Damping(choice.damp, ridge)
     for name, linear in linears.items():
         weight = linear_weight(linear).detach().double().cpu().numpy()
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         refit = statistics[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
         set_weights(linear, refit.weight, refit.bias)
+        used = used.maximum(Damping(choice.damp, refit.ridge))
+    return used
 
 
 def _weights_of(call: TargetedCall, choice: GroupChoice, weights: Sequence[TokenWeights]) -> Tensor:

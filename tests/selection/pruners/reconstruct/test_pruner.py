@@ -11,8 +11,9 @@ import torch
 
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ignore_progress
+from compressor.results import NoteCode
 from compressor.selection.pruners.reconstruct import in_order
-from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions, ReconstructPruner
 from tests.faults import fails_with
 from tests.selection.pruners.pruning import (
     Interrupter,
@@ -22,6 +23,7 @@ from tests.selection.pruners.pruning import (
     check_kept_counts,
     check_labels_are_not_read,
     family_inputs,
+    random_counts,
     ranked,
     result_of,
 )
@@ -102,6 +104,32 @@ def test_less_is_kept_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_order, "_PROCESS_BYTES", 1 << 60)
     small, base, large = (torch.nn.Linear(size, size, device="meta") for size in (1000, 10_000, 100_000))
     assert in_order.kept_bytes(small) > in_order.kept_bytes(base) > in_order.kept_bytes(large) >= 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("different_rows", "options", "raised"),
+    [
+        (1, ReconstructOptions(damp=1e-18), True),
+        (1, ReconstructOptions(), False),
+        (24, ReconstructOptions(damp=1e-18), False),
+        (24, ReconstructOptions(ridge=1e-18), True),
+    ],
+)
+def test_raised_damping_is_noted(
+    different_rows: int, options: ReconstructOptions, raised: bool, tmp_path: Path
+) -> None:
+    """Gram matrices of one repeated row are singular, and those of a norm's outputs, which feeders read."""
+    inputs = family_inputs("bert", tmp_path)
+    inputs.model.double()  # sums in float32 round more than this damping adds
+    rows = text(24, length=8, seed=1)
+    repeated = {name: value[:different_rows].repeat(24 // different_rows, 1) for name, value in rows.items()}
+    pruner = ReconstructPruner(replace(inputs, statistics=[repeated]), options)
+    pruner.rank(ignore_progress)
+    before = pruner.notes
+    pruner.finish(random_counts(inputs.groups))
+    assert before == ()
+    assert [note.code for note in pruner.notes] == [NoteCode.DAMPING_RAISED] * raised
+    assert all(any(group.name in note.text for group in inputs.groups) for note in pruner.notes)
 
 
 def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:

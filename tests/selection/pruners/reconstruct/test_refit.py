@@ -148,6 +148,12 @@ def test_values_that_are_not_finite_are_refused(tensor: int, value: float) -> No
         statistics(*tensors)
 
 
+def test_products_that_overflow_are_refused_by_the_name_of_the_linear() -> None:
+    sums = RefitStatistics(INPUTS, has_ones=True, name="layer.3.dense")
+    with fails_with(ErrorCode.NOT_FINITE, linear="layer.3.dense", count=INPUTS**2):
+        sums.add(torch.full((4, INPUTS), 1e25))
+
+
 def test_the_ridge_is_raised_until_the_matrix_has_a_factor() -> None:
     inputs, targets, weights = draw(0)
     inputs[:, 2] = 0
