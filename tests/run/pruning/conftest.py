@@ -42,7 +42,13 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         return [1e-9 * float(macs(graph_passes.load(engine.path), batch, seq) or 0) for engine in engines]
 
     def tables(
-        engines: Any, groups: Any, macs_table: CostTable, unpruned: Any, inputs: Mapping[Size, Feeds], on_progress: Any
+        engines: Any,
+        groups: Any,
+        macs_table: CostTable,
+        unpruned: Any,
+        inputs: Mapping[Size, Feeds],
+        partial: Any,
+        on_progress: Any,
     ) -> list[CostTable]:
         _, *counted = count_costs(engines, groups, list(inputs), on_progress)
         return [
