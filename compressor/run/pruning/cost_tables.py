@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
@@ -57,6 +58,7 @@ class CostSource:
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def count_tables(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
@@ -114,7 +116,7 @@ class CostSource:
             counts: name of the group -> number of units that the plan keeps; the others keep all.
             tables: tables of times.
         """
-        with self.log.stage("timing the plan"):
+        with self.log.stage(f"timing the plan, round {next(self._rounds)}"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
             times = []
             for table in tables:
