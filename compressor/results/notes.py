@@ -146,7 +146,7 @@ class NoteCode(StrEnum):
     COSTS_REUSED = "costs-reused"
     """The cost table of an earlier run on this machine is used."""
     COSTS_REMEASURED = "costs-remeasured"
-    """A stored cost table is of another machine or runtime."""
+    """Stored cost tables of the model are of another machine, runtime, engine or size, or hold no longer."""
     COSTS_NOT_STORED = "costs-not-stored"
     """The cost table that was measured could not be stored for later runs."""
     LOSS_UNBOUNDED = "loss-unbounded"
