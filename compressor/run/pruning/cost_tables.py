@@ -65,7 +65,8 @@ class CostSource:
     def count_tables(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
         with self.log.stage("counting the cost of units") as on_progress:
-            return count_costs(self.engines, self.groups, list(self.inputs), on_progress)
+            graph_of, plan = self.engines.float_graph, self.engines.reference.plan
+            return count_costs(graph_of, plan, self.groups, list(self.inputs), on_progress)
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
         """Times at each size: those of an earlier run on this machine, or measured now.
