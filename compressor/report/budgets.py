@@ -31,11 +31,14 @@ class CostTableRows:
 
 
 def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
-    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome."""
+    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome.
+
+    Where the metric bounds the plan, nothing is requested and there is no outcome.
+    """
     return [
         (
             _subject(row),
-            *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
+            *("" if value is None else cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
             _reached(row),
             f"{row.reached / row.dense:.1%}" if row.dense else "",
             _outcome(row),
@@ -48,9 +51,10 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     """A line for each budget: what was requested, predicted and reached."""
     lines = []
     for row in budget:
-        requested, predicted = (cost(value, row.unit) for value in (row.requested, row.predicted))
-        reached = f"{_reached(row)} reached: {_outcome(row)}"
-        lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {reached}")
+        line = f"{cost(row.predicted, row.unit)} predicted, {_reached(row)} reached"
+        if row.requested is not None:
+            line = f"{cost(row.requested, row.unit)} requested, {line}: {_outcome(row)}"
+        lines.append(f"budget, {_subject(row)}: {line}")
     return lines
 
 
@@ -108,7 +112,9 @@ def _subject(row: BudgetRow) -> str:
 
 
 def _outcome(row: BudgetRow) -> str:
-    """`met` or `missed`; `by the median` where the interval of the time includes the budget."""
+    """`met` or `missed`; `by the median` where the interval of the time includes the budget; empty: there is none."""
+    if row.requested is None:
+        return ""
     text = "met" if row.met else "missed"
     if row.low is None or row.high is None:
         return text

@@ -226,3 +226,7 @@ def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool
     assert [note.code for note in notes] == ([] if met else [NoteCode.BUDGET_MISSED])
     slower = speed.model_copy(update={"dense": latency.model_copy(update={"p50": 12.0})})
     assert NoteCode.TIMES_DRIFTED in {note.code for note in delivered_rows((timed,), [slower])[1]}
+    unbounded = timed.model_copy(update={"requested": None})
+    (row,), notes = delivered_rows((unbounded,), [speed])
+    assert (row.met, row.predicted, row.reached, notes) == (True, 1.9, pytest.approx(4.0 / ratio), [])
+    assert delivered_rows((unbounded,), []) == ((), [])
