@@ -9,12 +9,13 @@ from compressor.report import formatting
 from compressor.results import BudgetRow, CostShare, CostUnit
 from compressor.results.budgets import WHOLE_MODEL
 
-_NAMES: dict[CostUnit, str] = {
+UNIT_NAMES: dict[CostUnit, str] = {
     "ms": "time",
     "macs": "multiply-accumulates",
     "parameters": "parameters",
     "heads": "heads",
 }
+"""What each unit of a cost counts."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def cost_tables(costs: Sequence[CostShare]) -> list[CostTableRows]:
             )
             for name, first, second in (*sums, ("sum", before, after))
         )
-        tables.append(CostTableRows(f"{_NAMES[unit].capitalize()}, {label}", rows))
+        tables.append(CostTableRows(f"{UNIT_NAMES[unit].capitalize()}, {label}", rows))
     return tables
 
 
@@ -87,7 +88,7 @@ def cost_lines(costs: Sequence[CostShare]) -> list[str]:
             f"{row.type} {cost(row.before, unit)}" + ("" if row.type == "rest" else f" → {cost(row.after, unit)}")
             for row in members
         ]
-        lines.append(f"{_NAMES[unit]}, {label}: {', '.join(changes)}")
+        lines.append(f"{UNIT_NAMES[unit]}, {label}: {', '.join(changes)}")
     return lines
 
 
@@ -98,7 +99,7 @@ def cost(value: float, unit: CostUnit) -> str:
 
 def quantity(value: float, unit: CostUnit) -> str:
     """A cost with what is counted: `4.83 ms`, `154M multiply-accumulates`."""
-    return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {_NAMES[unit]}"
+    return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {UNIT_NAMES[unit]}"
 
 
 def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostShare]]]:
@@ -108,7 +109,7 @@ def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostS
 
 def _subject(row: BudgetRow) -> str:
     """`time, batch 1, length 128`, or `parameters` for a count of the whole model."""
-    return _NAMES[row.unit] if row.label == WHOLE_MODEL else f"{_NAMES[row.unit]}, {row.label}"
+    return UNIT_NAMES[row.unit] if row.label == WHOLE_MODEL else f"{UNIT_NAMES[row.unit]}, {row.label}"
 
 
 def _outcome(row: BudgetRow) -> str:
