@@ -190,7 +190,8 @@ def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Con
     """Raise BudgetError for a budget below the cost of a plan that keeps nothing of the groups."""
     least = [constraint.predicted_cost({group.name: 0 for group in groups}) for constraint in constraints]
     if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
-        raise unreachable(constraints, least, {group.name for group in groups})
+        budgets, tables = zip(*((part.budget, part.table.scaled(part.correction)) for part in constraints), strict=True)
+        raise unreachable(budgets, tables, least, {group.name for group in groups})
 
 
 def allocate_until_met(

@@ -109,7 +109,8 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
         rests.append(constraint.table.whole - sum(savings))
     limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
     if min(limits) < 0:
-        raise unreachable(constraints, rests, {member.name for member in bundles})
+        budgets, tables = zip(*((constraint.budget, constraint.table) for constraint in constraints), strict=True)
+        raise unreachable(budgets, tables, rests, {member.name for member in bundles})
     return UnitPool(tuple(bundles), tuple(costs), limits)
 
 

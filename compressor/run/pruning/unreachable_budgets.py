@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from compressor.errors import BudgetError, ErrorCode
 from compressor.measure.costs import CostTable
 from compressor.report.budgets import UNIT_NAMES
-
-if TYPE_CHECKING:
-    from compressor.run.pruning.budget import Constraint
 
 _PARTS = {
     "heads": "heads that may not be removed",
@@ -20,29 +16,31 @@ _PARTS = {
 """Parts of the least cost -> what they are called."""
 
 
-def unreachable(constraints: Sequence[Constraint], least: Sequence[float], removable: Collection[str]) -> BudgetError:
+def unreachable(
+    budgets: Sequence[float], tables: Sequence[CostTable], least: Sequence[float], removable: Collection[str]
+) -> BudgetError:
     """The error for budgets of which some are below the cost of a plan that keeps nothing.
 
     Args:
-        constraints: the constraints.
-        least: cost of a plan that keeps nothing, under each constraint.
+        budgets: the budgets.
+        tables: what plans cost, for each budget.
+        least: cost of a plan that keeps nothing, for each budget.
         removable: names of the groups whose units may be removed.
     """
-    budgets = [constraint.budget for constraint in constraints]
     exceeded = [number for number, cost in enumerate(least) if budgets[number] < cost]
-    constraint, minimum = constraints[exceeded[0]], least[exceeded[0]]
-    parts = [_parts(part, cost, removable) for part, cost in zip(constraints, least, strict=True)]
-    table = constraint.table
+    parts = [_parts(table, cost, removable) for table, cost in zip(tables, least, strict=True)]
+    first = exceeded[0]
+    table, minimum = tables[first], least[first]
     if table.unit == "ms":
         subject = f"at {table.size_label}"
         ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
     else:
         subject, ratio = f"of {UNIT_NAMES[table.unit]}", f" ({minimum / table.dense:.1%} of dense)"
     made_of = ", ".join(
-        f"{_amount(cost, table)} of {_PARTS[name]}" for name, cost in parts[exceeded[0]].items() if cost > 0
+        f"{_amount(parts[first][name], table)} of {text}" for name, text in _PARTS.items() if parts[first][name] > 0
     )
     return BudgetError(
-        f"the budget {subject} is {_amount(constraint.budget, table)}, but {_amount(minimum, table)} remain{ratio} if"
+        f"the budget {subject} is {_amount(budgets[first], table)}, but {_amount(minimum, table)} remain{ratio} if"
         f" every head and neuron is removed that may be: {made_of}; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budgets=tuple(budgets),
@@ -52,18 +50,11 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float], remov
     )
 
 
-def _parts(constraint: Constraint, least: float, removable: Collection[str]) -> dict[str, float]:
+def _parts(table: CostTable, least: float, removable: Collection[str]) -> dict[str, float]:
     """What the cost of a plan that keeps nothing of the removable groups is made of; the parts add up to it."""
-    kept = {
-        kind: constraint.correction
-        * sum(
-            row.saving(0)
-            for row in constraint.table.rows
-            for name in row.groups
-            if row.type == kind and name not in removable
-        )
-        for kind in ("heads", "neurons")
-    }
+    kept = {"heads": 0.0, "neurons": 0.0}
+    for row in table.rows:
+        kept[row.type] += row.saving(0) * sum(name not in removable for name in row.groups)
     return {**kept, "rest": least - sum(kept.values())}
 
 
