@@ -12,9 +12,7 @@ import onnx_ir as ir
 from compressor import model_folder
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, InputError
-from compressor.export import export_reference
 from compressor.model_folder import example_inputs
-from compressor.model_folder.signals import IMAGES
 from compressor.progress import Listener, NullListener
 from compressor.results import CostUnit, Note, NoteCode
 from compressor.run.products import LoadedModel
@@ -23,7 +21,7 @@ from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.plan_engines import float_graph
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import timed_lengths
-from compressor.run.variant import drops_unread, rehearse
+from compressor.run.variant import drops_unread, export_unproven, rehearse
 from compressor.units import PrunableGroup, expert_weights, find_groups, keep_all
 from graph_passes import Plan, Refusal
 
@@ -103,14 +101,12 @@ def _counted_shares(
     recipe: Recipe, model: LoadedModel, length: int | None, log: RunLog
 ) -> dict[CostUnit, dict[str, float]]:
     """Shares of the parameters and of the multiply-accumulates by group, without what cannot be counted."""
-    folder, plan = model.folder, keep_all(model.groups)
+    plan = keep_all(model.groups)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "reference.onnx"
         try:
             with log.stage("exporting the graph"):
-                fixed = () if folder.image_size is None else (IMAGES,)
-                form = {"opset": recipe.export.opset, "attention": recipe.export.attention}
-                export_reference(folder.model, plan, example_inputs(folder, 2, 8), path, fixed=fixed, **form)
+                export_unproven(model.folder, plan, recipe.export, path)
                 refused = rehearse(path, model.groups).refused
         except CompressorError as error:
             _note_uncounted("parameters and multiply-accumulates", error, log)
