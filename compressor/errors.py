@@ -144,7 +144,9 @@ class BudgetError(UsageError):
     """Budgets that no pruned model meets.
 
     `details` has `budgets`; `least`, the least cost that is reachable for each of them when the others are ignored; and
-    `exceeded`, the indices of the budgets below that (empty: each can be met alone, but not all together).
+    `exceeded`, the indices of the budgets below that (empty: each can be met alone, but not all together). Where some
+    are exceeded, `parts` has what each least cost is made of: `heads` and `neurons` that may not be removed, and the
+    `rest`.
     """
 
 

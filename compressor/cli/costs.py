@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     """
     recipe = Recipe(model=model, **{name: value for name, value in flags.items() if value is not None})
     path = None if out is None else _output_file(Path(out), force=bool(force))
-    from compressor.report.cost_curves import curve_rows, curves_of, headline
+    from compressor.report.cost_curves import curve_bars, curve_rows, curves_of, headline
     from compressor.run.pruning.model_costs import measure_model
 
     measured = measure_model(recipe, console)
@@ -54,7 +55,8 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
     for table in measured.tables:
         parts.append(Text(headline(table), style="bold"))
         for curve in curves_of(table):
-            parts += [Text(f"\n{curve.title}: {curve.pattern}"), _table(curve.unit, curve_rows(curve))]
+            rows = zip(curve_rows(curve), curve_bars(curve), strict=True)
+            parts += [Text(f"\n{curve.title}: {curve.pattern}"), _table(curve.unit, rows)]
         parts.append(Text())
     if path is not None:
         _write(measured, path)
@@ -80,12 +82,13 @@ def _output_file(path: Path, *, force: bool) -> Path:
     return path
 
 
-def _table(unit: str, rows: tuple[tuple[str, ...], ...]) -> Table:
-    table = text_table(f"{unit} kept", "time of one", "all, of the model", "")
+def _table(unit: str, rows: Iterable[tuple[tuple[str, ...], str]]) -> Table:
+    """The rows of a curve with the bar of each, before its cliff."""
+    table = text_table(f"{unit} kept", "time of one", "all, of the model", "", "")
     for column in table.columns[:3]:
         column.justify = "right"
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for (*cells, cliff), bar in rows:
+        table.add_row(*map(Text, (*cells, bar, cliff)))
     return table
 
 

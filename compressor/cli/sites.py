@@ -12,23 +12,30 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.cli.field_options import options_of
-from compressor.config.sections import SourceConfig
+from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.config.run import FIELDS, Recipe
+from compressor.config.sections import ExportConfig, SourceConfig
+from compressor.config.sites import SitesOptions
 from compressor.errors import ErrorCode, InputError
 
-_COLUMNS = ("name", "type", "kind", "units", "kv_heads", "head_dim")
+_COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
+_SHARES = ("parameters", "macs")
+_NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
+_FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_fields}
 
 
-@click.command(short_help="What can be pruned in a model folder or an ONNX graph.")
+@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="What can be pruned in a model folder or an ONNX graph.")
 @click.argument("model")
-@options_of(SourceConfig, without=("model",))
+@options_of(_FIELDS, without=("model",))
 @common
 @click.pass_obj
-def sites(console: Console, model: str, **source: Any) -> None:
+def sites(console: Console, model: str, **flags: Any) -> None:
     """List what can be pruned in MODEL, a model folder or an ONNX file, in the order in which it runs.
 
     For a folder these are the heads of each attention and the neurons of each feed-forward; for an ONNX file the
-    heads.
+    heads. A budget keeps a multiple of the step, or all units. For a folder the shares of the parameters and of the
+    multiply-accumulates that all units of a group account for are listed too, and their time in milliseconds, if
+    compress costs, or a run under a budget of time, has measured it on this machine.
     """
     path = Path(model)
     if not path.exists():
@@ -37,11 +44,14 @@ def sites(console: Console, model: str, **source: Any) -> None:
             code=ErrorCode.FILE_MISSING,
             path=path,
         )
-    settings = {name: value for name, value in source.items() if value is not None}
-    with console.stage("finding units"):
-        rows = list(_of_graph(path) if path.suffix == ".onnx" else _of_folder(path, settings))
-    cells = [["-" if row[column] is None else str(row[column]) for column in _COLUMNS] for row in rows]
+    settings = {name: value for name, value in flags.items() if value is not None}
+    if path.suffix == ".onnx":
+        with console.stage("finding units"):
+            rows = list(_of_graph(path))
+    else:
+        rows = list(_of_folder(console, path, settings))
     table = Table(box=None, pad_edge=False)
+    cells = [[_cell(column, row[column]) for column in _COLUMNS] for row in rows]
     for column, *values in zip(_COLUMNS, *cells, strict=True):
         # Names are never cut, however narrow the terminal is.
         table.add_column(column, min_width=max(map(len, (column, *values))))
@@ -50,25 +60,33 @@ def sites(console: Console, model: str, **source: Any) -> None:
     console.result(table, rows)
 
 
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column in _SHARES:
+        return f"{value:.2%}"
+    return f"{value:.3g}" if column == "ms" else str(value)
+
+
 def _of_graph(path: Path) -> Iterator[dict[str, Any]]:
     """A row for each attention of a graph."""
     import graph_passes
 
     for site in graph_passes.find_attention(graph_passes.load(path)):
-        yield _heads(site)
+        yield dict.fromkeys(_COLUMNS) | _heads(site)
 
 
-def _of_folder(path: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _of_folder(console: Console, path: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each group of units of a model."""
-    from compressor.model_folder import example_inputs, load
-    from compressor.units import find_groups
+    from compressor.run.pruning.model_units import list_units
 
-    folder = load(path, needs_processor=False, **settings)
-    for group in find_groups(folder.model, example_inputs(folder, batch=2, seq=8)):
-        if group.site is not None:
-            yield _heads(group.site)
-        else:
-            yield dict.fromkeys(_COLUMNS) | {"name": group.name, "type": group.type, "units": group.units}
+    options = SitesOptions(**{name: settings.pop(name) for name in SitesOptions.model_fields if name in settings})
+    recipe = Recipe(model=path, seq=None if options.seq is None else (options.seq,), **settings)
+    for unit in list_units(recipe, console, count=options.count):
+        group, costs = unit.group, {"parameters": unit.parameters, "macs": unit.macs, "ms": unit.ms}
+        row = {"name": group.name, "type": group.type, "units": group.units, "step": group.step}
+        of_site = {} if group.site is None else _heads(group.site)
+        yield dict.fromkeys(_COLUMNS) | row | of_site | costs
 
 
 def _heads(site: Any) -> dict[str, Any]:

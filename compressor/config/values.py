@@ -38,14 +38,15 @@ def _as_table(value: Any) -> Any:
 
 def _as_share(value: Any) -> Any:
     """The share that `90%` or a number from 0 to 1 stands for."""
+    is_percentage = isinstance(value, str) and "%" in value
     try:
-        share = float(value.removesuffix("%")) / 100 if isinstance(value, str) and "%" in value else float(value)
+        share = float(value.removesuffix("%")) / 100 if is_percentage else float(value)
         if isinstance(value, bool):
             raise TypeError
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValueError("not a share; give a number from 0 to 1, or a percentage such as 90%") from error
     if not 0.0 <= share <= 1.0:
-        percentage = f"{share:g}" if 1 < share <= 100 else "90"
+        percentage = f"{share:g}" if not is_percentage and 1 < share <= 100 else "90"
         raise InvalidValueError(
             f"out of range; give a number from 0 to 1, or a percentage such as {percentage}%", ErrorCode.OUT_OF_RANGE
         )

@@ -102,8 +102,9 @@ def bench(
                 require_run(engine, path, feeds, batch, seq)
         speeds = tuple(_speeds(engines, inputs, seconds, seed, listener))
         with listener.stage("measure memory"):
+            lengths = list(dict.fromkeys(seq for _, seq in sizes))
             first, second = (
-                facts(engine, path, batch=sizes[0][0], seq=sizes[0][1], file=str(path))
+                facts(engine, path, batch=sizes[0][0], lengths=lengths, file=str(path))
                 for engine, path in zip(engines, (dense, compressed), strict=True)
             )
     return BenchResult(first, second, speeds, dict(engines[0].session))

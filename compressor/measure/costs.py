@@ -189,12 +189,19 @@ def load_tables(path: Path, key: Mapping[str, str]) -> tuple[tuple[CostTable, ..
 
     A file that cannot be read counts as none.
     """
-    try:
-        stored = StoredTables.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+    stored = read_tables(path)
+    if stored is None:
         return (), ()
     differing = tuple(name for name in key if stored.key.get(name) != key[name])
     return (stored.tables if not differing else ()), differing
+
+
+def read_tables(path: Path) -> StoredTables | None:
+    """The content of a file of tables; None: it cannot be read."""
+    try:
+        return StoredTables.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def save_tables(path: Path, key: Mapping[str, str], tables: Sequence[CostTable]) -> None:

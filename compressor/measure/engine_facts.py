@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,25 +15,27 @@ from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
 
 
-def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None) -> EngineFacts:
+def facts(engine: Engine, graph: Path, *, batch: int, lengths: Sequence[int], file: str | None) -> EngineFacts:
     """Facts about an engine for a report.
 
     Args:
         engine: the engine.
         graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
         batch: rows of the random inputs with which memory is measured.
-        seq: their length in tokens.
+        lengths: lengths in tokens at which multiply-accumulates are counted; the first is that of the random inputs.
         file: name of the engine's file in the report; None: the file is not kept.
     """
     model = load(graph)
-    feeds = random_feeds(model, batch, seq)
+    feeds = random_feeds(model, batch, lengths[0])
     Normalize()(model)
+    counts = {length: macs(model, 1, length) for length in lengths}
     return EngineFacts(
         file=file,
         parameters=count_parameters(model),
         file_bytes=file_bytes(engine, graph),
         peak_memory_bytes=engine.memory(feeds),
-        macs=macs(model, 1, seq),
+        macs=counts[lengths[0]],
+        macs_by_length={length: count for length, count in counts.items() if count is not None},
         attentions=engine.attentions,
         fused=engine.fused,
         optimization=engine.optimization,

@@ -9,12 +9,13 @@ from compressor.report import formatting
 from compressor.results import BudgetRow, CostShare, CostUnit
 from compressor.results.budgets import WHOLE_MODEL
 
-_NAMES: dict[CostUnit, str] = {
+UNIT_NAMES: dict[CostUnit, str] = {
     "ms": "time",
     "macs": "multiply-accumulates",
     "parameters": "parameters",
     "heads": "heads",
 }
+"""What each unit of a cost counts."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class CostTableRows:
 
 
 def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
-    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome."""
+    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome.
+
+    Where the metric bounds the plan, nothing is requested and there is no outcome.
+    """
     return [
         (
             _subject(row),
-            *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
+            *("" if value is None else cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
             _reached(row),
             f"{row.reached / row.dense:.1%}" if row.dense else "",
             _outcome(row),
@@ -48,9 +52,10 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     """A line for each budget: what was requested, predicted and reached."""
     lines = []
     for row in budget:
-        requested, predicted = (cost(value, row.unit) for value in (row.requested, row.predicted))
-        reached = f"{_reached(row)} reached: {_outcome(row)}"
-        lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {reached}")
+        line = f"{cost(row.predicted, row.unit)} predicted, {_reached(row)} reached"
+        if row.requested is not None:
+            line = f"{cost(row.requested, row.unit)} requested, {line}: {_outcome(row)}"
+        lines.append(f"budget, {_subject(row)}: {line}")
     return lines
 
 
@@ -71,7 +76,7 @@ def cost_tables(costs: Sequence[CostShare]) -> list[CostTableRows]:
             )
             for name, first, second in (*sums, ("sum", before, after))
         )
-        tables.append(CostTableRows(f"{_NAMES[unit].capitalize()}, {label}", rows))
+        tables.append(CostTableRows(f"{UNIT_NAMES[unit].capitalize()}, {label}", rows))
     return tables
 
 
@@ -83,7 +88,7 @@ def cost_lines(costs: Sequence[CostShare]) -> list[str]:
             f"{row.type} {cost(row.before, unit)}" + ("" if row.type == "rest" else f" → {cost(row.after, unit)}")
             for row in members
         ]
-        lines.append(f"{_NAMES[unit]}, {label}: {', '.join(changes)}")
+        lines.append(f"{UNIT_NAMES[unit]}, {label}: {', '.join(changes)}")
     return lines
 
 
@@ -94,7 +99,7 @@ def cost(value: float, unit: CostUnit) -> str:
 
 def quantity(value: float, unit: CostUnit) -> str:
     """A cost with what is counted: `4.83 ms`, `154M multiply-accumulates`."""
-    return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {_NAMES[unit]}"
+    return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {UNIT_NAMES[unit]}"
 
 
 def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostShare]]]:
@@ -104,11 +109,13 @@ def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostS
 
 def _subject(row: BudgetRow) -> str:
     """`time, batch 1, length 128`, or `parameters` for a count of the whole model."""
-    return _NAMES[row.unit] if row.label == WHOLE_MODEL else f"{_NAMES[row.unit]}, {row.label}"
+    return UNIT_NAMES[row.unit] if row.label == WHOLE_MODEL else f"{UNIT_NAMES[row.unit]}, {row.label}"
 
 
 def _outcome(row: BudgetRow) -> str:
-    """`met` or `missed`; `by the median` where the interval of the time includes the budget."""
+    """`met` or `missed`; `by the median` where the interval of the time includes the budget; empty: there is none."""
+    if row.requested is None:
+        return ""
     text = "met" if row.met else "missed"
     if row.low is None or row.high is None:
         return text

@@ -8,6 +8,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.report import formatting
 from compressor.report.unit_maps import common_pattern
 
+_BAR, _EIGHTHS = 24, " ▏▎▍▌▋▊▉█"  # characters of the longest bar, and one that is filled to each eighth
 _TYPES = {"heads": ("attention", "attentions"), "neurons": ("feed-forward", "feed-forwards")}
 
 
@@ -78,6 +79,13 @@ def curve_rows(curve: CostCurve) -> tuple[tuple[str, ...], ...]:
         )
         for point in curve.points
     )
+
+
+def curve_bars(curve: CostCurve) -> tuple[str, ...]:
+    """A bar for each number of units, as long as the time of one group, relative to the longest time of the curve."""
+    most = max(point.ms for point in curve.points)
+    eighths = [round(8 * _BAR * max(point.ms, 0.0) / most) if most > 0 else 0 for point in curve.points]
+    return tuple(f"{_EIGHTHS[8] * (part // 8)}{_EIGHTHS[part % 8]}".rstrip() for part in eighths)
 
 
 def headline(table: CostTable) -> str:

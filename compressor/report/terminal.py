@@ -107,14 +107,12 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
 
 
 def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """The shares of the machine's limit that both engines reach, at the first length."""
+    """The shares of the machine's limit that both engines reach, at each size."""
     for speed in report.speeds:
-        if speed.seq == report.speeds[0].seq:
-            before = report.dense.share_of_limit(speed.batch, speed.dense.p50)
-            after = report.compressed.share_of_limit(speed.batch, speed.compressed.p50)
-            if before is not None and after is not None:
-                label = f"share of the machine's limit, {speed.size_label}"
-                yield label, f"{before:.0%}", f"{after:.0%}", ""
+        before = report.dense.share_of_limit(speed.batch, speed.seq, speed.dense.p50)
+        after = report.compressed.share_of_limit(speed.batch, speed.seq, speed.compressed.p50)
+        if before is not None and after is not None:
+            yield f"share of the machine's limit, {speed.size_label}", f"{before:.0%}", f"{after:.0%}", ""
 
 
 def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:

@@ -15,18 +15,19 @@ WHOLE_MODEL = "whole model"
 class BudgetRow(Row):
     """One bound on the cost of the plan, and the cost of the plan.
 
-    `batch` and `seq` are the size at which it holds; both are None for a count of the whole model, and in reports of
-    earlier versions. `label` is the size in words, or `whole model`. `predicted` is the cost of the plan by the cost
-    table, and `dense` that of the dense engine. `reached` is the cost of the engine: for times, `dense` over the speed
-    of the delivered engine that was timed in turn with dense, with the interval from `low` to `high`; where the machine
-    has no such engine, the time of one that was built while units were allocated.
+    `requested` is the bound; None where the metric bounds the plan, whose cost is shown against its prediction. `batch`
+    and `seq` are the size at which it holds; both are None for a count of the whole model, and in reports of earlier
+    versions. `label` is the size in words, or `whole model`. `predicted` is the cost of the plan by the cost table, and
+    `dense` that of the dense engine. `reached` is the cost of the engine: for times, `dense` over the speed of the
+    delivered engine that was timed in turn with dense, with the interval from `low` to `high`; where the machine has no
+    such engine, the time of one that was built while units were allocated.
     """
 
     label: str
     batch: int | None = None
     seq: int | None = None
     unit: CostUnit
-    requested: float
+    requested: float | None
     predicted: float
     reached: float
     dense: float

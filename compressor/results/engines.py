@@ -75,6 +75,8 @@ class EngineFacts(Row):
     peak_memory_bytes: int | None
     macs: int | None
     """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    macs_by_length: dict[int, int] = Field(default_factory=dict)
+    """The same at each length that was timed; length 1 is that of a model that has one size."""
     machine_limit: float | None = None
     """Operations per second of a matrix product of 2048 x 2048 x 2048 in the engine's precision, on its runtime and
     number of threads; None: not measured.
@@ -88,16 +90,18 @@ class EngineFacts(Row):
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
 
-    def share_of_limit(self, batch: int, milliseconds: float) -> float | None:
-        """The share of the machine's limit that a call at the first length reaches: `2 macs batch / seconds / limit`.
+    def share_of_limit(self, batch: int, seq: int | None, milliseconds: float) -> float | None:
+        """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`; None: not known.
 
         Args:
             batch: rows of the call.
+            seq: their length in tokens; None: the model has one size.
             milliseconds: its time.
         """
-        if not self.machine_limit or self.macs is None:
+        macs = self.macs_by_length.get(seq or 1)
+        if not self.machine_limit or macs is None:
             return None
-        return 2 * self.macs * batch / (1e-3 * milliseconds) / self.machine_limit
+        return 2 * macs * batch / (1e-3 * milliseconds) / self.machine_limit
 
 
 class Candidate(Row):

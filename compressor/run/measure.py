@@ -63,9 +63,9 @@ def measure_variants(
             speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
     log.add_notes(run_notes.speed_notes(speeds.get("dense", ())))
     with log.stage("measuring memory"):
-        first_batch, first_seq = next(iter(inputs))
+        first_batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(seq or 1 for _, seq in inputs))
         kept = [variant for name, variant in by_name.items() if name != "rewritten"]
-        facts = _facts(kept, batch=first_batch, seq=first_seq or 1)
+        facts = _facts(kept, batch=first_batch, lengths=lengths)
     log.add_notes(run_notes.unmeasured_memory_notes(facts))
     throughputs: tuple[Throughput, ...] = ()
     if "dense" in by_name:
@@ -128,8 +128,8 @@ def _throughputs(
     )
 
 
-def _facts(variants: Sequence[Variant], *, batch: int, seq: int) -> dict[VariantName, EngineFacts]:
-    """Sizes, memory and operators of each engine; memory is measured on inputs of this size.
+def _facts(variants: Sequence[Variant], *, batch: int, lengths: Sequence[int]) -> dict[VariantName, EngineFacts]:
+    """Sizes, memory and operators of each engine; memory is measured on inputs of the first length.
 
     Only the compressed engine's file is named, since only that one is in the output folder.
     """
@@ -138,7 +138,7 @@ def _facts(variants: Sequence[Variant], *, batch: int, seq: int) -> dict[Variant
             variant.engine,
             variant.graph.path,
             batch=batch,
-            seq=seq,
+            lengths=lengths,
             file=variant.engine.path.name if variant.name == "compressed" else None,
         )
         for variant in variants

@@ -10,7 +10,7 @@ from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
-from compressor.config.sections import AUTO, BlocksConfig
+from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report.budgets import cost, quantity
@@ -22,6 +22,7 @@ from compressor.tasks import Data
 from graph_passes import Plan
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
+_BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "match_dense")  # distillation uses it too
 _QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
@@ -66,6 +67,8 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
     yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
     if not engine.allows_quantized:
         yield from _unused(_QUANTIZATION_FIELDS, recipe, f"the precision is {engine.precision}")
+    if not recipe.prunes:
+        yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
     if learns and recipe.learns_units:
         yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
     if learns and recipe.selection.searches and not blocks.drops_any:
@@ -137,7 +140,11 @@ def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> I
     """What was requested and what was reached."""
     whole = [constraint.table.cost({}) for constraint in constraints]
     if all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True)):
-        text = "the budget allows every unit that it could remove, so it removes none"
+        uses = ", ".join(
+            f"{cost(most, part.table.unit)} of {quantity(part.budget, part.table.unit)}"
+            for part, most in zip(constraints, whole, strict=True)
+        )
+        text = f"the model meets the budget as it is ({uses}), so no unit is removed for it"
         yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
     for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
         table, used = constraint.table, constraint.usage(measured)

@@ -55,11 +55,16 @@ def export_graph(
         proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
         if proof.holds:
             return ExportedGraph(name, plan, out, proof)
+    export_unproven(folder, plan, config, out)
+    proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
+    return ExportedGraph(name, plan, out, verify.require(proof))
+
+
+def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
+    """Export the gated model, with every unit still in it, to count what it consists of."""
     inputs = example_inputs(folder, batch=2, seq=8)
     fixed = () if folder.image_size is None else (IMAGES,)
     export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention, fixed=fixed)
-    proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
-    return ExportedGraph(name, plan, out, verify.require(proof))
 
 
 def drops_unread(recipe: Recipe) -> bool:

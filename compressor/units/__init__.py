@@ -8,7 +8,7 @@ from compressor.units.bundles import Bundles
 from compressor.units.compact import Compaction, compacted
 from compressor.units.find import Site, find_sites
 from compressor.units.gating import check_plan, gated, keep_all, keep_only
-from compressor.units.groups import PrunableGroup, find_groups
+from compressor.units.groups import PrunableGroup, expert_weights, find_groups
 from compressor.units.head_outputs import hooked
 from compressor.units.hook import Attention, OutputHook, WeightsHook
 from compressor.units.masking import masked
@@ -23,6 +23,7 @@ __all__ = [
     "WeightsHook",
     "check_plan",
     "compacted",
+    "expert_weights",
     "find_groups",
     "find_sites",
     "gated",

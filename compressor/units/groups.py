@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
@@ -110,7 +111,7 @@ def find_groups(
 ) -> list[PrunableGroup]:
     """The groups of a model whose units can be pruned, in the order in which a forward first calls them.
 
-    Experts whose weights are one tensor of three axes are no linears, and are not listed.
+    Experts whose weights are one tensor of three axes are no linears, and are not listed; see `expert_weights`.
 
     Args:
         model: a transformers model; runs a few times in evaluation mode without gradients, and is restored afterwards.
@@ -138,6 +139,31 @@ def find_groups(
     groups.sort(key=lambda group: trace.order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
+
+
+def expert_weights(model: nn.Module, groups: Sequence[PrunableGroup]) -> tuple[str, ...]:
+    """The modules outside attentions and convolutions with a weight of three axes: experts, of which none is a group.
+
+    Args:
+        model: the model.
+        groups: its groups.
+    """
+    modules = dict(unwrap(model).named_modules())
+    sites = [group.site.name for group in groups if group.site is not None]
+    known = [*sites, *(name for name, module in modules.items() if isinstance(module, _ConvNd))]
+
+    def is_known(name: str) -> bool:
+        """Whether an attention or a convolution is the module, a part of it, or contains it."""
+        return any(
+            f"{inner}.".startswith(f"{outer}.") for part in known for inner, outer in ((name, part), (part, name))
+        )
+
+    return tuple(
+        name
+        for name, module in modules.items()
+        if any(weight.dim() == 3 and min(weight.shape) > 1 for weight in module.parameters(recurse=False))
+        and not is_known(name)
+    )
 
 
 def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:

@@ -96,24 +96,55 @@ def test_common_flags_are_accepted_anywhere(capfd: Cap, model: Path, arguments: 
     result = compress(capfd, *arguments, model, "--quiet")
     assert (result.code, result.err) == (0, "")
     layer = "bert.encoder.layer.0"
-    heads = {"type": "heads", "kind": "bidirectional", "units": 2, "kv_heads": 2, "head_dim": 8}
-    neurons = {"type": "neurons", "kind": None, "units": 20, "kv_heads": None, "head_dim": None}
-    assert result.json == [
+    heads = {"type": "heads", "kind": "bidirectional", "units": 2, "step": 1, "kv_heads": 2, "head_dim": 8}
+    neurons = {"type": "neurons", "kind": None, "units": 20, "step": 1, "kv_heads": None, "head_dim": None}
+    costs = ("parameters", "macs", "ms")
+    assert [{name: value for name, value in row.items() if name not in costs} for row in result.json] == [
         {"name": f"{layer}.attention.self", **heads},
         {"name": f"{layer}.output.dense", **neurons},
     ]
+    assert all(set(row) >= set(costs) for row in result.json)
 
 
 def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:
     folder_sites = compress(capfd, "sites", model)
     graph_sites = compress(capfd, "sites", graph)
     (columns, heads, neurons), (graph_columns, graph_heads) = map(table_of, (folder_sites.out, graph_sites.out))
-    assert (columns, heads) == (graph_columns, graph_heads)
-    assert columns == ["name", "type", "kind", "units", "kv_heads", "head_dim"]
-    assert neurons[1:] == ["neurons", "-", "20", "-", "-"]
+    assert columns == graph_columns
+    assert columns == ["name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms"]
+    assert heads[:4] == graph_heads[:4]
+    assert neurons[1:7] == ["neurons", "-", "20", "1", "-", "-"]
+    assert all(share.endswith("%") for row in (heads, neurons) for share in row[7:9])
     assert folder_sites.err.startswith("finding units")
-    json_of_graph = compress(capfd, "sites", "--json", graph).json
-    assert json_of_graph == heads_of(compress(capfd, "sites", "--json", model).json)
+    assert graph_attentions(capfd, graph) == graph_attentions(capfd, model)
+
+
+def test_shares_of_sites_are_those_of_what_a_plan_without_them_lacks(
+    capfd: Cap, model: Path, graph: Path, tmp_path: Path
+) -> None:
+    heads, neurons = compress(capfd, "sites", "--json", "--seq", "6", model).json
+    network = load(model).model
+    whole = sum(weight.numel() for weight in network.parameters())
+    hidden, units = network.config.hidden_size, neurons["units"]
+    # Queries, keys, values and outputs of all heads, and two projections, with their biases but for those of outputs.
+    assert heads["parameters"] == pytest.approx((4 * hidden**2 + 3 * hidden) / whole, rel=0.02)
+    assert neurons["parameters"] == pytest.approx((2 * hidden * units + units) / whole, rel=0.02)
+    # The shares are those of one size: longer rows have more attention.
+    longer, _ = compress(capfd, "sites", "--json", "--seq", "12", model).json
+    assert longer["parameters"] == heads["parameters"]
+    assert longer["macs"] > heads["macs"] > 0
+
+
+def test_sites_are_listed_without_shares_where_none_are_counted(capfd: Cap, model: Path) -> None:
+    counted = compress(capfd, "sites", "--json", model)
+    listed = compress(capfd, "sites", "--json", "--no-count", model)
+    assert "exporting" not in listed.err
+    assert listed.json == [{**row, "parameters": None, "macs": None} for row in counted.json]
+
+
+def test_the_length_of_sites_is_checked(capfd: Cap, model: Path) -> None:
+    result = compress(capfd, "sites", model, "--seq", "0")
+    assert (result.code, result.error_code, result.details["field"]) == (2, ErrorCode.OUT_OF_RANGE, "seq")
 
 
 def table_of(text: str) -> list[list[str]]:
@@ -121,9 +152,10 @@ def table_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def heads_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of heads, which is all that a graph lists."""
-    return [row for row in rows if row["type"] == "heads"]
+def graph_attentions(capfd: Cap, path: Path) -> list[dict[str, Any]]:
+    """The rows of heads, which is all that a graph lists, with what is known of a graph."""
+    rows = compress(capfd, "sites", "--json", "--no-count", path).json
+    return [row | {"step": None, "ms": None} for row in rows if row["type"] == "heads"]
 
 
 def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
@@ -158,9 +190,8 @@ def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path
         lowered = [plan.sites[0].name] if block == 8 else []
         assert result.json["block_sparse"] == lowered
         assert ("stays dense under its mask" in result.err) is (not lowered)
-        folder_sites = heads_of(compress(capfd, "sites", "--json", model).json)
         for path in (reference, out):  # with masked attention, or lowered to block-sparse attention
-            assert compress(capfd, "sites", "--json", path).json == folder_sites
+            assert graph_attentions(capfd, path) == graph_attentions(capfd, model)
 
 
 def test_bench_times_two_graphs(capfd: Cap, graph: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,23 @@ def test_a_percentage_of_a_number_is_written_as_a_share() -> None:
         ({"seq": "0"}, ErrorCode.OUT_OF_RANGE, "seq"),
         ({"ray": "nowhere"}, ErrorCode.INVALID_VALUE, "ray"),
         ({"data": "x", "keep": 1, "steps": 0}, ErrorCode.OUT_OF_RANGE, "steps"),
+        ({"latency": "5"}, ErrorCode.INVALID_VALUE, "latency"),
+        ({"latency": "0ms"}, ErrorCode.OUT_OF_RANGE, "latency"),
+        ({"macs": "150%"}, ErrorCode.OUT_OF_RANGE, "macs"),
+        ({"budget_at": "128"}, ErrorCode.INVALID_VALUE, "budget_at"),
     ],
 )
 def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorCode, field: str) -> None:
     error = refused("model", None, flags)
     assert (error.code, error.details["field"]) == (code, field)
     assert str(error).startswith(f"{flag_of(field)} ")
+
+
+@pytest.mark.parametrize("share", ["150%", "-5%", "50", "250", "-1"])
+def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: str) -> None:
+    (percentage,) = re.findall(r"\S+%", str(refused("model", None, {"macs": share})).partition(";")[2])
+    kept = recipe_of("model", None, {"data": "x", "macs": percentage}).budget.macs
+    assert kept == (0.5 if share == "50" else 0.9)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +184,14 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             {"data": "x", "macs": "50%", "start_from": "out", "plan": "p"},
             ErrorCode.CONTRADICTION,
             ("macs", "plan"),
+        ),
+        ({"data": "x", "speedup": 2, "latency": "5ms"}, ErrorCode.CONTRADICTION, ("speedup", "latency")),
+        ({"data": "x", "parameters": "50%", "budget_at": "1x128"}, ErrorCode.CONTRADICTION, ("budget_at", "speedup")),
+        ({"speedup": 2}, ErrorCode.MISSING_VALUE, ("speedup", "data")),
+        (
+            {"data": "x", "keep": 36, "method": "reconstruct", "macs": "50%"},
+            ErrorCode.CONTRADICTION,
+            ("keep", "macs"),
         ),
         ({"target": "trt", "provider": "cpu"}, ErrorCode.CONTRADICTION, ("provider", "target")),
         ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),

@@ -53,6 +53,14 @@ def test_a_time_whose_interval_includes_the_budget_is_met_or_missed_by_the_media
     assert budget_table([row])[0][-1] == outcome
 
 
+def test_a_prediction_without_a_budget_has_no_outcome() -> None:
+    row = BUDGET[0].model_copy(update={"requested": None})
+    assert budget_table([row]) == [("time, batch 1, length 128", "4.00 ms", "", "1.90 ms", "1.95 ms", "48.8%", "")]
+    assert budget_lines([row]) == ["budget, time, batch 1, length 128: 1.90 ms predicted, 1.95 ms reached"]
+    marks = [render(reports.report(budget=rows)).count('<span class="') for rows in ((), (row,), BUDGET[:1])]
+    assert marks[0] == marks[1] == marks[2] - 1
+
+
 def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
     (table,) = cost_tables(COSTS)
     assert table.title == "Time, batch 1, length 128"

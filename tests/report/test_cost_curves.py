@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.report.cost_curves import CostPoint, curve_rows, curves_of, headline
+from compressor.report.cost_curves import CostCurve, CostPoint, curve_bars, curve_rows, curves_of, headline
 from compressor.report.cost_page import picture, render
 
 LAYERS = tuple(f"encoder.layer.{layer}.output.dense" for layer in range(3))
@@ -43,6 +50,15 @@ def test_rows_name_cliffs() -> None:
     assert [row[0] for row in rows if row[3]] == ["8"]
 
 
+@given(st.lists(st.floats(-1.0, 1e3), min_size=1, max_size=9))
+def test_bars_are_as_long_as_times(times: list[float]) -> None:
+    curve = CostCurve("", "neurons", "", tuple(CostPoint(units, ms, 0.0) for units, ms in enumerate(times)))
+    bars = curve_bars(curve)
+    longest, most = max(map(len, bars)), max(times)
+    for bar, ms in zip(bars, times, strict=True):
+        assert abs(len(bar) - longest * max(ms, 0.0) / most) <= 1 if most > 0 else bar == ""
+
+
 def test_the_headline_gives_the_limit_of_a_speedup() -> None:
     assert "4× as fast as dense" in headline(TABLE.model_copy(update={"rows": TABLE.rows[:1], "whole": 9.0}))
 
@@ -58,5 +74,13 @@ def test_the_page_has_a_figure_for_each_curve_and_size() -> None:
     assert render("<model>", "ort fp32", [TABLE, other]) == page
 
 
-def test_the_picture_is_a_png() -> None:
-    assert picture([TABLE]).startswith(b"\x89PNG")
+def test_the_picture_marks_cliffs() -> None:
+    def marked(savings: tuple[float, ...]) -> bool:
+        table = TABLE.model_copy(update={"rows": (TABLE.rows[0].with_savings(savings),)})
+        content = picture([table])
+        assert content.startswith(b"\x89PNG")
+        red, green, blue = np.moveaxis(imread(io.BytesIO(content))[..., :3], -1, 0)
+        return bool(((red > 0.6) & (green < 0.3) & (blue < 0.3)).any())
+
+    assert marked(TABLE.rows[0].savings)
+    assert not marked((2.0, 1.5, 1.0, 0.0))

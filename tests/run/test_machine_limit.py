@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 from compressor.config.sections import EngineConfig
+from compressor.report import summary
+from compressor.report.html import render
+from compressor.results import Report
 from compressor.run import machine_limit
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from tests.report import reports
@@ -46,6 +52,23 @@ def test_a_target_that_is_missing_has_no_limit(tmp_path: Path) -> None:
 
 
 def test_the_share_is_operations_per_second_over_the_limit() -> None:
-    facts = reports.report().dense.model_copy(update={"macs": 5_000_000, "machine_limit": 1e9})
-    assert facts.share_of_limit(8, 100.0) == pytest.approx(2 * 5e6 * 8 / 0.1 / 1e9)
-    assert facts.model_copy(update={"machine_limit": None}).share_of_limit(8, 100.0) is None
+    facts = reports.engine(10, macs_by_length={1: 3_000_000, 128: 5_000_000}, machine_limit=1e9)
+    assert facts.share_of_limit(8, 128, 100.0) == pytest.approx(2 * 5e6 * 8 / 0.1 / 1e9)
+    assert facts.share_of_limit(8, None, 100.0) == pytest.approx(2 * 3e6 * 8 / 0.1 / 1e9)
+    assert facts.share_of_limit(8, 64, 100.0) is None
+    assert facts.model_copy(update={"machine_limit": None}).share_of_limit(8, 128, 100.0) is None
+
+
+def test_reports_show_the_share_at_every_length() -> None:
+    speeds = (reports.speed(1, 16, 3.0, 2.0), reports.speed(1, 128, 6.0, 4.0))
+    engines = {
+        name: reports.engine(10, macs_by_length={16: 10**6, 128: 10**7}, machine_limit=1e10)
+        for name in ("dense", "compressed")
+    }
+    report = Report.model_validate_json(reports.report(speeds=speeds, **engines).model_dump_json())
+    buffer = io.StringIO()
+    Console(width=200, file=buffer).print(summary(report))
+    for text in (buffer.getvalue(), render(report)):
+        shares = [text[at.end() :] for at in re.finditer("hare of the machine.{1,5}s limit", text)]
+        assert len(shares) == 2
+        assert [re.findall(r"(\d+)%", share)[0] for share in shares] == ["7", "33"]

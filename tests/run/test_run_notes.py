@@ -31,6 +31,16 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
         (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
         (True, {"data": "rows.tsv", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs",)),
         (True, {"data": "rows.tsv", "keep": 1, "steps": 5}, ()),
+        (
+            True,
+            {"data": "x", "method": "dsp", "keep": 1, "budget_at": "1x8", "prune_units": "neurons", "prune_rows": 100},
+            ("--budget-at", "--prune-units", "--prune-rows"),
+        ),
+        (True, {"data": "x", "keep": 1, "skip_refused": True, "statistics": "s"}, ("--skip-refused", "--statistics")),
+        (False, {"data": "x", "speedup": 2, "plan": "plan.json"}, ("--speedup",)),
+        (True, {"data": "x", "macs": 0.5, "budget_at": "1x8", "prune_units": "neurons", "skip_refused": True}, ()),
+        (True, {"data": "x", "method": "dsp", "macs": 0.5, "prune_rows": 100}, ()),
+        (True, {"data": "x", "method": "reconstruct", "max_drop": 0.1, "statistics": "s"}, ()),
     ],
 )
 def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
@@ -126,6 +136,7 @@ def test_a_budget_that_one_size_exceeds_does_not_keep_everything() -> None:
     whole = small.whole, large.whole
     (first, *_) = run_notes.budget_notes(constraints, Allocation({"a": 32}, whole, whole))
     assert first.code is NoteCode.BUDGET_ABOVE_DENSE
+    assert all(f"{table.whole:g}" in first.text for table in (small, large))
 
 
 @pytest.mark.parametrize(

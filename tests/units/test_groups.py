@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from compressor.errors import ErrorCode, InputError
-from compressor.units import PrunableGroup, find_groups, find_sites, gated, keep_all
+from compressor.units import PrunableGroup, expert_weights, find_groups, find_sites, gated, keep_all
 from graph_passes import NeuronPlan, Plan
+from tests.projection_models import SIZES
+from tests.projection_zoo import FAMILIES as PROJECTIONS
 from tests.unchanged import unchanged
 from tests.zoo import FAMILIES, GROUPED, text
 
@@ -32,6 +35,7 @@ def test_groups_of_a_family(family: str) -> None:
         groups = find_groups(model, inputs)
     sites = [group.site for group in groups if group.site is not None]
     assert sites == find_sites(model, inputs)
+    assert not expert_weights(model, groups)
     assert all(group.linear is not None for group in groups)
     neurons = [group for group in groups if group.type == "neurons"]
     if family in NEURONS:
@@ -42,6 +46,21 @@ def test_groups_of_a_family(family: str) -> None:
         assert group.counts[0] == 0
         assert group.counts[-1] == group.units
         assert len(set(group.counts)) == len(group.counts)
+
+
+def test_experts_in_tensors_of_three_axes_are_named() -> None:
+    sizes = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes)).eval()
+    groups = find_groups(model, text())
+    assert {group.type for group in groups} == {"heads"}
+    assert expert_weights(model, groups) == tuple(f"model.layers.{layer}.mlp.experts" for layer in (0, 1))
+
+
+@pytest.mark.parametrize("family", ["funnel", "wavlm"])
+def test_attentions_and_convolutions_are_no_experts(family: str) -> None:
+    model, inputs = PROJECTIONS[family].model(), PROJECTIONS[family].inputs(2, 8)
+    assert any(weight.dim() == 3 for weight in model.parameters())
+    assert not expert_weights(model, find_groups(model, inputs))
 
 
 def test_heads_that_share_keys_are_kept_together() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
+from compressor.run.pruning.budget_rows import predicted_rows
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.metric_trials import (
     LossEstimate,
@@ -68,7 +69,9 @@ def bisect_metric(
         certified, plans = _certify(run, groups, plans, unseen, len(searched))
     run.model.folder.model.load_state_dict(plans[-1].state)
     run.log.add_notes([_note(plans, trial_count, run.data.task)])
-    return replace(plans[-1].allocation, tables=tuple(tables), certificate=certified)
+    chosen = plans[-1].allocation
+    rows = predicted_rows(tables, chosen.counts)
+    return replace(chosen, budget=rows, tables=tuple(tables), certificate=certified)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.pruning.measure_costs import Size
+from compressor.run.pruning.unreachable_budgets import unreachable
 from compressor.selection.allocation import Curve, allocate
 from compressor.units import PrunableGroup
 
@@ -189,34 +190,8 @@ def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Con
     """Raise BudgetError for a budget below the cost of a plan that keeps nothing of the groups."""
     least = [constraint.predicted_cost({group.name: 0 for group in groups}) for constraint in constraints]
     if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
-        raise unreachable(constraints, least)
-
-
-def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> BudgetError:
-    """The error for budgets of which some are below the cost of a plan that keeps nothing.
-
-    Args:
-        constraints: the constraints.
-        least: cost of a plan that keeps nothing, under each constraint.
-    """
-    budgets = [constraint.budget for constraint in constraints]
-    exceeded = [number for number, cost in enumerate(least) if budgets[number] < cost]
-    constraint, minimum = constraints[exceeded[0]], least[exceeded[0]]
-    table = constraint.table
-    if table.unit == "ms":
-        name, requested, rest = f"at {table.size_label}", f"{constraint.budget:.4g} ms", f"{minimum:.4g} ms"
-        ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
-    else:
-        name, requested, rest = f"of {table.unit}", f"{constraint.budget:,.0f}", f"{minimum:,.0f} {table.unit}"
-        ratio = f" ({minimum / table.dense:.1%} of dense)"
-    return BudgetError(
-        f"the budget {name} is {requested}, but {rest} remain{ratio} if every head and neuron is removed that may be:"
-        " embeddings, norms, the output and units that have to stay; allow more",
-        code=ErrorCode.BUDGET_UNREACHABLE,
-        budgets=tuple(budgets),
-        least=tuple(least),
-        exceeded=tuple(exceeded),
-    )
+        budgets, tables = zip(*((part.budget, part.table.scaled(part.correction)) for part in constraints), strict=True)
+        raise unreachable(budgets, tables, least, {group.name for group in groups})
 
 
 def allocate_until_met(

@@ -31,6 +31,26 @@ def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tu
     )
 
 
+def predicted_rows(tables: Sequence[CostTable], counts: Mapping[str, int]) -> tuple[BudgetRow, ...]:
+    """What a plan that the metric bounds costs by its tables; `delivered_rows` gives the times that it reaches.
+
+    Args:
+        tables: tables of times.
+        counts: name of the group -> number of units that the plan keeps.
+    """
+    return tuple(
+        BudgetRow(
+            **_size_of(table),
+            unit=table.unit,
+            requested=None,
+            predicted=table.cost(counts),
+            reached=table.cost(counts),
+            dense=table.dense,
+        )
+        for table in tables
+    )
+
+
 def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[tuple[BudgetRow, ...], list[Note]]:
     """The rows of a budget with the times of the engine that is delivered.
 
@@ -39,8 +59,8 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         speeds: the delivered engine against dense; empty if it was not timed.
 
     Returns:
-        The rows, and notes of those that the first engine met and the delivered one misses, and of sizes at which the
-        dense engine takes another time than before.
+        The rows, without those that bound nothing and were not timed; and notes of those that the first engine met and
+        the delivered one misses, and of sizes at which the dense engine takes another time than before.
     """
     timed: dict[tuple[int | None, int | None], Speed] = {(speed.batch, speed.seq): speed for speed in speeds}
     delivered, notes = [], []
@@ -49,7 +69,7 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         if speed is not None:
             before = row
             reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
-            met = reached <= MAX_BUDGET_RATIO * row.requested
+            met = row.requested is None or reached <= MAX_BUDGET_RATIO * row.requested
             row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
             drift = speed.dense.p50 / row.dense
             if max(drift, 1 / drift) > DRIFT:
@@ -58,13 +78,14 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
                     f" {ms(speed.dense.p50)} now; other work disturbs this machine, and the speed is unreliable"
                 )
                 notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
-            if before.met and not met:
+            if row.requested is not None and before.met and not met:
                 text = (
                     f"{row.label}: the plan took {ms(before.reached)} when it was chosen, and the delivered engine"
                     f" takes {ms(reached)} of {ms(row.requested)}; repeat the command on an idle machine"
                 )
                 notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
-        delivered.append(row)
+        if row.requested is not None or speed is not None:
+            delivered.append(row)
     return tuple(delivered), notes
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import paired_times
-from compressor.measure.costs import CostTable, load_tables, save_tables
+from compressor.measure.costs import CostTable, StoredTables, load_tables, read_tables, save_tables
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_costs import (
@@ -35,6 +36,8 @@ _FORM = "4"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
 _OUTDATED_BY = ("measured shares", "form of engines", "machine", "device", "runtime")
 """Fields of the key that replace a stored table when they change; tables that differ in others are kept beside it."""
+_NAMED_FILES = 3
+"""Maximum number of stored tables that a note names."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -58,11 +61,13 @@ class CostSource:
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def count_tables(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
         with self.log.stage("counting the cost of units") as on_progress:
-            return count_costs(self.engines, self.groups, list(self.inputs), on_progress)
+            graph_of, plan = self.engines.float_graph, self.engines.reference.plan
+            return count_costs(graph_of, plan, self.groups, list(self.inputs), on_progress)
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
         """Times at each size: those of an earlier run on this machine, or measured now.
@@ -91,8 +96,14 @@ class CostSource:
                 f" changed by {drift:.0%}"
             )
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        if differing:
+        elif differing:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured again"
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+        elif others := stored_tables(self.model, self.groups)[:_NAMED_FILES]:
+            described = "; of another ".join(_differences(stored, key) for stored in others)
+            text = (
+                f"the cost table is measured, because those that are stored for this model are of another {described}"
+            )
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned = self.engines.whole, self.dense
@@ -117,7 +128,7 @@ class CostSource:
             counts: name of the group -> number of units that the plan keeps; the others keep all.
             tables: tables of times.
         """
-        with self.log.stage("timing the plan"):
+        with self.log.stage(f"timing the plan, round {next(self._rounds)}"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
             times = []
             for table in tables:
@@ -140,18 +151,53 @@ class CostSource:
 
     def key(self) -> dict[str, str]:
         """Everything that times depend on."""
-        config = {name: value for name, value in self.model.config.to_diff_dict().items() if name != "_name_or_path"}
-        units = [(group.name, group.units, group.step, group.parts) for group in self.groups]
         facts, runtime = machine(), self.dense.session.get("runtime")
         return {
-            "structure": json.dumps([type(self.model).__name__, config, units], sort_keys=True, default=str),
+            "structure": _structure(self.model, self.groups),
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
             "products in fp32": json.dumps(self.engines.choice.in_float),
             "graph": self.engines.reference_form,
             "size": json.dumps([list(self.inputs), self.engines.options.shapes]),
             "device": self.dense.host,
-            "measured shares": json.dumps(TIMED_SHARES),
-            "form of engines": _FORM,
-            "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
+            **_measurement(facts),
             "runtime": json.dumps([runtime, facts.get("onnxruntime"), facts.get("openvino")]),
         }
+
+
+def stored_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> list[StoredTables]:
+    """The stored tables of models of the same structure, newest first, of whatever engine, size and machine."""
+    files = sorted(user_cache().glob("costs-*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    structure = _structure(model, groups)
+    return [stored for stored in map(read_tables, files) if stored and stored.key.get("structure") == structure]
+
+
+def latest_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> StoredTables | None:
+    """The tables of a model that were measured last on this machine, of whatever engine and size; None: there are none.
+
+    Times are as they were then, with the runtime of then.
+    """
+    here = _measurement(machine())
+    return next((stored for stored in stored_tables(model, groups) if here.items() <= stored.key.items()), None)
+
+
+def _structure(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
+    """What times depend on of a model: its configuration and units, not its weights."""
+    config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
+    units = [(group.name, group.units, group.step, group.parts) for group in groups]
+    return json.dumps([type(model).__name__, config, units], sort_keys=True, default=str)
+
+
+def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
+    """How and on which machine times are measured."""
+    return {
+        "measured shares": json.dumps(TIMED_SHARES),
+        "form of engines": _FORM,
+        "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
+    }
+
+
+def _differences(stored: StoredTables, key: Mapping[str, str]) -> str:
+    """The fields of the key in which stored tables differ: `engine (ort fp32) and size (batch 1, length 128)`."""
+    sizes = "; ".join(table.size_label for table in stored.tables)
+    values = {"engine": f" ({stored.key.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
+    return " and ".join(f"{name}{values.get(name, '')}" for name in key if stored.key.get(name) != key[name])

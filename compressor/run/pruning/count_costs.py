@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -13,19 +13,24 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.macs import uncounted_product
 from compressor.progress import ProgressCallback
 from compressor.run.pruning.measure_costs import Size, keep_counts
-from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.units import PrunableGroup
+from graph_passes import Plan
 
 
 def count_costs(
-    engines: PlanEngines, groups: Sequence[PrunableGroup], sizes: Sequence[Size], on_progress: ProgressCallback
+    graph_of: Callable[[Plan], ir.Model],
+    plan: Plan,
+    groups: Sequence[PrunableGroup],
+    sizes: Sequence[Size],
+    on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
 
     Both are linear in the number of units, so one graph a group is counted; see `_counted_savings` for the exception.
 
     Args:
-        engines: gives the graph of a plan.
+        graph_of: gives the graph of a plan, in floats.
+        plan: the plan that keeps every unit.
         groups: the groups.
         sizes: the sizes.
         on_progress: called with (groups, all groups).
@@ -33,8 +38,7 @@ def count_costs(
     Raises:
         InputError: the shapes of a product are unknown.
     """
-    plan = engines.reference.plan
-    whole = engines.float_graph(plan)
+    whole = graph_of(plan)
     for batch, seq in sizes:
         if (product := uncounted_product(whole, batch, seq or 1)) is not None:
             raise InputError(
@@ -47,7 +51,7 @@ def count_costs(
     savings = {}
     for number, group in enumerate(groups):
         on_progress(number, len(groups))
-        savings[group.name] = _counted_savings(engines, group, totals, sizes)
+        savings[group.name] = _counted_savings(graph_of, plan, group, totals, sizes)
     on_progress(len(groups), len(groups))
     labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in sizes)]
     return [
@@ -72,17 +76,20 @@ def count_costs(
 
 
 def _counted_savings(
-    engines: PlanEngines, group: PrunableGroup, totals: Sequence[float], sizes: Sequence[Size]
+    graph_of: Callable[[Plan], ir.Model],
+    plan: Plan,
+    group: PrunableGroup,
+    totals: Sequence[float],
+    sizes: Sequence[Size],
 ) -> dict[int, list[float]]:
     """Number of units -> what a group saves of each total, at the numbers between which savings are linear.
 
     A group of several parts saves more with its last units: the keys and values that all of its query heads share go
     with these.
     """
-    plan = engines.reference.plan
 
     def saved(count: int) -> list[float]:
-        counts = _counts(engines.float_graph(keep_counts(plan, [group], {group.name: count})), sizes)
+        counts = _counts(graph_of(keep_counts(plan, [group], {group.name: count})), sizes)
         return [a - b for a, b in zip(totals, counts, strict=True)]
 
     middle = group.counts[(len(group.counts) - 1) // 2]  # below all units, even where these are a single bundle

@@ -16,15 +16,11 @@ from compressor.run.engine_choice.calibrate import calibration_batches, draw_row
 from compressor.run.learning_store import LearningStore
 from compressor.run.plan_source import store_learned
 from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.pruning.budget import (
-    Allocation,
-    Constraint,
-    constraints_of,
-    unreachable,
-)
+from compressor.run.pruning.budget import Allocation, Constraint, constraints_of
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.prunable_groups import prunable_groups
+from compressor.run.pruning.unreachable_budgets import unreachable
 from compressor.run.run_notes import budget_notes
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
@@ -113,7 +109,8 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
         rests.append(constraint.table.whole - sum(savings))
     limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
     if min(limits) < 0:
-        raise unreachable(constraints, rests)
+        budgets, tables = zip(*((constraint.budget, constraint.table) for constraint in constraints), strict=True)
+        raise unreachable(budgets, tables, rests, {member.name for member in bundles})
     return UnitPool(tuple(bundles), tuple(costs), limits)
 
 

@@ -1,4 +1,4 @@
-"""Measure the cost table of a model without pruning it: what its heads and neurons cost on one engine."""
+"""The cost tables of a model without pruning it: what its heads and neurons cost, counted or measured on one engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor import model_folder
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
@@ -14,16 +13,16 @@ from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
-from compressor.results import Note, NoteCode
 from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.model_units import load_units, note_refusals
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
 from compressor.targets import QUANTIZED, target
-from compressor.units import find_groups, keep_all
+from compressor.units import keep_all
 
 
 @dataclass(frozen=True)
@@ -64,24 +63,11 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
         require_nncf()
     log = RunLog(listener or NullListener())
     with log.stage("loading the model"):
-        source = recipe.source
-        folder = model_folder.load(
-            source.model,
-            task=source.task,
-            needs_processor=False,
-            allow_pickle=source.allow_pickle,
-            trust_remote_code=source.trust_remote_code,
-            example_inputs=source.example_inputs,
-            pool_in_graph=recipe.export.pool_in_graph,
-        )
-        inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
-        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
-        sites = tuple(group.site for group in groups if group.site is not None)
-        model = LoadedModel(folder, sites, groups)
-        example_inputs(folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
+        model = load_units(recipe)
+    example_inputs(model.folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
     with tempfile.TemporaryDirectory() as scratch:
         tables = _measure(recipe, model, choice, Path(scratch), log)
-    return ModelCosts(source.model.resolve().name, choice.label, tables)
+    return ModelCosts(recipe.source.model.resolve().name, choice.label, tables)
 
 
 def _form(config: EngineConfig) -> str:
@@ -113,9 +99,7 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
     with log.stage("exporting the graph"):
         file = scratch / "reference.onnx"
         reference = export_graph("dense", folder, keep_all(model.groups), export, sizes.cases, file)
-    for refusal in rehearse(reference.path, model.groups).refused:
-        text = f"{', '.join(sorted(refusal.sites))}: cannot be removed from the graph ({refusal})"
-        log.add_notes([Note(code=NoteCode.GROUPS_SKIPPED, text=text)])
+    note_refusals(rehearse(reference.path, model.groups).refused, log)
     with log.stage("building the engine of the whole model"):
         (scratch / "dense").mkdir()
         graph = shrink_graph(reference, sizes.cases, scratch / "dense" / "model.onnx")

@@ -74,11 +74,7 @@ class PlanEngines:
 
     def float_graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan in floats, with the positions that are read."""
-        shrunk = graph_passes.shrink(graph_passes.load(self.reference.path), plan).model
-        if self.drop_unread:
-            DropUnreadPositions()(shrunk)
-            CleanUp()(shrunk)
-        return shrunk
+        return float_graph(self.reference.path, plan, drop_unread=self.drop_unread)
 
     def build(self, plan: Plan) -> Engine:
         """The engine of a plan, in a folder of its own, with normalizations in the form of the whole model's.
@@ -128,3 +124,18 @@ class PlanEngines:
         if self.choice.quantized_graph is not None:
             path = quantize_as(self.choice.quantized_graph, path, [self.row]).path
         return path, products
+
+
+def float_graph(reference: Path, plan: Plan, *, drop_unread: bool) -> ir.Model:
+    """The graph of a plan in floats.
+
+    Args:
+        reference: the reference graph of the whole model, with a gate for each group.
+        plan: the plan.
+        drop_unread: whether positions that no output depends on are dropped.
+    """
+    shrunk = graph_passes.shrink(graph_passes.load(reference), plan).model
+    if drop_unread:
+        DropUnreadPositions()(shrunk)
+        CleanUp()(shrunk)
+    return shrunk

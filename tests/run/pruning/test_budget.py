@@ -20,6 +20,7 @@ from compressor.run.pruning.budget import (
     choose_counts,
     constraints_of,
     head_table,
+    require_reachable,
     timed_sizes,
 )
 from compressor.run.pruning.budget_rows import budget_rows, delivered_rows
@@ -137,8 +138,25 @@ def test_a_budget_below_the_least_is_refused_with_the_least() -> None:
     assert error.value.details == {
         "budgets": (table.whole, 0.9 * table.least),
         "least": pytest.approx((table.least, table.least)),
+        "parts": 2 * ({"rest": pytest.approx(table.least), "heads": 0, "neurons": 0},),
         "exceeded": (1,),
     }
+
+
+@pytest.mark.parametrize("removable", range(4))
+def test_the_parts_of_the_least_are_what_may_not_be_removed_and_the_rest(removable: int) -> None:
+    _, table = random_problem(4)
+    heads = table.rows[0].model_copy(update={"type": "heads"})
+    table = table.model_copy(update={"rows": (heads, *table.rows[1:])})
+    with pytest.raises(BudgetError) as error:
+        require_reachable(GROUPS[:removable], [Constraint(table, 0.5 * table.least, correction=1.1)])
+    (parts,), (least,) = error.value.details["parts"], error.value.details["least"]
+    kept = [1.1 * row.saving(0) for row in table.rows[removable:]]
+    assert sum(parts.values()) == pytest.approx(least)
+    assert parts["rest"] == pytest.approx(1.1 * table.least)
+    assert parts["heads"] == pytest.approx(kept[0] if removable == 0 else 0.0)
+    assert parts["neurons"] == pytest.approx(sum(kept[1:] if removable == 0 else kept))
+    assert all(f"{part:.4g}" in str(error.value) for part in parts.values() if part)
 
 
 def test_a_budget_above_dense_keeps_everything() -> None:
@@ -226,3 +244,7 @@ def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool
     assert [note.code for note in notes] == ([] if met else [NoteCode.BUDGET_MISSED])
     slower = speed.model_copy(update={"dense": latency.model_copy(update={"p50": 12.0})})
     assert NoteCode.TIMES_DRIFTED in {note.code for note in delivered_rows((timed,), [slower])[1]}
+    unbounded = timed.model_copy(update={"requested": None})
+    (row,), notes = delivered_rows((unbounded,), [speed])
+    assert (row.met, row.predicted, row.reached, notes) == (True, 1.9, pytest.approx(4.0 / ratio), [])
+    assert delivered_rows((unbounded,), []) == ((), [])

@@ -11,7 +11,7 @@ from compressor.results import BudgetRow, CostShare
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import SelectedPlan
 from compressor.run.pruning.budget import Allocation, Constraint
-from compressor.run.pruning.budget_rows import budget_rows, cost_shares
+from compressor.run.pruning.budget_rows import budget_rows, cost_shares, predicted_rows
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan
 from tests import folders
@@ -42,6 +42,12 @@ def test_a_row_compares_the_plan_with_its_budget(reached: float, met: bool) -> N
     (row,) = budget_rows([Constraint(TABLE, 5.0)], allocation)
     fields = {"requested": 5.0, "predicted": 5.0, "reached": reached, "dense": 12.0, "met": met}
     assert row == BudgetRow(label="batch 8, length 128", batch=8, seq=128, unit="ms", **fields)
+
+
+def test_a_plan_without_a_budget_is_compared_with_its_prediction() -> None:
+    (row,) = predicted_rows([TABLE], COUNTS)
+    assert (row.unit, row.batch, row.seq, row.requested) == ("ms", 8, 128, None)
+    assert (row.predicted, row.dense) == (TABLE.cost(COUNTS), TABLE.dense)
 
 
 def test_a_count_of_the_whole_model_has_no_size() -> None:

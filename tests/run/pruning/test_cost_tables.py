@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor.environment import machine
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.pruning import cost_tables
-from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.cost_tables import CostSource, latest_tables
+from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
 
@@ -92,18 +96,61 @@ def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, m
     assert again == table(2.0, whole=2.5)
 
 
-@pytest.mark.parametrize("change", ["device", "graph"])
-def test_a_stored_table_of_another_device_or_graph_is_not_used(
+def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str) -> CostSource:
+    """The source with another part of what times depend on."""
+    facts = machine()
+    match change:
+        case "machine":
+            monkeypatch.setattr(cost_tables, "machine", lambda: facts | {"processor": "another"})
+        case "runtime":
+            monkeypatch.setattr(cost_tables, "machine", lambda: facts | {"onnxruntime": "0.1"})
+        case "device":
+            source.dense.host = "ort on a GPU"  # type: ignore[misc]
+        case "graph":
+            source.engines.reference_form = "opset 18"  # type: ignore[misc]
+        case "engine" | "precision":
+            source.engines.choice.label = f"another {change}"  # type: ignore[misc]
+        case "size":
+            return replace(source, inputs={(1, 64): {}})
+    return source
+
+
+@pytest.mark.parametrize("change", ["machine", "runtime", "device", "graph", "engine", "precision", "size"])
+def test_a_stored_table_of_something_else_is_not_used_and_that_is_noted(
     source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     remaining = measure_in_turn(monkeypatch, table(3.0), table(2.0))
     source.time_tables(table(1.0))
-    if change == "device":
-        source.dense.host = "ort on a GPU"  # type: ignore[misc]
-    else:
-        source.engines.reference_form = "opset 18"  # type: ignore[misc]
+    assert source.log.codes == []  # type: ignore[attr-defined]
+    source = use_another(source, monkeypatch, change)
     assert source.time_tables(table(1.0)) == [table(2.0)]
+    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
     assert not list(remaining)
+
+
+def test_a_table_of_another_model_is_not_noted(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    replace(source, groups=[PrunableGroup("a", "neurons", 64, 1, 8, "a")]).time_tables(table(1.0))
+    assert source.log.codes == []  # type: ignore[attr-defined]
+
+
+def test_the_latest_tables_of_a_model_are_those_of_this_machine(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert latest_tables(source.model, source.groups) is None
+    measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    use_another(source, monkeypatch, "engine").time_tables(table(1.0))
+    (first, second) = sorted(user_cache().glob("costs-*.json"), key=lambda file: "another" in file.read_text())
+    for latest, earlier, expected in ((first, second, 3.0), (second, first, 2.0)):
+        os.utime(earlier, (1, 1))
+        os.utime(latest, (2, 2))
+        tables = latest_tables(source.model, source.groups)
+        assert tables is not None
+        assert tables.tables == (table(expected),)
+    use_another(source, monkeypatch, "machine")
+    assert latest_tables(source.model, source.groups) is None
 
 
 def test_a_table_that_cannot_be_stored_is_used_all_the_same(

@@ -52,7 +52,7 @@ def costs(
 ) -> tuple[CostTable, CostTable]:
     """Parameters and multiply-accumulates of every number of units."""
     engines = plan_engines(reference, "", tmp_path_factory.mktemp("costs"))
-    parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    parameters, macs = count_costs(engines.float_graph, reference.plan, groups, [(1, 7)], lambda finished, total: None)
     return parameters, macs
 
 
@@ -133,7 +133,7 @@ def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: 
     plan = keep_all(groups)
     engines = plan_engines(exported(groups, references.grouped(18, "eager")), "", tmp_path)
     heads = [group for group in groups if group.type == "heads"]
-    parameters, macs = count_costs(engines, heads, [(1, 7)], lambda finished, total: None)
+    parameters, macs = count_costs(engines.float_graph, plan, heads, [(1, 7)], lambda finished, total: None)
     for numbers in ((0, 2, 4), (6, 0, 8), (2, 2, 2)):
         counts = {group.name: count for group, count in zip(heads, numbers, strict=True)}
         graph = engines.float_graph(keep_counts(plan, heads, counts))
