@@ -117,7 +117,7 @@ def row_of(cell: Cell, report: Report, answers: np.ndarray, reference: np.ndarra
         "seed": str(cell.seed),
         "steps": str(cell.steps),
         "heads, neurons": f"{plan.heads_kept}, {plan.neurons_kept}",
-        "reached over budget": f"{max(row.reached / row.requested for row in report.budget):.4f}",
+        "reached over budget": f"{max(row.reached / row.requested for row in report.budget if row.requested):.4f}",
         "metric": f"{100 * score.compressed:.2f}",
         "against the whole model (95%)": dense,
         f"against {REFERENCE} (95%)": "" if cell.method == REFERENCE else distilled,

@@ -14,7 +14,7 @@ from compressor.errors import ErrorCode, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMMON = "Common"
-_SHORT_FLAGS = {"out": ["-o"], "compare_with": ["--with"]}
+_FURTHER_FLAGS = {"out": ["-o"], "compare_with": ["--with"]}
 """Field name -> its flags beside that of its name."""
 
 
@@ -68,7 +68,7 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
     text = f"{help_text or field.description}{'' if default is None else f' [{_as_text(default)}]'}"
     if field.annotation is bool:
         return click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=text)
-    flags = (*_SHORT_FLAGS.get(name, ()), flag_of(name))
+    flags = (*_FURTHER_FLAGS.get(name, ()), flag_of(name))
     return click.option(*flags, name, metavar=_metavar(name, field), help=text, multiple=multiple)
 
 

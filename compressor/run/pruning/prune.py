@@ -89,9 +89,9 @@ def prune(run: BudgetRun) -> SelectedPlan:
     costs = _measure_costs(run, groups, fixed)
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
-        allocation, scales = _prune(run, groups, pruner, costs, fixed)
+        allocation = _prune(run, groups, pruner, costs, fixed)
     run.log.add_notes(pruner.notes)
-    plan = _plan(run, groups, pruner, allocation, scales, earlier)
+    plan = _plan(run, groups, pruner, allocation, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
         curves=() if run.selected is None else run.selected.curves,
@@ -137,20 +137,20 @@ def _prune(
     pruner: Pruner[Any],
     costs: _Costs,
     fixed: Mapping[str, int],
-) -> tuple[Allocation, Mapping[str, tuple[float, ...]]]:
-    """How many units each group keeps, and the scales of those that have some; the model has the weights afterwards."""
+) -> Allocation:
+    """How many units each group keeps; the model has the weights of the plan afterwards."""
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
     with run.log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
     if _is_unbounded(run.recipe):
-        return bisect_metric(run, groups, pruner, losses, costs.timed), {}
+        return bisect_metric(run, groups, pruner, losses, costs.timed)
     allocation = _by_budget(run, groups, losses, costs, fixed)
     run.costs.engines.release()
-    if not _removes_any(groups, allocation):
-        return allocation, {}
-    with run.log.stage("refitting the remaining weights") as on_progress:
-        return allocation, pruner.finish(allocation.counts, on_progress)
+    if _removes_any(groups, allocation):
+        with run.log.stage("refitting the remaining weights") as on_progress:
+            pruner.finish(allocation.counts, on_progress)
+    return allocation
 
 
 def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:
@@ -255,7 +255,6 @@ def _plan(
     groups: Sequence[PrunableGroup],
     pruner: Pruner[Any],
     allocation: Allocation,
-    scales: Mapping[str, tuple[float, ...]],
     earlier: Plan | None,
 ) -> Plan:
     """The plan of all groups of the model; those that are not pruned now keep what an earlier plan keeps."""
@@ -263,10 +262,7 @@ def _plan(
     if earlier is not None:
         # Scales are folded into the weights already.
         whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
-    pruned = []
-    for group in groups:
-        plan = group.plan(pruner.kept(group, allocation.counts[group.name]))
-        pruned.append(replace(plan, scale=scales[group.name]) if group.name in scales else plan)
+    pruned = [group.plan(pruner.kept(group, allocation.counts[group.name])) for group in groups]
     selection = run.recipe.selection
     record = {
         "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",

@@ -79,9 +79,7 @@ class Pruner(ABC, Generic[OptionsT]):
         """Ids of the units that a group keeps if `count` are, ascending."""
 
     @abstractmethod
-    def finish(
-        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
-    ) -> dict[str, tuple[float, ...]]:
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         """Give the model the weights of a plan.
 
         The model has its original weights when this is called.
@@ -89,7 +87,4 @@ class Pruner(ABC, Generic[OptionsT]):
         Args:
             counts: name of the group -> number of units that are kept.
             on_progress: called with (groups, all groups).
-
-        Returns:
-            Name of the group -> scales of the kept units, for the groups whose units are scaled.
         """

@@ -76,9 +76,7 @@ class FisherPruner(Pruner[MethodOptions]):
             self._kept[group.name, count] = units_without(group, dropped)
         return self._kept[group.name, count]
 
-    def finish(
-        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
-    ) -> dict[str, tuple[float, ...]]:
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         inputs = self.inputs
         steps = [(str(group.linear),) for group in inputs.groups]
         calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)
@@ -86,7 +84,6 @@ class FisherPruner(Pruner[MethodOptions]):
             linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
             scale_units(linear, group, kept, scales)
-        return {}
 
     @functools.cached_property
     def _dense_sums(self) -> DenseSums:

@@ -52,16 +52,13 @@ class MagnitudePruner(Pruner[MethodOptions]):
         dropped = bundles_of(group) - count // group.bundle
         return units_without(group, by_importance(self._importance[group.name], group.parts)[:dropped])
 
-    def finish(
-        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
-    ) -> dict[str, tuple[float, ...]]:
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         groups = self.inputs.groups
         for number, group in enumerate(groups):
             on_progress(number, len(groups))
             kept = self.kept(group, counts[group.name])
             scale_units(linear_of(self.inputs.model, group), group, kept, np.ones(len(kept)))
         on_progress(len(groups), len(groups))
-        return {}
 
     def _shares(self, group: PrunableGroup) -> np.ndarray:
         """The importances of a group, of which the sum is one unless all are zero."""

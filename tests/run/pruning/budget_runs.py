@@ -7,7 +7,7 @@ from typing import Any
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.results import NoteCode, Report
+from compressor.results import BudgetRow, NoteCode, Report
 from tests.run.runs import learning_recipe
 
 
@@ -17,6 +17,12 @@ def budget_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
 
 def run(inputs: Path, out: Path, **fields: Any) -> Report:
     return compressor.compress(budget_recipe(inputs, out, **fields))
+
+
+def bound(row: BudgetRow) -> float:
+    """The cost that a budget allows."""
+    assert row.requested is not None
+    return row.requested
 
 
 def codes(report: Report) -> set[NoteCode]:

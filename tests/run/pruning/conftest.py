@@ -50,7 +50,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         partial: Any,
         on_progress: Any,
     ) -> list[CostTable]:
-        _, *counted = count_costs(engines, groups, list(inputs), on_progress)
+        _, *counted = count_costs(engines.float_graph, engines.reference.plan, groups, list(inputs), on_progress)
         return [
             table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times(unpruned[1:], feeds)[0]})
             for table, feeds in zip(counted, inputs.values(), strict=True)

@@ -11,7 +11,7 @@ import transformers as hf
 from compressor.results import NoteCode
 from graph_passes import Plan
 from tests import folders
-from tests.run.pruning.budget_runs import budget_recipe, codes, run
+from tests.run.pruning.budget_runs import bound, budget_recipe, codes, run
 from tests.run.runs import Learned, learn, learning_recipe
 
 pytestmark = pytest.mark.usefixtures("times_by_macs")
@@ -42,7 +42,7 @@ def test_units_are_removed_until_the_engine_is_fast_enough(
     assert times_by_macs
     for predicted, measured in times_by_macs:
         assert measured == pytest.approx(predicted, rel=1e-3)
-    assert min(measured for _, measured in times_by_macs) <= row.requested
+    assert min(measured for _, measured in times_by_macs) <= bound(row)
 
 
 def test_a_latency_bounds_the_sizes_that_are_named(inputs: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_latency_bounds_the_sizes_that_are_named(inputs: Path, tmp_path: Path)
     assert [(row.batch, row.seq) for row in small.budget] == [(1, 8)]
     assert [(row.batch, row.seq) for row in both.budget] == [(1, 8), (2, 8)]
     for selected in (small, both):
-        assert all(row.predicted <= row.requested for row in selected.budget)
+        assert all(row.predicted <= bound(row) for row in selected.budget)
     assert sum(removed(both.plan).values()) > sum(removed(small.plan).values()) > 0
 
 
@@ -64,7 +64,7 @@ def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, method: str
     assert removed(selected.plan)[units] > 0
     assert removed(selected.plan)[unchanged] == 0
     assert selected.plan.method == method
-    assert all(row.predicted <= row.requested for row in selected.budget)
+    assert all(row.predicted <= bound(row) for row in selected.budget)
 
 
 def test_query_heads_are_removed_alike_from_all_key_value_heads(inputs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from graph_passes import Plan
 from tests import folders
 from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
-from tests.run.pruning.budget_runs import budget_recipe, codes, run
+from tests.run.pruning.budget_runs import bound, budget_recipe, codes, run
 from tests.run.runs import learning_recipe
 
 
@@ -43,7 +43,7 @@ def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path)
     assert all(proof.holds for proof in report.proofs)
     assert all(row.met for row in report.budget)
     assert report.compressed.macs is not None
-    assert report.compressed.macs <= report.budget[0].requested
+    assert report.compressed.macs <= bound(report.budget[0])
 
 
 @pytest.mark.zoo

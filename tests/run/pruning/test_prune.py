@@ -144,7 +144,7 @@ def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path, units: 
     report = run(inputs, tmp_path / "out", max_drop=0.5, prune_units=units)
     assert report.plan.method == "reconstruct"
     assert report.scores[0].compressed >= report.scores[0].dense - 0.5
-    speeds = {(speed.batch, speed.seq): speed.ratio for speed in report.speeds}
+    speeds: dict[Any, float] = {(speed.batch, speed.seq): speed.ratio for speed in report.speeds}
     assert {(row.batch, row.seq) for row in report.budget} == set(speeds)
     for row in report.budget:
         assert (row.unit, row.requested) == ("ms", None)

@@ -111,12 +111,11 @@ def check_dropped_units_have_no_effect(pruner: Pruner[Any]) -> None:
     batch = inputs.held_out[0]
     with torch.no_grad():
         dense = inputs.model(**batch)[inputs.outputs[0]]
-        scales = pruner.finish(counts, ignore_progress)
+        pruner.finish(counts, ignore_progress)
         plan = plan_of(pruner, counts)
         pruned = inputs.model(**batch)[inputs.outputs[0]]
         with gated(inputs.model, plan):
             gated_output = inputs.model(**batch)[inputs.outputs[0]]
-    assert scales == {}
     torch.testing.assert_close(gated_output, pruned, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(pruned, dense, atol=1e-3)
     for group in inputs.groups:

@@ -110,9 +110,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         return self._choices[group.name].kept(count)
 
-    def finish(
-        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
-    ) -> dict[str, tuple[float, ...]]:
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
         used = refit_in_order(
@@ -128,7 +126,6 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         )
         for name, damping in used.items():
             self._used[name] = self._used.get(name, damping).maximum(damping)
-        return {}
 
     @property
     def notes(self) -> tuple[Note, ...]:
