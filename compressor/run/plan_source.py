@@ -10,7 +10,6 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
-from compressor.config.sections import BudgetConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.progress import ProgressCallback
@@ -26,11 +25,8 @@ from compressor.training.processes import process_state
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
 
-_LEARNING_FIELDS = (
-    *("keep", "method", "certify", "options"),
-    *(name for name in BudgetConfig.model_fields if name != "match_dense"),  # a training may match documents
-)
-"""Fields without effect where a plan is followed."""
+_LEARNING_FIELDS = ("keep", "method", "certify", "options")
+"""Fields without effect where a plan is followed, besides those of budgets (`run_notes`)."""
 
 
 def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:

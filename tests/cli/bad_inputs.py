@@ -199,7 +199,7 @@ def no_image_processor(inputs: Path) -> Arguments:
 
 
 def words_without_tags(inputs: Path) -> Arguments:
-    return tag_command(inputs, words=["who", "in"])
+    return [*tag_command(inputs, words=["who", "in"]), "--label-column", "tags"]
 
 
 def tags_without_words(inputs: Path) -> Arguments:

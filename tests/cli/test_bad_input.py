@@ -180,7 +180,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         lambda inputs: [*gate_command(inputs), "--macs", "1%"],
         2,
         ErrorCode.BUDGET_UNREACHABLE,
-        "macs remain",
+        "288 remain",
     ),
     "time for gates": (
         lambda inputs: [*gate_command(inputs), "--latency", "1ms"],

@@ -37,7 +37,6 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
             ("--budget-at", "--prune-units", "--prune-rows"),
         ),
         (True, {"data": "x", "keep": 1, "skip_refused": True, "statistics": "s"}, ("--skip-refused", "--statistics")),
-        (False, {"data": "x", "speedup": 2, "plan": "plan.json"}, ("--speedup",)),
         (True, {"data": "x", "macs": 0.5, "budget_at": "1x8", "prune_units": "neurons", "skip_refused": True}, ()),
         (True, {"data": "x", "method": "dsp", "macs": 0.5, "prune_rows": 100}, ()),
         (True, {"data": "x", "method": "reconstruct", "max_drop": 0.1, "statistics": "s"}, ()),
@@ -58,7 +57,6 @@ def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], f
         ({"macs": "50%"}, None),
         ({"keep": "50%"}, None),
         ({"method": "reconstruct", "keep": "50%"}, None),
-        ({"keep": "50%", "macs": "50%", "plan": "plan.json"}, None),
     ],
 )
 def test_heads_that_are_selected_before_a_budget_is_met_are_noted(fields: dict[str, Any], text: str | None) -> None:

@@ -200,7 +200,8 @@ def test_tags_are_lists(tmp_path: Path) -> None:
 
 def test_scored_rows_need_tags(tmp_path: Path) -> None:
     with fails_with(ErrorCode.COLUMN_MISSING, field="label_column"):
-        open_data(rows_config(tsv(tmp_path / "a.tsv", "who", "in", header="text")), folder_of(), drawn_rows=2)
+        rows = tsv(tmp_path / "a.tsv", "who", "in", header="text")
+        open_data(rows_config(rows, test_data=rows), folder_of(), drawn_rows=2)
 
 
 def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
