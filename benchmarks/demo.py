@@ -235,7 +235,7 @@ def main() -> None:
         sys.exit(status)
     print_comparison(model, out / "fast")
     if status == MetricDropError.exit_code:
-        print("\nThe evaluation rows lost less than a point, the test rows more: they resolve about a point.")
+        print("\nThe evaluation rows lost less than a point, the test rows more: few rows, wide intervals.")
     print(f"\n{out / 'fast' / 'report.html'} holds the whole report; {time.perf_counter() - start:.0f} s in all")
 
 
