@@ -8,28 +8,11 @@ from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder import load as load_folder
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.run.load import load_folder
 from graph_passes import WEIGHTS, Plan
 
 _OUTPUT = "the output folder of its run"
-
-
-def load_output(recipe: Recipe, path: Path) -> ModelFolder:
-    """The output folder of an earlier run as a model folder, loaded as the recipe loads its model.
-
-    Raises:
-        InputError: the folder cannot be used.
-    """
-    source = recipe.source
-    return load_folder(
-        path,
-        task=source.task,
-        needs_processor=False,
-        allow_pickle=source.allow_pickle,
-        trust_remote_code=source.trust_remote_code,
-        example_inputs=source.example_inputs,
-    )
 
 
 def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder) -> Path:
@@ -53,7 +36,7 @@ def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelF
         raise _missing(recipe, plan, file, "it does not record which weights its run began with", output)
     if not has_file:
         raise _missing(recipe, plan, file, f"{WEIGHTS} does not lie beside it")
-    fitted = load_output(recipe, file.parent)
+    fitted = load_folder(recipe, file.parent)
     if fitted.fingerprint != plan.model:
         raise _missing(recipe, plan, file, f"the {WEIGHTS} beside it is that of another run, or was changed")
     # Parameters without a record are those that the run did not change.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from compressor import model_folder
 from compressor.block_masks.mask_settings import shares_by_kind
@@ -30,13 +31,36 @@ from compressor.units.projections import require_interface
 from graph_passes import Plan
 
 
+def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) -> ModelFolder:
+    """A model folder, loaded as a recipe loads its model.
+
+    Args:
+        recipe: the recipe.
+        path: the folder.
+        needs_processor: whether a text model without a tokenizer is an error.
+
+    Raises:
+        InputError: the folder cannot be used.
+    """
+    source = recipe.source
+    return model_folder.load(
+        path,
+        task=source.task,
+        needs_processor=needs_processor,
+        allow_pickle=source.allow_pickle,
+        trust_remote_code=source.trust_remote_code,
+        example_inputs=source.example_inputs,
+        pool_in_graph=recipe.export.pool_in_graph,
+    )
+
+
 def load_model(recipe: Recipe) -> LoadedModel:
     """Load the model and find its sites. Errors that can be foreseen are raised here, before anything is exported.
 
     Raises:
         CompressorError: the target, an option, the model folder, a length or a share cannot be used.
     """
-    runtime, engine, source = target(recipe.engine.reference.target), recipe.engine, recipe.source
+    runtime, engine = target(recipe.engine.reference.target), recipe.engine
     _check_calibration(recipe)
     reason = runtime.missing()
     if reason is None:
@@ -46,15 +70,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
         check_options(recipe.selection, heads=reads_options, blocks=recipe.blocks.drops_any)
     if recipe.learns_units:
         check_pool(recipe.selection)
-    folder = model_folder.load(
-        source.model,
-        task=source.task,
-        needs_processor=True,
-        allow_pickle=source.allow_pickle,
-        trust_remote_code=source.trust_remote_code,
-        example_inputs=source.example_inputs,
-        pool_in_graph=recipe.export.pool_in_graph,
-    )
+    folder = load_folder(recipe, recipe.source.model, needs_processor=True)
     sites, groups = _find_units(recipe, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     if recipe.selection.keep is not None:

@@ -14,8 +14,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.fitted_weights import load_output, require_fitted_weights
+from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.learning_store import LearningStore
+from compressor.run.load import load_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
@@ -59,7 +60,7 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
 def load_weights(recipe: Recipe, model: LoadedModel, followed: SelectedPlan) -> SelectedPlan:
     """A plan that is followed, whose weights the model has afterwards."""
     if followed.weights is not None:
-        model.folder.model.load_state_dict(load_output(recipe, followed.weights).model.state_dict())
+        model.folder.model.load_state_dict(load_folder(recipe, followed.weights).model.state_dict())
     return replace(followed, weights=None)
 
 
@@ -79,7 +80,7 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
     path = recipe.budget.start_from
     assert path is not None
     file = path / "plan.json"
-    start = load_output(recipe, path)
+    start = load_folder(recipe, path)
     if not file.is_file():
         raise InputError(
             f"{path}: it has no plan.json; name the output folder of a run (--start-from)",

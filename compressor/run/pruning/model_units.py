@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from compressor import model_folder
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, InputError
 from compressor.model_folder import example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.results import CostUnit, Note, NoteCode
+from compressor.run.load import load_folder
 from compressor.run.products import LoadedModel
 from compressor.run.pruning.cost_tables import latest_tables
 from compressor.run.pruning.count_costs import count_costs
@@ -74,16 +74,7 @@ def list_units(recipe: Recipe, listener: Listener | None = None, *, count: bool 
 
 def load_units(recipe: Recipe) -> LoadedModel:
     """The model of a recipe and its groups, without the processor of its rows."""
-    source = recipe.source
-    folder = model_folder.load(
-        source.model,
-        task=source.task,
-        needs_processor=False,
-        allow_pickle=source.allow_pickle,
-        trust_remote_code=source.trust_remote_code,
-        example_inputs=source.example_inputs,
-        pool_in_graph=recipe.export.pool_in_graph,
-    )
+    folder = load_folder(recipe, recipe.source.model)
     inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
     groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
     sites = tuple(group.site for group in groups if group.site is not None)
