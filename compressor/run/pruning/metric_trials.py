@@ -22,8 +22,8 @@ _BATCH_SIZE = 16
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
-_MARGIN = 1.0
-"""Standard errors that are added to an estimated loss."""
+_MARGIN = 1.645
+"""Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided."""
 _OWN_ERRORS = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
