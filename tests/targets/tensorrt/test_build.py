@@ -6,11 +6,6 @@ A process with the bindings of one version builds everything, see `probe`; the t
 from __future__ import annotations
 
 import functools
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +15,22 @@ from compressor.errors import ErrorCode
 from compressor.quantization import quantize_symmetric
 from compressor.targets.tensorrt.metadata import TimingsState
 from tests.targets.graphs import pruned
+from tests.targets.tensorrt.conftest import RunProbe
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
-BINDINGS = Path(os.environ.get("TENSORRT_BINDINGS", ROOT / ".venv" / "tensorrt"))
-"""A folder for each version, with the package `tensorrt_bindings`; `make test` fills it."""
 VERSIONS = ("8.6", "10.16", "11.4")
 QUICK = ("8.6", "11.4")
 """The oldest version, and the newest; `make zoo` tests the one between."""
 Outcomes = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stand-ins for TensorRT's libraries and for the driver of a GPU."""
-    folder = tmp_path_factory.mktemp("libraries")
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler, so no stand-ins for TensorRT's libraries")
-    library = folder / "libraries.so"
-    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", library, HERE / "libraries.c"], check=True)
-    names = [
-        f"lib{name}.so.{n}" for name in ("nvinfer", "nvonnxparser", "nvinfer_plugin", "nvparsers") for n in (8, 10, 11)
-    ]
-    for name in (*names, "libcuda.so.1"):
-        shutil.copy(library, folder / name)
-    return folder
-
-
 @pytest.fixture(
     scope="module",
     params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in VERSIONS],
 )
-def outcomes(request: pytest.FixtureRequest, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest, run_probe: RunProbe, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Outcomes of the probe with the bindings of a version."""
-    bindings = BINDINGS / request.param
-    if not (bindings / "tensorrt_bindings").is_dir():
-        pytest.skip(f"no bindings of TensorRT {request.param} in {BINDINGS}")
-    pytest.importorskip("polygraphy")
     folder = tmp_path_factory.mktemp(request.param)
-    paths = {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": os.pathsep.join([str(bindings), str(ROOT)])}
-    module = "tests.targets.tensorrt.probe"
-    command = [sys.executable, "-W", "ignore", "-m", module, str(pruned("bert").shrunk), str(int8_graph()), str(folder)]
-    process = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    printed: Outcomes = json.loads(process.stdout)
-    return printed
+    return run_probe("probe", request.param, pruned("bert").shrunk, int8_graph(), folder)
 
 
 @functools.cache

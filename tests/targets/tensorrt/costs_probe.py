@@ -1,0 +1,86 @@
+"""A process with the bindings of one TensorRT: it measures a cost table by the target's own engines on the stand-ins.
+
+An engine is the graph that was parsed, and a call takes a nanosecond for each of its multiply-accumulates.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import graph_passes
+from compressor.config.sections import EngineConfig
+from compressor.measure import macs
+from compressor.results import Proof, ProofStage
+from compressor.run.products import SYMMETRIC, Choice, ExportedGraph
+from compressor.run.pruning import measure_costs
+from compressor.run.pruning.count_costs import count_costs
+from compressor.run.pruning.measure_costs import keep_counts, measure_times
+from compressor.run.pruning.partial_shares import PartialShares
+from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.targets import BuildOptions, Engine, Feeds
+from compressor.units import keep_all
+from tests.law import references
+from tests.targets.tensorrt import stand_ins
+from tests.targets.tensorrt.stand_ins import REQUESTED
+from tests.zoo import text
+
+SIZE = (2, 7)
+
+
+CHOICES = {
+    "fp16": Choice(EngineConfig(target="trt", precision="fp16")),
+    "int8": Choice(EngineConfig(target="trt", precision="int8"), SYMMETRIC),
+}
+
+
+def main(precision: str, folder: str) -> dict[str, Any]:
+    sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
+    stand_ins.install(module)
+    table_module = cast(Any, measure_costs)
+    table_module.paired_times = lambda engines, *args: [_seconds(engine) for engine in engines]
+    table_module.paired_ratios = _ratios
+    return table(CHOICES[precision], Path(folder))
+
+
+def _seconds(engine: Engine) -> float:
+    return 1e-9 * float(macs(graph_passes.load(engine.path), *SIZE) or 0)
+
+
+def _ratios(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:
+    control, *others = map(_seconds, engines)
+    return [(time / control, 1e-3) for time in others]
+
+
+def table(choice: Choice, folder: Path) -> dict[str, Any]:
+    """What the table of a choice predicts for plans, in ms, and what their engines take."""
+    reference = references.reference("bert", 18, "eager")
+    groups, plan = reference.groups, keep_all(reference.groups)
+    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
+    exported = ExportedGraph("dense", plan, reference.path, proof)
+    feeds = {name: value.numpy() for name, value in text(*SIZE).items()}
+    options = BuildOptions(batch=(1, 2, 4), seq=(1, 7, 16), workspace=64 << 20)
+    engines = PlanEngines(exported, choice, options, feeds, True, folder)
+    _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
+    built, unpruned = list[int](), (engines.whole, engines.whole)
+    partial = PartialShares(folder / "partial.json", {})
+    (costs,) = measure_times(
+        engines, groups, counted, unpruned, {SIZE: feeds}, partial, lambda finished, total: built.append(finished)
+    )
+    plans = [{group.name: part * group.units // 4 for group in groups} for part in range(5)]
+    return {
+        "label": costs.engine,
+        "profile": REQUESTED["profile"],
+        "built": built[-1],
+        "left": sorted(path.name for path in folder.iterdir() if path.is_dir()),
+        "predicted": [costs.cost(counts) for counts in plans],
+        "measured": [1e3 * _seconds(engines.build(keep_counts(plan, groups, counts))) for counts in plans],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))
