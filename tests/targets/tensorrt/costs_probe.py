@@ -63,7 +63,7 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
     exported = ExportedGraph("dense", plan, reference.path, proof)
     feeds = {name: value.numpy() for name, value in text(*SIZE).items()}
-    options = BuildOptions(batch=(1, 2, 4), seq=(1, 7, 16), workspace=64 << 20)
+    options = BuildOptions(batch=(1, 2, 4), seq=(1, 7, 16), workspace=64 << 20, timing_cache=folder / "timings")
     engines = PlanEngines(exported, choice, options, feeds, True, folder)
     _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
     built, unpruned = list[int](), (engines.whole, engines.whole)
