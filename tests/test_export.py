@@ -177,6 +177,7 @@ def test_the_graph_names_the_model_and_not_the_machine(exported: tuple[PreTraine
     assert sorted(file.name for file in path.parent.iterdir()) == ["reference.onnx", "reference.onnx.data"]
 
 
+@pytest.mark.zoo
 def test_equal_sizes_are_separate_axes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = marian().eval()
@@ -197,6 +198,7 @@ class TwoTexts(hf.BertForSequenceClassification):
         return SequenceClassifierOutput(logits=first - 2 * second)
 
 
+@pytest.mark.zoo
 def test_inputs_of_different_lengths_have_axes_of_their_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config: Any = bert()[0].config

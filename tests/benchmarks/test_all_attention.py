@@ -70,7 +70,8 @@ def test_a_study_reports_tokens_and_times(monkeypatch: pytest.MonkeyPatch, tmp_p
 # Computed costs
 
 
-@pytest.mark.parametrize("persistent", [True, pytest.param(False, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("persistent", [True, False])
 def test_computed_macs_of_a_layer_equal_those_of_the_graph(persistent: bool, tmp_path: Path) -> None:
     """Five heads in two layers of four, over a segment of 6 with a memory of the same length."""
     sizes: dict[str, Any] = {

@@ -86,6 +86,7 @@ def test_a_family_that_once_failed_holds(family: str) -> None:
     assert row.outcome is Outcome.HOLDS, row.reason
 
 
+@pytest.mark.zoo
 def test_a_process_without_a_result_is_an_outcome() -> None:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sweep_family.__module__])

@@ -151,6 +151,7 @@ def test_settings_that_do_not_fit_the_model_are_refused_before_a_build(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.zoo
 def test_masks_stay_as_planned_while_what_they_keep_is_distilled(
     inputs: Path, tmp_path: Path, finished: FinishedRun
 ) -> None:

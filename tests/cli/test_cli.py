@@ -170,6 +170,7 @@ def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     assert str(out) in repeated.error
 
 
+@pytest.mark.zoo
 def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path: Path) -> None:
     from compressor.export import export_reference
 

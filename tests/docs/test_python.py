@@ -39,6 +39,7 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [site.heads for site in find_attention(load("small.onnx"))] == [1]
 
 
+@pytest.mark.zoo
 def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_persistent": 5}
     model = AllAttentionForCausalLM(AllAttentionConfig(vocab_size=25, memory_length=6, **sizes))

@@ -55,6 +55,7 @@ def test_an_error_is_sent_to_the_parent_with_its_code() -> None:
     assert (type(copy), str(copy), copy.code, copy.details) == (InputError, "refused", error.code, error.details)
 
 
+@pytest.mark.zoo
 def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
     with serving() as url:
         # A shell that runs the tests in the background makes every process that they start ignore Ctrl-C.

@@ -76,7 +76,8 @@ def test_an_encoder_that_nothing_reads_is_removed_entirely(family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["all_attention", pytest.param("transformer_xl", marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("family", ["all_attention", "transformer_xl"])
 def test_a_graph_with_memory_loses_every_head(family: str) -> None:
     graph = reference(family, 23, "eager")
     groups = [replace(group, kept=(), scale=()) for group in keep_all(graph.groups).groups]

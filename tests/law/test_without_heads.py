@@ -23,6 +23,7 @@ TOLERANCE = 1e-4
 BATCH, LENGTH = 3, 7
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("name", WITHOUT_HEADS)
 def test_neurons_of_a_model_without_heads_are_removed(name: str, tmp_path: Path) -> None:
     model, inputs = WITHOUT_HEADS[name].model(), WITHOUT_HEADS[name].inputs(BATCH, LENGTH)

@@ -127,7 +127,8 @@ def linear_recurrence(length: int) -> tuple[Any, str, tuple[Any, ...], dict[str,
 
 
 @pytest.mark.parametrize("recurrence", [selective_scan, chunk_scan, delta_rule, delta_attention, linear_recurrence])
-@pytest.mark.parametrize("length", [24, pytest.param(200, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("length", [24, 200])
 def test_the_form_for_the_export_equals_the_recurrence(recurrence: Any, length: int) -> None:
     owner, name, operands, options = recurrence(length)
     original = getattr(owner, name)

@@ -236,6 +236,7 @@ def test_a_missing_quantizer_is_named_with_its_command(
     assert "pip install" in str(error.value)
 
 
+@pytest.mark.zoo
 def test_products_of_a_graph_with_block_sparse_attention_are_quantized(tmp_path: Path) -> None:
     model, inputs = one_layer("bert")
     sites = find_sites(model, inputs)

@@ -98,6 +98,7 @@ def dense_embeddings(model: Path) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.zoo
 def test_pooling_outside_of_the_graph(rows: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = folders.save_sentence_encoder(tmp_path / "model", pooling="cls")
@@ -109,6 +110,7 @@ def test_pooling_outside_of_the_graph(rows: Path, tmp_path: Path) -> None:
     assert library_embeddings(out, "cls") == pytest.approx(gated_embeddings(out, "cls"), abs=1e-5)
 
 
+@pytest.mark.zoo
 def test_heads_are_learned_from_labels_and_trained_without(rows: Path, tmp_path: Path) -> None:
     model = folders.save_sentence_encoder(tmp_path / "model")
     fields = {"model": model, "data": str(rows / "test.tsv"), "metric": "ndcg@10", "distill": True, "distill_steps": 4}

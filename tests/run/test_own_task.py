@@ -105,6 +105,7 @@ def test_a_build_does_not_load_the_task_that_a_report_names(
     assert "tags" not in sys.modules
 
 
+@pytest.mark.zoo
 def test_a_changed_task_is_not_resumed_with_the_work_of_the_former(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

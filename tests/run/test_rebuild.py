@@ -141,6 +141,7 @@ def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
 
 
+@pytest.mark.zoo
 def test_a_saved_dense_graph_is_compared_with(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
@@ -152,6 +153,7 @@ def test_a_saved_dense_graph_is_compared_with(inputs: Path, tmp_path: Path) -> N
     assert NoteCode.NO_DENSE_GRAPH not in {note.code for note in built.notes}
 
 
+@pytest.mark.zoo
 def test_the_metric_of_a_new_engine_is_measured(inputs: Path, tmp_path: Path) -> None:
     """Also where the recipe of the report names every field of a distillation that the run did not ask for."""
     out = tmp_path / "out"

@@ -165,6 +165,7 @@ def test_a_run_proves_a_model_with_memory_at_every_stage(tmp_path: Path) -> None
     assert stream_error(stream, smaller, [4, 1, 7, 2]) <= TOLERANCE
 
 
+@pytest.mark.zoo
 def test_a_run_scores_a_model_without_memory_segment_by_segment(tmp_path: Path) -> None:
     model, plan, recipe = write_inputs(tmp_path, memory=0)
     report = compressor.compress(recipe)

@@ -107,6 +107,7 @@ def test_rows_without_tags_are_enough_to_prune_and_distill(rows: str, trained: P
     assert learned.codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN}
 
 
+@pytest.mark.zoo
 def test_heads_are_learned_from_tags(trained: Path, tmp_path: Path) -> None:
     rows = str(trained / "rows.conll")
     learned = learn(learning_recipe(trained, tmp_path / "out", data=rows, eval_data=rows, test_data=rows))

@@ -67,6 +67,7 @@ def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, method: str
     assert all(row.predicted <= bound(row) for row in selected.budget)
 
 
+@pytest.mark.zoo
 def test_query_heads_are_removed_alike_from_all_key_value_heads(inputs: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
     config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 1}, pad_token_id=0)

@@ -21,6 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders.save(MixtralForCausalLM(MixtralConfig(**sizes)), tmp_path_factory.mktemp("mixtral"))
 
 
+@pytest.mark.zoo
 def test_experts_and_what_cannot_be_counted_are_noted(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

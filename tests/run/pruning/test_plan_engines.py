@@ -73,6 +73,7 @@ def test_the_graph_of_a_plan_holds_its_units(
     assert sum(size(cut)) < sum(size(whole))
 
 
+@pytest.mark.zoo
 def test_units_that_are_channels_of_a_convolution_are_removed(tmp_path: Path) -> None:
     family = FAMILIES["squeezebert"]
     model, inputs = family.model(), family.inputs(3, 7)
@@ -127,6 +128,7 @@ def test_what_a_group_saves_does_not_depend_on_the_others(
     assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
 
 
+@pytest.mark.zoo
 def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: Path) -> None:
     model, inputs = GROUPED(0)
     groups = find_groups(model, inputs, group_by="query")

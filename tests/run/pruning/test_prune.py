@@ -109,6 +109,7 @@ def test_query_heads_are_removed_in_groups(inputs: Path, tmp_path: Path, group_b
         assert (counts[0] == counts[1]) if group_by == "query" else set(counts) <= {0, 4}
 
 
+@pytest.mark.zoo
 def test_heads_that_share_one_key_value_head_stay_or_go_together(inputs: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 4}
     config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 2}, pad_token_id=0)

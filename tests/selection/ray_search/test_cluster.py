@@ -44,7 +44,8 @@ def command_of(process: psutil.Process) -> str:
 
 
 @needs_ray
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.zoo)])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.zoo
 def test_an_interrupted_search_leaves_no_process(signal_number: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         search = subprocess.Popen(

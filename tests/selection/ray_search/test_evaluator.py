@@ -129,6 +129,7 @@ def make() -> Iterator[EvaluatorFactory]:
 
 
 @needs_ray
+@pytest.mark.zoo
 def test_ray_gives_the_numbers_of_one_process(make: EvaluatorFactory, capfd: pytest.CaptureFixture[str]) -> None:
     check_equal(evaluator_of(make), evaluator_of(ModelSubsetEvaluator))
     assert capfd.readouterr() == ("", "")
@@ -153,6 +154,7 @@ class EndsProcessOnce(tiny.NextToken):
 
 
 @needs_ray
+@pytest.mark.zoo
 def test_a_worker_that_dies_is_replaced(
     make: EvaluatorFactory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
