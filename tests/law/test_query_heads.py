@@ -66,6 +66,7 @@ def operators(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph)
 
 
+@pytest.mark.zoo
 def test_query_heads_that_are_left_unevenly_have_keys_of_their_own() -> None:
     model, inputs = GROUPED(0)
     groups, path = find_groups(model, inputs), grouped(18, "eager")

@@ -40,7 +40,6 @@ def ranks(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.zoo
 def test_both_processes_have_the_same_result(part: str, ranks: list[Any]) -> None:
     assert ranks[0][part] == ranks[1][part]
 

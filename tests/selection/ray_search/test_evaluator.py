@@ -129,7 +129,6 @@ def make() -> Iterator[EvaluatorFactory]:
 
 
 @needs_ray
-@pytest.mark.zoo
 def test_ray_gives_the_numbers_of_one_process(make: EvaluatorFactory, capfd: pytest.CaptureFixture[str]) -> None:
     check_equal(evaluator_of(make), evaluator_of(ModelSubsetEvaluator))
     assert capfd.readouterr() == ("", "")
@@ -191,6 +190,7 @@ class EndsProcess(tiny.Sign):
         (EndsProcess, TargetMissingError, ErrorCode.PROCESS_ENDED, {"field": "ray", "value": "local:2", "restarts": 1}),
     ],
 )
+@pytest.mark.zoo
 def test_errors_of_workers_are_raised_here(
     make: EvaluatorFactory,
     task: Callable[[], tiny.Sign],
