@@ -29,7 +29,7 @@ PACKAGES = ("huggingface_hub", "matplotlib", "networkx", "pandas", "sklearn", "s
 MAX_DOCSTRINGS = 750
 """Maximum number of docstrings of one package, so that none outweighs the others."""
 SPLITS = ("train", "eval", "eval", "test", "test")
-"""The split of each fifth of the rows. Evaluation and test rows only cost the time of scoring; of fewer of them, a
+"""The split of each fifth of the rows. Evaluation and test rows only cost the time of scoring; with fewer of them, a
 loss of a point cannot be told from chance."""
 
 RECIPE = """\
@@ -236,7 +236,7 @@ def main() -> None:
         sys.exit(status)
     print_comparison(model, out / "fast")
     if status == MetricDropError.exit_code:
-        print("\nThe evaluation rows lost less than a point, the test rows more: few rows, wide intervals.")
+        print("\nBy the evaluation rows less than a point was expected to be lost; the test rows lose more.")
     print(f"\n{out / 'fast' / 'report.html'} holds the whole report; {time.perf_counter() - start:.0f} s in all")
 
 

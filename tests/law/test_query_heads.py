@@ -38,8 +38,8 @@ def random_queries(groups: list[PrunableGroup], count: int, rng: np.random.Gener
     return keep_all(groups).replace_groups(plans)
 
 
-@pytest.mark.parametrize(("opset", "attention"), FORMS)
 @pytest.mark.zoo
+@pytest.mark.parametrize(("opset", "attention"), FORMS)
 def test_counts_decide_the_form_of_the_graph(opset: int, attention: Attention) -> None:
     model, inputs = GROUPED(0)
     groups, path = find_groups(model, inputs, attention=attention, group_by="query"), grouped(opset, attention)

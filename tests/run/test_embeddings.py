@@ -97,8 +97,8 @@ def dense_embeddings(model: Path) -> np.ndarray:
         return np.asarray(loaded.model(**tokens).sentence_embedding)
 
 
-@pytest.mark.usefixtures("cache")
 @pytest.mark.zoo
+@pytest.mark.usefixtures("cache")
 def test_pooling_outside_of_the_graph(rows: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = folders.save_sentence_encoder(tmp_path / "model", pooling="cls")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import graph_passes
-from compressor.measure import macs
 from compressor.measure.costs import CostTable
 from compressor.results import Report
 from compressor.run.pruning import cost_tables
@@ -18,7 +16,7 @@ from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_costs import Size
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
-from tests.run.pruning.budget_runs import run
+from tests.run.pruning.budget_runs import run, seconds_by_macs
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +37,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
     def times(engines: Sequence[Engine], feeds: Feeds, *args: object) -> list[float]:
         batch, seq = next(iter(feeds.values())).shape
-        return [1e-9 * float(macs(graph_passes.load(engine.path), batch, seq) or 0) for engine in engines]
+        return [seconds_by_macs(engine, batch, seq) for engine in engines]
 
     def tables(
         engines: Any,

@@ -12,7 +12,6 @@ from compressor.config.sections import EngineConfig
 from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
-from compressor.results import Proof, ProofStage
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_costs import equal_groups, keep_counts, measured_counts
@@ -22,6 +21,7 @@ from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
 from tests.law import references
 from tests.projection_zoo import FAMILIES
+from tests.run.pruning.budget_runs import exported
 from tests.zoo import GROUPED, text
 
 CHOICES = {
@@ -34,11 +34,6 @@ CHOICES = {
 @pytest.fixture(scope="module")
 def groups() -> list[PrunableGroup]:
     return references.reference("bert", 18, "eager").groups
-
-
-def exported(groups: list[PrunableGroup], path: Path) -> ExportedGraph:
-    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
-    return ExportedGraph("dense", keep_all(groups), path, proof)
 
 
 @pytest.fixture(scope="module")

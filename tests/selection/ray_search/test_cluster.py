@@ -43,9 +43,9 @@ def command_of(process: psutil.Process) -> str:
     return ""
 
 
+@pytest.mark.zoo
 @needs_ray
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.zoo
 def test_an_interrupted_search_leaves_no_process(signal_number: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         search = subprocess.Popen(

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import graph_passes
 from compressor.config.sections import EngineConfig
-from compressor.measure import macs
-from compressor.results import Proof, ProofStage
-from compressor.run.products import SYMMETRIC, Choice, ExportedGraph
+from compressor.run.products import SYMMETRIC, Choice
 from compressor.run.pruning import measure_costs
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_costs import keep_counts, measure_times
@@ -25,13 +22,13 @@ from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions, Engine, Feeds
 from compressor.units import keep_all
 from tests.law import references
+from tests.run.pruning.budget_runs import exported, seconds_by_macs
 from tests.targets.tensorrt import stand_ins
 from tests.targets.tensorrt.stand_ins import REQUESTED
 from tests.zoo import text
 
 SIZE = (2, 7)
-
-
+"""Batch size and length."""
 CHOICES = {
     "fp16": Choice(EngineConfig(target="trt", precision="fp16")),
     "int8": Choice(EngineConfig(target="trt", precision="int8"), SYMMETRIC),
@@ -42,17 +39,13 @@ def main(precision: str, folder: str) -> dict[str, Any]:
     sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
     stand_ins.install(module)
     table_module = cast(Any, measure_costs)
-    table_module.paired_times = lambda engines, *args: [_seconds(engine) for engine in engines]
+    table_module.paired_times = lambda engines, *args: [seconds_by_macs(engine, *SIZE) for engine in engines]
     table_module.paired_ratios = _ratios
     return table(CHOICES[precision], Path(folder))
 
 
-def _seconds(engine: Engine) -> float:
-    return 1e-9 * float(macs(graph_passes.load(engine.path), *SIZE) or 0)
-
-
 def _ratios(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:
-    control, *others = map(_seconds, engines)
+    control, *others = (seconds_by_macs(engine, *SIZE) for engine in engines)
     return [(time / control, 1e-3) for time in others]
 
 
@@ -60,11 +53,9 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     """What the table of a choice predicts for plans, in ms, and what their engines take."""
     reference = references.reference("bert", 18, "eager")
     groups, plan = reference.groups, keep_all(reference.groups)
-    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
-    exported = ExportedGraph("dense", plan, reference.path, proof)
     feeds = {name: value.numpy() for name, value in text(*SIZE).items()}
     options = BuildOptions(batch=(1, 2, 4), seq=(1, 7, 16), workspace=64 << 20, timing_cache=folder / "timings")
-    engines = PlanEngines(exported, choice, options, feeds, True, folder)
+    engines = PlanEngines(exported(groups, reference.path), choice, options, feeds, True, folder)
     _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
     built, unpruned = list[int](), (engines.whole, engines.whole)
     partial = PartialShares(folder / "partial.json", {})
@@ -72,13 +63,17 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
         engines, groups, counted, unpruned, {SIZE: feeds}, partial, lambda finished, total: built.append(finished)
     )
     plans = [{group.name: part * group.units // 4 for group in groups} for part in range(5)]
+    left = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    rebuilt = [engines.build(keep_counts(plan, groups, counts)) for counts in plans]
     return {
         "label": costs.engine,
         "profile": REQUESTED["profile"],
         "built": built[-1],
-        "left": sorted(path.name for path in folder.iterdir() if path.is_dir()),
+        "left": left,
         "predicted": [costs.cost(counts) for counts in plans],
-        "measured": [1e3 * _seconds(engines.build(keep_counts(plan, groups, counts))) for counts in plans],
+        "measured": [
+            1e3 * seconds_by_macs(engines.build(keep_counts(plan, groups, counts)), *SIZE) for counts in plans
+        ],
     }
 
 
