@@ -86,7 +86,7 @@ def scores_of(
     network, groups = model.folder.model, model.groups
     splits = {"eval": data.eval, "test": data.test}
     scorers = {split: TrialScorer(network, data.task, examples, 0, log) for split, examples in splits.items()}
-    scores = {split: [scorer.score(f"the whole model, {split}")] for split, scorer in scorers.items()}
+    scores = {split: [scorer.score_whole()] for split, scorer in scorers.items()}
     weights = [LINEARS[group.type] * group.width for group in groups]
     curves = [losses[group.name] for group in groups]
     costs = [{count: weight * count for count in curve} for weight, curve in zip(weights, curves, strict=True)]

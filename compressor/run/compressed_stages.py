@@ -9,6 +9,7 @@ from compressor.results import Note, NoteCode
 from compressor.run import run_notes
 from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.learn_stages import LearnedPlan
 from compressor.run.products import Choice, ChosenEngine, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.run_context import RunContext
@@ -74,7 +75,8 @@ def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learne
     """
     if not run.built.engine.chooses:
         return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
-    trials = EngineTrials(graph, dense, run.data, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
+    scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, run.log)
+    trials = EngineTrials(graph, scorer, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
     if learned.engine is None:
         return choose_engine(trials, None)
     chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])

@@ -18,6 +18,7 @@ from compressor.run.distillation.distill import distill, distillation_of
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan, load_weights
@@ -46,10 +47,12 @@ class LearnedPlan:
     Attributes:
         selected: the plan, whose weights the model has.
         engine: the engine that units were pruned for; None: units were not pruned for an engine.
+        scorer: scored the engines that it was chosen from; None: units were not pruned for an engine.
     """
 
     selected: SelectedPlan
     engine: ChosenEngine | None = None
+    scorer: EvaluationScorer | None = None
 
 
 def learn(run: RunContext, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]) -> LearnedPlan:
@@ -130,11 +133,12 @@ def _learn_units(
         budget_run = BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log)
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
-        engine = _choose_first(run, data, reference, dense, refused, part.engine)
+        scorer = EvaluationScorer(dense, data, run.built, run.log)
+        engine = _choose_first(run, scorer, reference, refused, part.engine)
         part.keep_engine(engine.choice.label)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
-        return LearnedPlan(prune(budget_run), engine)
+        return LearnedPlan(prune(budget_run), engine, scorer)
     assert heads is not None
     return LearnedPlan(heads)
 
@@ -165,9 +169,8 @@ def _learning_stage(recipe: Recipe) -> str:
 
 def _choose_first(
     run: RunContext,
-    data: Data,
+    scorer: EvaluationScorer,
     reference: ExportedGraph,
-    dense: Variant,
     refused: Sequence[Refusal],
     decided: str,
 ) -> ChosenEngine:
@@ -175,13 +178,15 @@ def _choose_first(
 
     An interrupted run may have `decided` already; empty: it has not.
     """
+    data = scorer.data
     if not run.built.engine.chooses:
-        return ChosenEngine(dense, Choice(run.built.engine))
+        return ChosenEngine(scorer.dense, Choice(run.built.engine))
+    assert data is not None
     whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
-    trials = EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log)
+    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, scratch, run.log)
     units = prunable_types(run.recipe)
     skipped = frozenset().union(*(refusal.sites for refusal in refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]

@@ -179,7 +179,7 @@ class Distillation:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
         Args:
-            model: the student, as it is; it is in evaluation mode afterwards.
+            model: the student, as it is, or the teacher itself; it is in evaluation mode afterwards.
             task: collates the rows.
             rows: encoded rows with labels.
             batch_size: rows of a batch.
@@ -191,6 +191,8 @@ class Distillation:
             inputs = task.model_inputs(batch)
             with torch.no_grad():
                 outputs = model(**forward_arguments(model, inputs))
+            if model is self.teacher:
+                self._keep_evaluated(_input_keys(forward_arguments(model, inputs)), outputs)
             examples.append(task.example_means(self.divergences(outputs, inputs), batch).cpu())
             if observe is not None:
                 observe(indices, batch, outputs)
@@ -199,17 +201,19 @@ class Distillation:
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same rows."""
         arguments = forward_arguments(self.teacher, batch)
-        inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-        keys = [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
+        keys = _input_keys(arguments)
         if not self._evaluated.keys() >= set(keys):
             with scored_logits_only(self.teacher, batch):
-                output = self.teacher(**arguments)
-            target = {name: output[name] for name in self.outputs}
-            if any(value.dim() > 2 for value in target.values()):
-                return target
+                return self._keep_evaluated(keys, self.teacher(**arguments))
+        return {name: torch.stack([self._evaluated[key][name] for key in keys]) for name in self.outputs}
+
+    def _keep_evaluated(self, keys: list[bytes], output: Mapping[str, Any]) -> Outputs:
+        """The scored outputs of the teacher for rows with these keys; they are kept if they are small."""
+        target = {name: output[name] for name in self.outputs}
+        if all(value.dim() <= 2 for value in target.values()):
             for row, key in enumerate(keys):
                 self._evaluated.setdefault(key, {name: value[row] for name, value in target.items()})
-        return {name: torch.stack([self._evaluated[key][name] for key in keys]) for name in self.outputs}
+        return target
 
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         device, is_half = self.teacher.device.type, self.teacher_precision == "bf16"
@@ -234,6 +238,12 @@ class Distillation:
             target, output, self.outputs, batch, variance, temperature=self.temperature, dtype=torch.float32
         )
         return divergences.mean()
+
+
+def _input_keys(arguments: Mapping[str, Any]) -> list[bytes]:
+    """One key for each row of the inputs of a model."""
+    inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
 
 
 def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:

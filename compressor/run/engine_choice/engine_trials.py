@@ -1,17 +1,13 @@
-"""Candidates for the engine of the compressed model: built, proven, scored and timed."""
+"""Candidates for the engine of the compressed model: built, proven and scored."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
-from datasets import Dataset
-from torch import Tensor
 
 import graph_passes
 from compressor.config.run import Recipe
@@ -24,22 +20,18 @@ from compressor.quantization.products import names_of
 from compressor.results import Candidate, Note, NoteCode, ProofStage
 from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
-from compressor.run.evaluate import statistics_of
 from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
-from compressor.selection.search.base import metric_drop
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
-from compressor.tasks.data import draw_rows
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
 _RANKED_ROWS = 32
 """Calibration rows on which products are ranked."""
-_SCORED_ROWS = 2000
-"""Maximum number of evaluation rows that every candidate is scored on."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +57,7 @@ class EngineTrials:
 
     Attributes:
         graph: the graph of the compressed variant.
-        dense: the dense variant, to compare with.
-        data: the rows; None: every engine keeps the metric.
+        scorer: scores candidates, in comparison with the dense engine.
         folder: the model, for inputs to time.
         recipe: the loss allowed, calibration, and the sizes to time.
         sizes: sizes and settings of the engines.
@@ -75,8 +66,7 @@ class EngineTrials:
     """
 
     graph: ShrunkGraph
-    dense: Variant
-    data: Data | None
+    scorer: EvaluationScorer
     folder: ModelFolder
     recipe: Recipe
     sizes: RunSizes
@@ -85,16 +75,21 @@ class EngineTrials:
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranked: dict[Path, list[str]] = field(default_factory=dict, repr=False)
 
+    @property
+    def dense(self) -> Variant:
+        """The dense variant, to compare with."""
+        return self.scorer.dense
+
+    @property
+    def data(self) -> Data | None:
+        """The rows; None: every engine keeps the metric."""
+        return self.scorer.data
+
     @functools.cached_property
     def _rows(self) -> list[Feeds]:
         """Calibration rows."""
         assert self.data is not None
         return calibration_rows(self.data, self.recipe.engine.calibration_rows, self.recipe.selection.seed)
-
-    @functools.cached_property
-    def _reference(self) -> tuple[float, np.ndarray | None]:
-        """Metric and answers of the dense engine on the evaluation rows."""
-        return self._measure(self.dense, "dense")
 
     def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
         """The quantized graphs that engines are built from, beside the float graph, by file name.
@@ -184,20 +179,10 @@ class EngineTrials:
 
     def score(self, trial: Trial) -> Trial:
         """The candidate with the metric on the evaluation rows, if there are any with labels."""
-        if trial.variant is None or self.data is None or not self.data.scores_eval:
+        if trial.variant is None:
             return trial
-        reference, answers = self._reference
-        metric, trial_answers = self._measure(trial.variant, trial.choice.label)
-        max_drop = self.recipe.selection.max_drop
-        sign = 1 if self.data.task.higher_is_better else -1
-        values = {
-            "metric": metric,
-            "difference": metric - reference,
-            "unit": self.data.task.metric_unit,
-            "agreement": _agreement(answers, trial_answers),
-            "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
-        }
-        return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
+        facts = self.scorer.score(trial.variant, trial.choice.label)
+        return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=facts))
 
     def return_products(self, trial: Trial, quantized: QuantizedGraph) -> Trial:
         """A candidate of the same target with as few products in floats as keep the metric.
@@ -235,43 +220,6 @@ class EngineTrials:
                 on_progress(len(measured), len(trials))
         return measured
 
-    def _measure(self, variant: Variant, label: str) -> tuple[float, np.ndarray | None]:
-        """Metric and answers on the evaluation rows; None: the answers of the task are not compared."""
-        assert self.data is not None
-        task, batch_size = self.data.task, self.recipe.selection.batch_size
-        answers: list[np.ndarray] = []
-
-        def keep_answers(logits: np.ndarray, batch: Mapping[str, Tensor]) -> None:
-            if (ids := task.answer_ids(logits, batch)) is not None:
-                answers.append(ids.ravel())
-
-        with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
-            statistics = statistics_of(
-                variant, self.data, batch_size, on_progress, rows=self._scored, on_logits=keep_answers
-            )
-        return task.score(statistics), np.concatenate(answers) if answers else None
-
-    @functools.cached_property
-    def _scored(self) -> Dataset:
-        """The evaluation rows by which candidates are compared: at most `_SCORED_ROWS`, drawn at random.
-
-        Of rows that are read in order these are the first ones. Rows that belong together are all scored.
-        """
-        assert self.data is not None
-        rows, task = self.data.eval, self.data.task
-        if task.in_order:
-            return rows.select(range(min(len(rows), _SCORED_ROWS)))
-        if task.set_aside_by is not None:
-            return rows
-        return draw_rows(rows, _SCORED_ROWS, self.recipe.selection.seed, together=task.joined_rows)
-
 
 def _failed(choice: Choice, reason: str) -> Trial:
     return Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
-
-
-def _agreement(expected: np.ndarray | None, answers: np.ndarray | None) -> float | None:
-    """Share of the answers that are equal; None where they are not compared."""
-    if expected is None or answers is None or expected.shape != answers.shape:
-        return None
-    return float((expected == answers).mean())

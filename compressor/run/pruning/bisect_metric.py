@@ -115,7 +115,7 @@ def _bisect(
     """
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
-    dense, original = scorer.score("the whole model"), scorer.whole_state
+    dense, original = scorer.score_whole(), scorer.whole_state
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:

@@ -80,17 +80,24 @@ class TrialScorer:
         """The state of the whole model, which must not be written to."""
         return self._reference.teacher.state_dict()
 
+    def score_whole(self) -> ResampledScore:
+        """The score of the whole model, whose outputs later models are compared with."""
+        return self._score(self._reference.teacher, "the whole model")
+
     def score(self, label: str) -> ResampledScore:
         """The score of the model as it is.
 
         Args:
             label: what the stages call it.
         """
+        return self._score(self._model, label)
+
+    def _score(self, model: PreTrainedModel, label: str) -> ResampledScore:
         task, measured = self._task, dict[int, np.ndarray]()
         if type(task).measure is not Task.measure:  # the metric needs forwards of its own
-            values = scored_statistics(self._model, task, self._rows, label, self._log)
+            values = scored_statistics(model, task, self._rows, label, self._log)
             with self._log.stage(f"comparing {label} with the whole model"):
-                return self._resampled(values, self._divergence())
+                return self._resampled(values, self._divergence(model))
         with self._log.stage(f"scoring {label} on the evaluation rows") as on_progress:
 
             def measure(indices: list[int], batch: Mapping[str, Tensor], outputs: Mapping[str, Any]) -> None:
@@ -98,11 +105,11 @@ class TrialScorer:
                 measured.update(zip(indices, parts, strict=True))
                 on_progress(len(measured), len(self._rows))
 
-            divergence = self._divergence(measure)
+            divergence = self._divergence(model, measure)
         return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
 
-    def _divergence(self, observe: OutputsObserver | None = None) -> float:
-        return self._reference.mean_divergence(self._model, self._task, self._rows, _BATCH_SIZE, observe)
+    def _divergence(self, model: PreTrainedModel, observe: OutputsObserver | None = None) -> float:
+        return self._reference.mean_divergence(model, self._task, self._rows, _BATCH_SIZE, observe)
 
     def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
         rng, count = np.random.default_rng(self._seed), len(values)

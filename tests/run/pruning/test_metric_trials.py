@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
 from compressor.progress import NullListener
@@ -136,10 +138,7 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     folder, data = source(tmp_path)
     model, log = folder.model.eval(), RunLog(NullListener())
     scorer = TrialScorer(model, data.task, data.eval, 0, log)
-    whole, before = (
-        scorer.score("the whole model"),
-        {name: tensor.clone() for name, tensor in scorer.whole_state.items()},
-    )
+    whole, before = scorer.score_whole(), {name: tensor.clone() for name, tensor in scorer.whole_state.items()}
     same = scorer.score("the same weights")
     assert (same.metric, same.divergence) == (whole.metric, pytest.approx(0, abs=1e-9))
     np.testing.assert_array_equal(same.draws, whole.draws)
@@ -150,6 +149,26 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     assert 0 < other.divergence < np.inf
     for name, tensor in scorer.whole_state.items():
         assert torch.equal(tensor, before[name])
+
+
+def test_the_whole_model_computes_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = load(folders.save(folders.bert(), tmp_path / "model"))
+    file = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tword {number}" for number in range(20)))
+    data = open_data(folders.rows_config(file, file, file), folder)
+    model, computed = folder.model.eval(), []
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def counted(self: nn.Module, *args: object, **inputs: Tensor) -> object:
+        computed.extend(["model" if self is model else "whole model"] * len(inputs["input_ids"]))
+        return forward(self, *args, **inputs)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    scorer = TrialScorer(model, data.task, data.eval, 0, RunLog(NullListener()))
+    scores = [scorer.score_whole(), scorer.score("trial 1"), scorer.score("trial 2")]
+    assert [score.divergence for score in scores] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert computed.count("whole model") <= 2 * 20  # a batch beforehand shows whether the task is a regression
+    assert computed.count("model") == 2 * 20
 
 
 def test_the_divergence_of_a_regression_is_over_the_variance_of_all_rows(tmp_path: Path) -> None:
