@@ -7,9 +7,9 @@
 
 Each row is made once, in a folder of `--out`/SET/rivals, and scored in a process of its own: the metric on test rows
 with a paired 95% interval of the difference from the whole model, the size of its files, and the memory that loading
-and running it adds to a process. The time of a call, in turn with ONNX Runtime's own fused fp32 engine at batch 1 and
-8, is measured in three rounds over all rows, in a process of its own each time: speeds are medians and ranges. Rows of
-further seeds are made and scored, and not timed. Stored rows are those of the version that made them.
+and running it adds to a process at its peak. The time of a call, in turn with ONNX Runtime's own fused fp32 engine at
+batch 1 and 8, is measured in three rounds over all rows, in a process of its own each time: speeds are medians and
+ranges. Rows of further seeds are made and scored, and not timed. Stored rows are those of the version that made them.
 Other tools are installed in the versions of `pins`, into `--out`/tools. A row that cannot be made or measured here says
 why, and the others go on.
 """

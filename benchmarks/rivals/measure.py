@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from benchmarks.text_sets import SETS
 from compressor.measure import paired_interval
 from compressor.measure.timing import alternate_calls
 from compressor.targets import cores, target
+from compressor.targets.peak_memory import peak_bytes, reset_peak
 from compressor.tasks import Data, statistics
 
 SECONDS = 4.0
@@ -32,7 +32,7 @@ Predict = Callable[[Feeds], Outputs]
 
 
 def score(name: str, folder: str, root: Path) -> dict[str, Any]:
-    """Memory, files and metric of a row.
+    """Peak memory, files and metric of a row.
 
     Args:
         name: key of `SETS`.
@@ -40,10 +40,10 @@ def score(name: str, folder: str, root: Path) -> dict[str, Any]:
         root: folder of the set.
     """
     length = SETS[name].max_length
-    before = psutil.Process().memory_info().rss
+    before = reset_peak()
     predict = _load(name, folder, root)
     predict(random_feeds(BATCH, length))
-    memory = psutil.Process().memory_info().rss - before
+    memory = peak_bytes() - before
     data = open_set(name, root)
     dense, rival = _dense_statistics(_reference(name, root), data, length, root), _statistics(predict, data, length)
     interval = paired_interval(dense, rival, data.task.score, 0)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.calibrate import CalibrationDataReader
 from transformers import AutoTokenizer
 
 from benchmarks.quantization import reference_engine, run, starting_model
 from benchmarks.rivals import tools
+from benchmarks.rivals.data import Feeds, calibration_rows
 from benchmarks.text_sets import SETS, rows_file
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
@@ -40,6 +42,8 @@ class Rival:
         backend: how it is loaded (`measure.BACKENDS`).
         install: installs the tool that makes it, which is not part of its minutes; its argument is the folder of the
             set.
+        weights_of: key of the row whose model its run starts from; it is made before, which is not part of the minutes.
+            None: the run starts from the whole model.
     """
 
     title: str
@@ -47,6 +51,7 @@ class Rival:
     make: Callable[[str, Path, Path], dict[str, Any]] | None = None
     backend: Backend = "engine"
     install: Callable[[Path], object] | None = None
+    weights_of: str | None = None
 
     @property
     def draws(self) -> bool:
@@ -81,6 +86,37 @@ def quantize_weights(name: str, root: Path, out: Path) -> dict[str, Any]:
     return {}
 
 
+class RowReader(CalibrationDataReader):
+    """Gives rows to ONNX Runtime's calibration, one at a time.
+
+    Args:
+        rows: the rows, each a batch of its own.
+    """
+
+    def __init__(self, rows: Iterable[Feeds]) -> None:
+        self._rows = iter(rows)
+
+    def get_next(self) -> Feeds | None:
+        """The next row; None behind the last."""
+        return next(self._rows, None)
+
+
+def quantize_statically(name: str, root: Path, out: Path) -> dict[str, Any]:
+    """ONNX Runtime's static quantization (QDQ) of the matrix products of the graph, by the ranges of drawn rows."""
+    reference_engine(starting_model(name, root), SETS[name].max_length, root)
+    quantize_static(
+        root / "reference" / "model.onnx",
+        out / "engine.onnx",
+        RowReader(calibration_rows(name, root, tools.CALIBRATION_ROWS)),
+        op_types_to_quantize=["MatMul", "Gemm"],
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=True,
+        extra_options={"MatMulConstBOnly": True},  # as its documentation recommends: products with weights
+    )
+    return {}
+
+
 def drop_layers(name: str, root: Path, out: Path) -> dict[str, Any]:
     """Every second layer of the model, as DistilBERT is initialized; it is distilled by the run that follows."""
     student, model = out.with_name("every-second-layer"), starting_model(name, root)
@@ -111,6 +147,7 @@ RIVALS = {
     ),
     "ort-fp32": Rival("ONNX Runtime, fp32, fused", {"keep_unread_positions": True}),
     "ort-dynamic": Rival("ONNX Runtime, dynamic int8 of the fused graph", make=quantize_weights),
+    "ort-static": Rival("ONNX Runtime, static int8 (QDQ) by its own quantizer", make=quantize_statically),
     "ort-int8": Rival("ONNX Runtime, best int8 of compress", {"precision": "int8", "keep": "100%"}),
     "openvino-fp32": Rival("OpenVINO, fp32", {"target": "openvino", "keep_unread_positions": True}),
     "optimum": Rival(
@@ -131,11 +168,13 @@ RIVALS = {
     "magnitude": Rival("magnitude, half of the MACs, int8", {**INT8, "method": "magnitude", "macs": 0.5}),
     "fisher": Rival("Kwon et al., half of the MACs, int8", {**INT8, "method": "fisher", "macs": 0.5}),
     "layers": Rival("every second layer, distilled, int8", {**INT8, **DISTILLED}, drop_layers),
+    "layers-fp32": Rival("every second layer, distilled, fp32", {}, weights_of="layers"),
     "pruned-fp32": Rival("compress, half of the MACs, fp32", {"macs": 0.5}),
     "pruned": Rival("compress, half of the MACs, int8", {**INT8, "macs": 0.5}),
     "distilled-fp32": Rival("compress, a fifth of the MACs, distilled, fp32", {"macs": 0.2, **DISTILLED}),
     "distilled": Rival("compress, a quarter of the MACs, distilled, int8", {**INT8, "macs": 0.25, **DISTILLED}),
     "distilled-sixth": Rival("compress, a sixth of the MACs, distilled, int8", {**INT8, "macs": 1 / 6, **DISTILLED}),
+    "distilled-sixth-fp32": Rival("compress, a sixth of the MACs, distilled, fp32", {}, weights_of="distilled-sixth"),
     "distilled-eighth": Rival("compress, an eighth of the MACs, distilled, int8", {**INT8, "macs": 1 / 8, **DISTILLED}),
     "distilled-twelfth": Rival(
         f"compress, a twelfth of the MACs, distilled for {LONGER['distill_steps']:,} steps, int8",
@@ -173,11 +212,15 @@ def make(name: str, folder: str, root: Path) -> float:
     reference_engine(starting_model(name, root), SETS[name].max_length, root)
     if rival.install is not None:
         rival.install(root)
+    fields: dict[str, Any] = {}
+    if rival.weights_of is not None:
+        make(name, rival.weights_of, root)
+        fields["model"] = root / "rivals" / rival.weights_of
     if rival.fields is None:  # what an interrupted maker left; a run resumes by itself
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
     start = time.perf_counter()
-    fields = {} if rival.make is None else rival.make(name, root, out)
+    fields |= {} if rival.make is None else rival.make(name, root, out)
     if rival.fields is not None:
         run(recipe_of(name, root, out, {**rival.fields, **fields, "seed": seed}))
     minutes = (time.perf_counter() - start) / 60

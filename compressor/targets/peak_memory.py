@@ -55,6 +55,18 @@ def resident_bytes() -> int | None:
     return 1024 * _kilobytes("VmRSS") if _STATUS.exists() else None
 
 
+def reset_peak() -> int:
+    """Forget the peak of the memory of this process, e.g. that of imports; return the bytes that it holds now."""
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5", encoding="ascii")
+    return 1024 * _kilobytes("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The most bytes of memory that this process has held at a time since `reset_peak`."""
+    return 1024 * _kilobytes("VmHWM")
+
+
 def _measure(request: str) -> int:
     """Measure the growth in bytes; the fresh process runs this, see `peak_growth`."""
     from compressor.targets.cuda import driver
@@ -63,16 +75,14 @@ def _measure(request: str) -> int:
     runtime = import_module(arguments["module"])
     with np.load(arguments["feeds"]) as archive:
         feeds = dict(archive)
-    with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")  # resets the peak, which importing has raised, to the current size
     on_gpu = arguments["on_gpu"]
-    before = driver().free_memory() if on_gpu else _kilobytes("VmRSS")
+    before = driver().free_memory() if on_gpu else reset_peak()
     run = runtime.runner(Path(arguments["path"]), arguments["session"])
     for _ in range(_RUNS):
         run(feeds)
     if on_gpu:  # the runtime does not return device memory, so what is taken now was taken at the peak
         return max(0, before - driver().free_memory())
-    return max(0, _kilobytes("VmHWM") - before) * 1024
+    return max(0, peak_bytes() - before)
 
 
 def _kilobytes(field: str) -> int:
