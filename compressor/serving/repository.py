@@ -135,9 +135,10 @@ def _texts(request: ServeRequest) -> list[tuple[str, ...]]:
     """The texts of the warm-up."""
     if request.data is None:
         return [inputs.SENTENCE]
+    from compressor.model_folder.sentence_modules import read_sentence_texts
     from compressor.tasks.raw_texts import read_texts
 
-    return read_texts(request.data, request.text_columns, _MAX_ROWS)
+    return read_texts(request.data, request.text_columns, _MAX_ROWS, read_sentence_texts(request.out))
 
 
 def _check_output(request: ServeRequest) -> None:

@@ -19,6 +19,7 @@ from tests.latency.endpoint import FunctionEndpoint, X
 from tests.tasks import pictures
 
 TOKENS = tuple(TensorSpec(name, ir.DataType.INT32, (FREE, FREE)) for name in ("input_ids", "attention_mask"))
+PAIRED_TOKENS = (*TOKENS, TensorSpec("token_type_ids", ir.DataType.INT32, (FREE, FREE)))
 TEXTS = (TensorSpec("text", ir.DataType.STRING, (FREE, 1)),)
 
 
@@ -68,6 +69,24 @@ def test_texts_go_through_the_tokenizer(tmp_path: Path) -> None:
         assert {name: (array.dtype, array.tolist()) for name, array in batch.items()} == {
             name: (np.int32, [tokens[name]] * 2) for name in ("input_ids", "attention_mask")
         }
+
+
+def test_a_sentence_encoder_gets_the_texts_of_pairs_one_by_one(tmp_path: Path) -> None:
+    prompts = {"prompts": {"text": "plot "}, "default_prompt_name": "text"}
+    limits = {"max_seq_length": 5, "do_lower_case": True}
+    folder = folders.save_sentence_encoder(
+        tmp_path / "model", config_sentence_transformers=prompts, sentence_bert_config=limits
+    )
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("label\tquery\tpassage\n" + "1\tGOOD film\tone two three\n" * 20)
+    request = request_with(inputs=rows, tokenizer=folder, batch=2, seq=7)
+    batches = load_batches(FunctionEndpoint(inputs=PAIRED_TOKENS), request)
+    assert batches.source == "32 rows of rows.tsv"
+    assert {name: array.tolist() for name, array in batches.feeds[0].items()} == {
+        "input_ids": [[2, 8, 5, 7, 3, 0, 0], [2, 8, 15, 16, 3, 0, 0]],
+        "attention_mask": [[1, 1, 1, 1, 1, 0, 0]] * 2,
+        "token_type_ids": [[0] * 7] * 2,
+    }
 
 
 def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
