@@ -96,7 +96,8 @@ def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]
     if reads_images:
         from compressor.tasks.raw_images import read_pixels
 
-        return {PIXELS: read_pixels(str(path), request.tokenizer, request.batch * MAX_BATCHES)}
+        maximum = request.batch * MAX_BATCHES
+        return {PIXELS: read_pixels(str(path), request.tokenizer, maximum, requested=request.image_column)}
     return _encode_texts(path, request, request.tokenizer, inputs)
 
 

@@ -67,7 +67,14 @@ def real_rows(
 
 
 def image_rows(
-    folder: Path, model: ir.Model, inputs: Sequence[TensorSpec], source: str, maximum: int, *, longest: int
+    folder: Path,
+    model: ir.Model,
+    inputs: Sequence[TensorSpec],
+    source: str,
+    maximum: int,
+    *,
+    longest: int,
+    column: str | None = None,
 ) -> Rows:
     """One row for each of the first images of a source, as the folder's image processor makes them.
 
@@ -78,13 +85,14 @@ def image_rows(
         source: a folder of images, a file of rows, or the name of a data set.
         maximum: maximum number of rows.
         longest: size of free axes of random inputs.
+        column: the column of images in files of rows; None: the usual names.
 
     Raises:
         InputError: the processor, the source or an image cannot be read.
     """
     from compressor.tasks.raw_images import read_pixels
 
-    pixels = read_pixels(source, folder, maximum)
+    pixels = read_pixels(source, folder, maximum, requested=column)
     return _completed([{PIXELS: image[None]} for image in pixels], model, inputs, longest)
 
 

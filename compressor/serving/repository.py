@@ -126,7 +126,15 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
     """The rows of the warm-up: images or texts of the data, else one sentence."""
     shortest, longest = files.lengths
     if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
-        return inputs.image_rows(request.out, files.graph, files.inputs, request.data, _MAX_ROWS, longest=longest)
+        return inputs.image_rows(
+            request.out,
+            files.graph,
+            files.inputs,
+            request.data,
+            _MAX_ROWS,
+            longest=longest,
+            column=request.image_column,
+        )
     texts = _texts(request)
     return inputs.real_rows(request.out, files.graph, files.inputs, texts, shortest=shortest, longest=longest)
 

@@ -13,8 +13,10 @@ from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import encode_batches
 from compressor.latency.request_batches import MAX_BATCHES, load_batches
+from compressor.model_folder import load_processor
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from tests import folders
+from tests.faults import fails_with
 from tests.latency.endpoint import FunctionEndpoint, X
 from tests.tasks import pictures
 
@@ -103,6 +105,20 @@ def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     with pytest.raises(InputError) as missing:
         load_batches(endpoint, request_with(inputs=images, tokenizer=images))
     assert missing.value.code is ErrorCode.FILE_MISSING
+
+
+def test_images_of_a_named_column_are_read(tmp_path: Path) -> None:
+    pictures.save_classifier(tmp_path / "model")
+    pictures.write_folder(tmp_path, 2, labelled=False)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("before\tphoto\n000.png\t001.png\n")
+    endpoint = FunctionEndpoint(inputs=(TensorSpec(PIXELS, ir.DataType.FLOAT, (FREE, 3, 16, 16)),))
+    fields = {"inputs": rows, "tokenizer": tmp_path / "model"}
+    with fails_with(ErrorCode.COLUMN_MISSING, field="image_column"):
+        load_batches(endpoint, request_with(**fields))
+    (batch,) = load_batches(endpoint, request_with(**fields, image_column="photo")).feeds
+    processor = load_processor(tmp_path / "model", images=True)
+    assert np.array_equal(batch[PIXELS], processor(pictures.picture(1), return_tensors="np")[PIXELS])
 
 
 def test_arrays_of_text_are_read(tmp_path: Path) -> None:

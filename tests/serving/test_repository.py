@@ -70,6 +70,18 @@ def test_the_warm_up_of_a_sentence_encoder_has_single_texts(tmp_path: Path) -> N
     assert warmed == {(2, 8, 6, 3), (2, 8, 15, 16, 17, 3)}
 
 
+def warmed_pixels(model: Path) -> np.ndarray:
+    """The pixels of the first warm-up request of an exported model."""
+    pixels = triton_config.load(model / "config.pbtxt").model_warmup[0].inputs["pixel_values"]
+    return np.frombuffer((model / "warmup" / pixels.input_data_file).read_bytes(), np.float32)
+
+
+def processed(folder: Path, number: int) -> np.ndarray:
+    """The pixels that the processor of a folder makes of a picture."""
+    processor = load_processor(folder, images=True)
+    return np.asarray(processor(pictures.picture(number), return_tensors="np")["pixel_values"]).ravel()
+
+
 def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_path: Path) -> None:
     out = pruned_folder(pictures.save_classifier(tmp_path / "out"))
     images = pictures.write_folder(tmp_path / "images", 3, labelled=False)
@@ -80,10 +92,12 @@ def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_pa
         "logits": [3],
     }
     assert NoteCode.RANDOM_INPUTS not in {note.code for note in exported.notes}
-    pixels = config.model_warmup[0].inputs["pixel_values"]
-    written = np.frombuffer((exported.model / "warmup" / pixels.input_data_file).read_bytes(), np.float32)
-    processor = load_processor(out, images=True)
-    assert np.array_equal(written, processor(pictures.picture(0), return_tensors="np")["pixel_values"].ravel())
+    written = warmed_pixels(exported.model)
+    assert np.array_equal(written, processed(out, 0))
+    (tmp_path / "rows.tsv").write_text("before\tphoto\nimages/000.png\timages/001.png\n")
+    columns: dict[str, Any] = {"data": str(tmp_path / "rows.tsv"), "image_column": "photo"}
+    of_column = export(ServeRequest(out=out, repository=tmp_path / "repository", name="column", **columns))
+    assert np.array_equal(warmed_pixels(of_column.model), processed(out, 1))
     endpoint = load_engine(out / "engine.onnx", tmp_path)
     assert endpoint.infer(endpoint.random_batch(2, 8, seed=0))["logits"].shape == (2, 3)
 
