@@ -99,6 +99,9 @@ class CheckRequest(Request):
     )
     tokenizer: Path | None = config_field(INPUTS, "folder with the tokenizer of the texts, or the image processor")
     text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
+    image_column: str | None = config_field(
+        INPUTS, "column of images, or of paths of image files; default: recognized by name"
+    )
     batch: Count = config_field(INPUTS, "rows per call", 1)
     seq: Count = config_field(INPUTS, "tokens per row; texts are cut or padded", 128)
     seed: Natural = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
@@ -137,7 +140,7 @@ class CheckRequest(Request):
             ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
             *(
                 (name, self.inputs is None, "inputs are random numbers; name rows (<inputs>), or omit it", "inputs")
-                for name in ("tokenizer", "text_columns")
+                for name in ("tokenizer", "text_columns", "image_column")
             ),
         ]
         for name, is_unused, reason, related in unused:

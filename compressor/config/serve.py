@@ -62,6 +62,9 @@ class ServeRequest(Request):
         BATCHES, "rows for the warm-up: a file, a folder of images or a Hugging Face data set; default: one sentence"
     )
     text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
+    image_column: str | None = config_field(
+        BATCHES, "column of images, or of paths of image files; default: recognized by name"
+    )
 
     instances: Count | None = config_field(
         PLACEMENT,

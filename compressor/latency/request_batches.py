@@ -96,7 +96,8 @@ def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]
     if reads_images:
         from compressor.tasks.raw_images import read_pixels
 
-        return {PIXELS: read_pixels(str(path), request.tokenizer, request.batch * MAX_BATCHES)}
+        maximum = request.batch * MAX_BATCHES
+        return {PIXELS: read_pixels(str(path), request.tokenizer, maximum, requested=request.image_column)}
     return _encode_texts(path, request, request.tokenizer, inputs)
 
 
@@ -104,7 +105,8 @@ def _encode_texts(
     path: Path, request: CheckRequest, folder: Path, inputs: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
     """Rows of text, tokenized by the tokenizer of a folder."""
-    from compressor.tasks.raw_texts import read_texts, tokenizer_of
+    from compressor.model_folder.sentence_modules import read_sentence_texts
+    from compressor.tasks.raw_texts import model_texts, read_texts, tokenize, tokenizer_of
 
     tokenizer = tokenizer_of(folder)
     if tokenizer is None:
@@ -114,8 +116,9 @@ def _encode_texts(
             path=folder,
             field="tokenizer",
         )
-    texts = zip(*read_texts(str(path), request.text_columns, request.batch * MAX_BATCHES), strict=True)
-    encoded = tokenizer(*map(list, texts), padding="max_length", truncation=True, max_length=request.seq)
+    sentence, maximum = read_sentence_texts(folder), request.batch * MAX_BATCHES
+    texts = model_texts(read_texts(str(path), request.text_columns, maximum, sentence), sentence)[:maximum]
+    encoded = tokenize(tokenizer, texts, sentence, shortest=request.seq, longest=request.seq)
     names = {tensor.name for tensor in inputs}
     return {name: np.array(encoded[name]) for name in encoded if name in names}
 

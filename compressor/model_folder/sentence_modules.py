@@ -13,6 +13,9 @@ from compressor.models.pooling import POOLINGS
 from compressor.silence_libraries import one_line
 
 MODULES = "modules.json"
+_LIBRARY_CONFIG, _TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
+_CLASSIFIER = "ForSequenceClassification"
+"""Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
 _MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
 _MODE_FLAGS = {
@@ -26,21 +29,17 @@ _MODE_FLAGS = {
 """Keys of older versions of the library -> name of the pooling."""
 
 
-@dataclass(frozen=True)
-class SentenceModules:
-    """What surrounds the encoder of a folder of sentence-transformers.
+@dataclass(frozen=True, kw_only=True)
+class SentenceTexts:
+    """How the texts of a sentence encoder are prepared for its tokenizer.
 
     Attributes:
-        pooling: a name in `compressor.models.pooling.POOLINGS`.
-        normalize: whether embeddings have norm one.
         max_tokens: maximum number of tokens of a text; None: that of tokenizer and model.
         lower_case: whether texts are converted to lower case before the tokenizer.
         prompts: texts that are put before others, by name, e.g. `query`.
         default_prompt: name of the prompt of texts without another; None: there is none.
     """
 
-    pooling: str
-    normalize: bool
     max_tokens: int | None = None
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +57,19 @@ class SentenceModules:
         return prompted.lower() if self.lower_case else prompted
 
 
+@dataclass(frozen=True)
+class SentenceModules(SentenceTexts):
+    """What surrounds the encoder of a folder of sentence-transformers.
+
+    Attributes:
+        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        normalize: whether embeddings have norm one.
+    """
+
+    pooling: str
+    normalize: bool
+
+
 def read_sentence_modules(folder: Path) -> SentenceModules:
     """The modules around the encoder of a folder.
 
@@ -65,36 +77,66 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
         InputError: a file is missing or damaged, or the folder has a module or a pooling that is not supported.
     """
     paths = _module_paths(folder)
-    settings = _read_object(folder / "sentence_bert_config.json", required=False)
-    prompting = _read_object(folder / "config_sentence_transformers.json", required=False)
-    max_tokens, prompts = settings.get("max_seq_length"), prompting.get("prompts") or {}
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        problem = "is not a positive whole number"
-        raise _invalid(folder / "sentence_bert_config.json", "max_seq_length", max_tokens, problem)
-    default_prompt = prompting.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not isinstance(default_prompt, str | None):
-        raise _damaged(
-            folder / "config_sentence_transformers.json",
-            ValueError("prompts need names, and the default prompt is one"),
-        )
     return SentenceModules(
         pooling=_pooling(folder / paths[_POOLING] / "config.json"),
         normalize=_NORMALIZE in paths,
-        max_tokens=max_tokens,
-        lower_case=bool(settings.get("do_lower_case", False)),
-        prompts={str(name): str(text) for name, text in prompts.items()},
-        default_prompt=default_prompt,
+        **_text_settings(folder),
     )
+
+
+def read_sentence_texts(folder: Path) -> SentenceTexts | None:
+    """How the texts of a folder are prepared, whichever modules follow its pooling; None for other models.
+
+    A reranker of sentence-transformers reads pairs: it has no pooling, is a classifier, or is named a `CrossEncoder`.
+
+    Raises:
+        InputError: a file that describes the texts is damaged.
+    """
+    if _POOLING not in (str(module.get("type")).rpartition(".")[2] for module in _listed_modules(folder)):
+        return None
+    classes = _read_object(folder / "config.json", required=False).get("architectures")
+    library_class = _read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
+    if library_class != "SentenceTransformer" or _CLASSIFIER in str(classes):
+        return None
+    return SentenceTexts(**_text_settings(folder))
+
+
+def _text_settings(folder: Path) -> dict[str, Any]:
+    """The attributes of `SentenceTexts` by name.
+
+    Raises:
+        InputError: a file is damaged, or a value is not what the library writes.
+    """
+    settings = _read_object(folder / _TEXT_CONFIG, required=False)
+    prompting = _read_object(folder / _LIBRARY_CONFIG, required=False)
+    max_tokens, prompts = settings.get("max_seq_length"), prompting.get("prompts") or {}
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        problem = "is not a positive whole number"
+        raise _invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
+    default_prompt = prompting.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not isinstance(default_prompt, str | None):
+        raise _damaged(folder / _LIBRARY_CONFIG, ValueError("prompts need names, and the default prompt is one"))
+    return {
+        "max_tokens": max_tokens,
+        "lower_case": bool(settings.get("do_lower_case", False)),
+        "prompts": {str(name): str(text) for name, text in prompts.items()},
+        "default_prompt": default_prompt,
+    }
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
     """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
+    paths = [PurePosixPath(str(module["path"])) for module in _listed_modules(folder) if "path" in module]
+    return tuple(str(path) for path in paths if path.parts and not path.is_absolute() and ".." not in path.parts)
+
+
+def _listed_modules(folder: Path) -> list[dict[str, Any]]:
+    """The entries of the file of modules; empty where it is missing, damaged or of another program."""
     try:
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        paths = [PurePosixPath(str(module["path"])) for module in modules]
-    except (OSError, ValueError, TypeError, KeyError):
-        return ()
-    return tuple(str(path) for path in paths if path.parts and not path.is_absolute() and ".." not in path.parts)
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
 
 
 def _module_paths(folder: Path) -> dict[str, str]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
-from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Feeds
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import PIXELS, TensorSpec
@@ -41,7 +39,7 @@ def real_rows(
     shortest: int = 1,
     longest: int = 128,
 ) -> Rows:
-    """One row for each text, tokenized by the folder's tokenizer.
+    """One row for each text, tokenized by the folder's tokenizer; a sentence encoder reads the texts of a pair alone.
 
     Args:
         folder: holds the tokenizer, if there is one.
@@ -54,15 +52,29 @@ def real_rows(
     Raises:
         InputError: the tokenizer cannot be read, or a text has no token.
     """
-    from compressor.tasks.raw_texts import tokenizer_of
+    from compressor.model_folder.sentence_modules import read_sentence_texts
+    from compressor.tasks.raw_texts import model_texts, tokenize, tokenizer_of
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
-    encoded = [{} if tokenizer is None else _tokenize(tokenizer, text, shortest, longest) for text in texts]
+    if tokenizer is None:
+        return _completed([{} for _ in texts], model, inputs, longest)
+    sentence, encoded = read_sentence_texts(folder), []
+    for text in model_texts(texts, sentence):
+        tokens = tokenize(tokenizer, [text], sentence, shortest=shortest, longest=longest)
+        _check_tokens(tokens["attention_mask"][0], text)
+        encoded.append({name: np.array(values) for name, values in tokens.items()})
     return _completed(encoded, model, inputs, longest)
 
 
 def image_rows(
-    folder: Path, model: ir.Model, inputs: Sequence[TensorSpec], source: str, maximum: int, *, longest: int
+    folder: Path,
+    model: ir.Model,
+    inputs: Sequence[TensorSpec],
+    source: str,
+    maximum: int,
+    *,
+    longest: int,
+    column: str | None = None,
 ) -> Rows:
     """One row for each of the first images of a source, as the folder's image processor makes them.
 
@@ -73,13 +85,14 @@ def image_rows(
         source: a folder of images, a file of rows, or the name of a data set.
         maximum: maximum number of rows.
         longest: size of free axes of random inputs.
+        column: the column of images in files of rows; None: the usual names.
 
     Raises:
         InputError: the processor, the source or an image cannot be read.
     """
     from compressor.tasks.raw_images import read_pixels
 
-    pixels = read_pixels(source, folder, maximum)
+    pixels = read_pixels(source, folder, maximum, requested=column)
     return _completed([{PIXELS: image[None]} for image in pixels], model, inputs, longest)
 
 
@@ -97,17 +110,11 @@ def _completed(
     return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in encoded[0]))
 
 
-def _tokenize(tokenizer: Any, text: tuple[str, ...], shortest: int, longest: int) -> dict[str, np.ndarray]:
-    """`input_ids`, `attention_mask` and `token_type_ids`, each `[1, tokens]`."""
-    options = {"truncation": True, "return_tensors": "np", "return_attention_mask": True, "return_token_type_ids": True}
-    with quiet_transformers():
-        encoded = tokenizer(*text, max_length=longest, **options)
-        if encoded["input_ids"].shape[1] < shortest:
-            encoded = tokenizer(*text, max_length=shortest, padding="max_length", **options)
-    if not encoded["input_ids"].size:
+def _check_tokens(mask: Sequence[int], text: tuple[str, ...]) -> None:
+    """Raise InputError if a text has no token."""
+    if not any(mask):
         raise InputError(
             f"{text[0]!r}: the tokenizer makes no token of this text; remove the row",
             code=ErrorCode.INVALID_ROWS,
             value=text[0],
         )
-    return dict(encoded)

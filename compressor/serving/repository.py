@@ -126,7 +126,15 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
     """The rows of the warm-up: images or texts of the data, else one sentence."""
     shortest, longest = files.lengths
     if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
-        return inputs.image_rows(request.out, files.graph, files.inputs, request.data, _MAX_ROWS, longest=longest)
+        return inputs.image_rows(
+            request.out,
+            files.graph,
+            files.inputs,
+            request.data,
+            _MAX_ROWS,
+            longest=longest,
+            column=request.image_column,
+        )
     texts = _texts(request)
     return inputs.real_rows(request.out, files.graph, files.inputs, texts, shortest=shortest, longest=longest)
 
@@ -135,9 +143,10 @@ def _texts(request: ServeRequest) -> list[tuple[str, ...]]:
     """The texts of the warm-up."""
     if request.data is None:
         return [inputs.SENTENCE]
+    from compressor.model_folder.sentence_modules import read_sentence_texts
     from compressor.tasks.raw_texts import read_texts
 
-    return read_texts(request.data, request.text_columns, _MAX_ROWS)
+    return read_texts(request.data, request.text_columns, _MAX_ROWS, read_sentence_texts(request.out))
 
 
 def _check_output(request: ServeRequest) -> None:

@@ -100,7 +100,7 @@ class Task(ABC):
 
     @property
     def special_ids(self) -> frozenset[int] | None:
-        """Ids of the tokens that frame the texts of a row; None: the rows are not texts that may be cut and joined."""
+        """Ids of the tokens that frame the texts of a row; None: rows of the task are not cut and joined."""
         return None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,9 +93,15 @@ def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig
             **details,
         )
     if len(names) > classes:
+        rarest, count = min(Counter(texts).items(), key=lambda item: item[1])  # of equally rare ones the first
+        row = texts.index(rarest) + 1
         raise InputError(
             f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
-            " classes; fine-tune a model with that many, or name another column (--label-column)",
+            f" classes; the rarest is {rarest!r:.60}, in {count} of {len(texts)} rows, first in row {row}: correct it,"
+            " fine-tune a model with that many, or name another column (--label-column)",
+            row=row,
+            value=rarest,
+            count=count,
             **details,
         )
     if len(names) < classes:

@@ -14,7 +14,7 @@ from compressor.tasks.image_files import ImageColumn, image_sources, image_split
 from compressor.tasks.splits import pick
 
 
-def read_pixels(source: str, folder: Path, maximum: int) -> np.ndarray:
+def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:
     """The first images of a source, `[rows, channel, height, width]`.
 
     The rows are those of the test split, else of the evaluation split, else of the first one.
@@ -23,6 +23,7 @@ def read_pixels(source: str, folder: Path, maximum: int) -> np.ndarray:
         source: a folder of images, a file of rows, or the name of a data set.
         folder: the folder of a model, whose image processor makes the pixels.
         maximum: maximum number of rows.
+        requested: the column of images in files of rows; None: the usual names.
 
     Raises:
         InputError: the folder has no image processor, or the source or an image cannot be read.
@@ -32,7 +33,7 @@ def read_pixels(source: str, folder: Path, maximum: int) -> np.ndarray:
         processor = load_processor(folder, images=True)
     require_processor(processor, folder, images=True)
     column = ImageColumn()
-    splits = image_splits(source, column, None)
+    splits = image_splits(source, column, requested)
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
-    images = image_sources(rows, column.find(rows, None, source), source)
+    images = image_sources(rows, column.find(rows, requested, source), source)
     return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()

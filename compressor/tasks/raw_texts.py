@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import BatchEncoding
+
 from compressor.model_folder import load_processor
+from compressor.model_folder.sentence_modules import SentenceTexts
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
+from compressor.tasks.sentence_similarity import SentenceSimilarity
 from compressor.tasks.splits import named_splits, pick
 from compressor.tasks.tagged_words import word_column, words_of
 
 
-def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[str, ...]]:
+def read_texts(
+    source: str, columns: Sequence[str], maximum: int, sentence: SentenceTexts | None = None
+) -> list[tuple[str, ...]]:
     """The first texts of a file or a data set, one or two per row.
 
     The rows are those of the test split, else of the evaluation split, else of the first one. Words are joined where
@@ -23,6 +29,7 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
         source: a file of rows, or the name of a Hugging Face data set.
         columns: the columns of text; empty: those with usual names.
         maximum: maximum number of rows.
+        sentence: for a sentence encoder, whose columns of text have usual names of their own; None: another model.
 
     Raises:
         InputError: the source cannot be read, or has no column of text.
@@ -30,10 +37,52 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
     splits = named_splits(source)
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
     rows = rows.select(range(min(maximum, len(rows))))
-    texts, words = TextColumns(), word_column(rows, columns)
+    texts = TextColumns() if sentence is None else SentenceSimilarity.text_columns
+    words = word_column(rows, columns)
     if words is not None and (columns or not texts.find_usual(rows)):
         return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
     return list(zip(*(list(rows[name]) for name in texts.find(rows, columns, source)), strict=True))
+
+
+def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None) -> list[tuple[str, ...]]:
+    """The texts of the rows that a model reads.
+
+    A sentence encoder reads every text alone, after the default prompt; the texts of a row follow each other.
+
+    Args:
+        rows: one or two texts per row.
+        sentence: how the texts of a sentence encoder are prepared; None: another model, which reads rows as they are.
+    """
+    if sentence is None:
+        return list(rows)
+    return [(sentence.prepare(text),) for row in rows for text in row]
+
+
+def tokenize(
+    tokenizer: Any, rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None, *, shortest: int, longest: int
+) -> BatchEncoding:
+    """Lists of ids, masks and token types, one per row.
+
+    Args:
+        tokenizer: the tokenizer.
+        rows: as many texts in each, see `model_texts`.
+        sentence: limits the tokens of a sentence encoder, as its tokenizer does; None: another model.
+        shortest: minimum tokens of a row; shorter ones are padded.
+        longest: maximum tokens of a row; longer ones are cut.
+    """
+    if sentence is not None:
+        longest = min(longest, tokenizer.model_max_length, sentence.max_tokens or longest)
+    with quiet_transformers():
+        encoded: BatchEncoding = tokenizer(
+            *map(list, zip(*rows, strict=True)),
+            truncation=True,
+            max_length=longest,
+            return_attention_mask=True,
+            return_token_type_ids=True,
+        )
+        if min(map(len, encoded["input_ids"])) < shortest:
+            encoded = tokenizer.pad(encoded, padding="max_length", max_length=shortest)
+    return encoded
 
 
 def tokenizer_of(folder: Path) -> Any:

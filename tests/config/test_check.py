@@ -108,6 +108,7 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"server": "grpc://localhost:8001", "threads": 2}, ErrorCode.CONTRADICTION, "threads"),
         ({"tokenizer": "model"}, ErrorCode.CONTRADICTION, "tokenizer"),
         ({"text_columns": "text"}, ErrorCode.CONTRADICTION, "text_columns"),
+        ({"image_column": "photo"}, ErrorCode.CONTRADICTION, "image_column"),
         ({"save_baseline": "b.dat"}, ErrorCode.INVALID_VALUE, "save_baseline"),
         ({"save_baseline": "nowhere/b.json"}, ErrorCode.FILE_MISSING, "save_baseline"),
         ({"save_baseline": "/"}, ErrorCode.FILE_UNWRITABLE, "save_baseline"),

@@ -13,12 +13,15 @@ from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import encode_batches
 from compressor.latency.request_batches import MAX_BATCHES, load_batches
+from compressor.model_folder import load_processor
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from tests import folders
+from tests.faults import fails_with
 from tests.latency.endpoint import FunctionEndpoint, X
 from tests.tasks import pictures
 
 TOKENS = tuple(TensorSpec(name, ir.DataType.INT32, (FREE, FREE)) for name in ("input_ids", "attention_mask"))
+PAIRED_TOKENS = (*TOKENS, TensorSpec("token_type_ids", ir.DataType.INT32, (FREE, FREE)))
 TEXTS = (TensorSpec("text", ir.DataType.STRING, (FREE, 1)),)
 
 
@@ -70,6 +73,24 @@ def test_texts_go_through_the_tokenizer(tmp_path: Path) -> None:
         }
 
 
+def test_a_sentence_encoder_gets_the_texts_of_pairs_one_by_one(tmp_path: Path) -> None:
+    prompts = {"prompts": {"text": "plot "}, "default_prompt_name": "text"}
+    limits = {"max_seq_length": 5, "do_lower_case": True}
+    folder = folders.save_sentence_encoder(
+        tmp_path / "model", config_sentence_transformers=prompts, sentence_bert_config=limits
+    )
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("label\tquery\tpassage\n" + "1\tGOOD film\tone two three\n" * 20)
+    request = request_with(inputs=rows, tokenizer=folder, batch=2, seq=7)
+    batches = load_batches(FunctionEndpoint(inputs=PAIRED_TOKENS), request)
+    assert batches.source == "32 rows of rows.tsv"
+    assert {name: array.tolist() for name, array in batches.feeds[0].items()} == {
+        "input_ids": [[2, 8, 5, 7, 3, 0, 0], [2, 8, 15, 16, 3, 0, 0]],
+        "attention_mask": [[1, 1, 1, 1, 1, 0, 0]] * 2,
+        "token_type_ids": [[0] * 7] * 2,
+    }
+
+
 def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     pictures.save_classifier(tmp_path / "model")
     images = pictures.write_folder(tmp_path / "images", 6, labelled=False)
@@ -84,6 +105,20 @@ def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     with pytest.raises(InputError) as missing:
         load_batches(endpoint, request_with(inputs=images, tokenizer=images))
     assert missing.value.code is ErrorCode.FILE_MISSING
+
+
+def test_images_of_a_named_column_are_read(tmp_path: Path) -> None:
+    pictures.save_classifier(tmp_path / "model")
+    pictures.write_folder(tmp_path, 2, labelled=False)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("before\tphoto\n000.png\t001.png\n")
+    endpoint = FunctionEndpoint(inputs=(TensorSpec(PIXELS, ir.DataType.FLOAT, (FREE, 3, 16, 16)),))
+    fields = {"inputs": rows, "tokenizer": tmp_path / "model"}
+    with fails_with(ErrorCode.COLUMN_MISSING, field="image_column"):
+        load_batches(endpoint, request_with(**fields))
+    (batch,) = load_batches(endpoint, request_with(**fields, image_column="photo")).feeds
+    processor = load_processor(tmp_path / "model", images=True)
+    assert np.array_equal(batch[PIXELS], processor(pictures.picture(1), return_tensors="np")[PIXELS])
 
 
 def test_arrays_of_text_are_read(tmp_path: Path) -> None:

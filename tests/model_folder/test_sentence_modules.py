@@ -41,7 +41,9 @@ def test_modules_are_read(saved: Path) -> None:
     folder = load(saved)
     assert isinstance(folder.model, SentenceEncoder)
     assert (folder.task, folder.family) == ("sentence-similarity", "bert")
-    assert folder.sentence == SentenceModules("cls", True, 12, True, {"query": "Find: "}, None)
+    assert folder.sentence == SentenceModules(
+        "cls", True, max_tokens=12, lower_case=True, prompts={"query": "Find: "}, default_prompt=None
+    )
     assert folder.processor.model_max_length == 12
 
 

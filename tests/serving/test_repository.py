@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 import graph_passes
 from compressor.config.serve import ServeRequest
@@ -18,6 +19,7 @@ from compressor.models.sentence_encoder import EMBEDDING, STATES
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from tests import folders
+from tests.faults import fails_with
 from tests.serving.outputs import pruned_folder, run_folder
 from tests.targets.graphs import parsed
 from tests.tasks import pictures
@@ -53,6 +55,33 @@ def test_a_sentence_encoder_is_served_with_the_inputs_and_outputs_of_its_graph(t
     }
 
 
+def test_the_warm_up_of_a_sentence_encoder_has_single_texts(tmp_path: Path) -> None:
+    prompts = {"prompts": {"text": "plot "}, "default_prompt_name": "text"}
+    out = pruned_folder(folders.save_sentence_encoder(tmp_path / "out", config_sentence_transformers=prompts))
+    (tmp_path / "pairs.tsv").write_text("label\tanchor\tpositive\n1\tgood film\tone two three\n0\tbad\tfilm\n")
+    exported = export(ServeRequest(out=out, repository=tmp_path / "r", data=str(tmp_path / "pairs.tsv")))
+    config = triton_config.load(exported.model / "config.pbtxt")
+    warmed = {
+        tuple(np.frombuffer((exported.model / "warmup" / tensor.input_data_file).read_bytes(), np.int64).tolist())
+        for request in config.model_warmup
+        for name, tensor in request.inputs.items()
+        if name == "input_ids"
+    }
+    assert warmed == {(2, 8, 6, 3), (2, 8, 15, 16, 17, 3)}
+
+
+def warmed_pixels(model: Path) -> np.ndarray:
+    """The pixels of the first warm-up request of an exported model."""
+    pixels = triton_config.load(model / "config.pbtxt").model_warmup[0].inputs["pixel_values"]
+    return np.frombuffer((model / "warmup" / pixels.input_data_file).read_bytes(), np.float32)
+
+
+def processed(folder: Path, number: int) -> np.ndarray:
+    """The pixels that the processor of a folder makes of a picture."""
+    processor = load_processor(folder, images=True)
+    return np.asarray(processor(pictures.picture(number), return_tensors="np")["pixel_values"]).ravel()
+
+
 def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_path: Path) -> None:
     out = pruned_folder(pictures.save_classifier(tmp_path / "out"))
     images = pictures.write_folder(tmp_path / "images", 3, labelled=False)
@@ -63,10 +92,12 @@ def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_pa
         "logits": [3],
     }
     assert NoteCode.RANDOM_INPUTS not in {note.code for note in exported.notes}
-    pixels = config.model_warmup[0].inputs["pixel_values"]
-    written = np.frombuffer((exported.model / "warmup" / pixels.input_data_file).read_bytes(), np.float32)
-    processor = load_processor(out, images=True)
-    assert np.array_equal(written, processor(pictures.picture(0), return_tensors="np")["pixel_values"].ravel())
+    written = warmed_pixels(exported.model)
+    assert np.array_equal(written, processed(out, 0))
+    (tmp_path / "rows.tsv").write_text("before\tphoto\nimages/000.png\timages/001.png\n")
+    columns: dict[str, Any] = {"data": str(tmp_path / "rows.tsv"), "image_column": "photo"}
+    of_column = export(ServeRequest(out=out, repository=tmp_path / "repository", name="column", **columns))
+    assert np.array_equal(warmed_pixels(of_column.model), processed(out, 1))
     endpoint = load_engine(out / "engine.onnx", tmp_path)
     assert endpoint.infer(endpoint.random_batch(2, 8, seed=0))["logits"].shape == (2, 3)
 
@@ -87,6 +118,17 @@ def test_the_warm_up_has_the_shortest_and_the_longest_row(out: Path, tmp_path: P
             ids = np.frombuffer((exported.model / "warmup" / tensor.input_data_file).read_bytes(), np.int64)
             assert ids.tolist() == tokenizer(text)["input_ids"]
             assert list(tensor.dims) == [len(ids)]
+
+
+def test_a_text_without_a_token_is_refused(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "copy")
+    tokenizer = folders.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.save_pretrained(tmp_path / "copy")
+    (tmp_path / "rows.jsonl").write_text('{"text": "good"}\n{"text": ""}\n')
+    request = ServeRequest(out=tmp_path / "copy", repository=tmp_path / "r", data=str(tmp_path / "rows.jsonl"))
+    with fails_with(ErrorCode.INVALID_ROWS, value=""):
+        export(request)
 
 
 def test_the_python_backend_serves_the_plain_graph(out: Path, tmp_path: Path) -> None:

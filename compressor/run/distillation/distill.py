@@ -24,7 +24,7 @@ from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
-from compressor.tasks import Data
+from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
@@ -46,7 +46,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
 
     Raises:
         InputError: the teacher cannot teach this model, or its task cannot be distilled.
-        UsageError: rows of the task cannot be cut and joined.
+        UsageError: the rows of the task are not cut and joined.
     """
     task = data.task.chooser
     if isinstance(task, Streams):
@@ -58,12 +58,15 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         )
     options = recipe.distillation
     if options.augment and task.special_ids is None:
+        augmented_tasks = tuple(known.name for known in task_classes() if known.special_ids is not Task.special_ids)
         raise UsageError(
-            f"--augment {options.augment:g}: rows of {task.name} are no texts that may be cut and joined; omit it",
+            f"--augment {options.augment:g}: not available for {task.name}, only for {' and '.join(augmented_tasks)};"
+            " omit it",
             code=ErrorCode.CONTRADICTION,
             field="augment",
             value=options.augment,
             task=task.name,
+            tasks=augmented_tasks,
         )
     folder = model.folder
     if options.teacher is None and _is_compressed(recipe, folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from compressor.results import NoteCode, Report
 from graph_passes import Plan
 from tests import folders
 from tests.command import compress
+from tests.faults import fails_with
 from tests.graph_passes.exporters import trace
 from tests.graph_passes.graphs import error
 from tests.graph_passes.graphs import run as run_graph
@@ -211,13 +213,25 @@ def test_rows_are_cut_and_joined_as_they_are_after_an_interruption(inputs: Path,
     assert any(not torch.equal(resumed[name], plain[name]) for name in plain)
 
 
-def test_rows_of_a_language_model_are_not_cut_and_joined(tmp_path: Path) -> None:
-    folders.save(folders.gpt2(), tmp_path / "model")
+def save_masked(path: Path) -> Path:
+    return folders.save(transformers.BertForMaskedLM(transformers.BertConfig(**folders.SIZES)), path)
+
+
+@pytest.mark.parametrize(
+    ("task", "save"),
+    [
+        ("causal-lm", lambda path: folders.save(folders.gpt2(), path)),
+        ("sentence-similarity", folders.save_sentence_encoder),
+        ("fill-mask", save_masked),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_tasks_refuse_to_cut_and_join_rows(task: str, save: Callable[[Path], Path], tmp_path: Path) -> None:
+    save(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the good film\n" * 200)
-    with pytest.raises(UsageError) as caught:
+    tasks = ("text-classification", "regression")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="augment", task=task, tasks=tasks):
         run(tmp_path, tmp_path / "out", data=str(tmp_path / "text.txt"), augment=0.5)
-    assert caught.value.code is ErrorCode.CONTRADICTION
-    assert caught.value.details["field"] == "augment"
     assert not (tmp_path / "out").exists()
 
 
