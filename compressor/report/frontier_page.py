@@ -21,6 +21,7 @@ _WIDTH, _HEIGHT = 4.4, 2.8  # inches
 
 def write(frontier: Frontier, folder: Path) -> None:
     """Write `frontier.html` and `frontier.json` into the folder of the rungs."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FRONTIER_JSON, frontier.model_dump(mode="json"))
     with atomic_replace(folder / FRONTIER_HTML) as temporary:
         Path(temporary).write_text(render(frontier), encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from compressor.errors import BudgetError, CompressorError, DivergedError, Error
 from compressor.report import frontier_page
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import FRONTIER_JSON, Frontier
-from compressor.results import NoteCode, Report
+from compressor.results import CostShare, NoteCode, Report
 from compressor.run import ladder
 from compressor.run.ladder import compress_ladder
 from compressor.run.write_report import code_of
@@ -38,6 +40,8 @@ class Runs:
         names: the rungs that ran, in order.
         errors: what rungs raise, by name.
         losses: what rungs lose, by name.
+        kept: share of the multiply-accumulates that rungs keep, by name; without a name they are not counted.
+        recipes: the recipes of the rungs that ran, by name.
     """
 
     def __init__(self, out: Path) -> None:
@@ -45,6 +49,8 @@ class Runs:
         self.names: list[str] = []
         self.errors: dict[str, BaseException] = {}
         self.losses: dict[str, float] = {}
+        self.kept: dict[str, float] = {}
+        self.recipes: dict[str, Recipe] = {}
         self.seconds = 1_000_000_000
 
     def __call__(self, recipe: Recipe, listener: object) -> Report:
@@ -53,17 +59,27 @@ class Runs:
         if name in self.errors:
             raise self.errors[name]
         self.names.append(name)
+        self.recipes[name] = recipe
         result = reports.report(
             recipe=recipe.flat(),
             task_code=code_of(load_own_task(recipe.source.task)),
             scores=(reports.accuracy(0.9, 0.9 - self.losses.get(name, 0.0)),),
             speeds=(reports.speed(1, 128, 40.0, 20.0 / len(self.names)),),
+            costs=tuple(self.costs(name)),
         )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / JSON_NAME).write_text(to_json(result))
         result.plan.save(folder / "plan.json")
         self.date(folder / "plan.json")
         return result
+
+    def costs(self, name: str) -> Iterator[CostShare]:
+        """Times, and multiply-accumulates at two lengths, of which a rung keeps a smaller share at the first."""
+        yield CostShare(label="batch 1, length 128", unit="ms", type="rest", before=8.0, after=7.0)
+        for length, part in ((8, 0.5), (128, 1.0)) if name in self.kept else ():
+            label, kept = f"batch 1, length {length}", part * self.kept[name]
+            yield CostShare(label=label, unit="macs", type="attention", before=60.0, after=80.0 * kept)
+            yield CostShare(label=label, unit="macs", type="rest", before=20.0, after=0.0)
 
     def date(self, path: Path) -> None:
         """Change the time of a file to one after those of all files before it."""
@@ -210,6 +226,68 @@ def test_a_method_to_compare_with_that_fails_takes_nothing_away(
     assert all(part in frontier.others_ended["fisher"] for part in (name, str(error)))
     assert listener.codes.count(NoteCode.LADDER_ENDED) == 1
     assert Frontier.model_validate_json((runs.out / FRONTIER_JSON).read_text()) == frontier
+
+
+SPEEDUPS = ["speedup-2", "speedup-4", "speedup-8"]
+
+
+def climb_by_time(runs: Runs, listener: RecordingListener | None = None, **flags: Any) -> Frontier:
+    return climb(runs, listener, macs=None, speedup="2,4,8", compare_with="dsp,fisher", **flags)
+
+
+def test_gates_keep_the_multiply_accumulates_of_rungs_of_time(runs: Runs) -> None:
+    runs.kept = dict(zip(SPEEDUPS, (0.5, 0.3, 0.125), strict=True))
+    listener = RecordingListener()
+    frontier = climb_by_time(runs, listener)
+    assert runs.take() == [*SPEEDUPS, *(f"{method}/{name}" for method in ("dsp", "fisher") for name in SPEEDUPS)]
+    assert [rung.macs for rung in frontier.rungs] == pytest.approx([0.5, 0.3, 0.125])
+    for rung in frontier.rungs:
+        gate, other = (runs.recipes[f"{method}/{rung.name}"].budget for method in ("dsp", "fisher"))
+        assert (gate.macs, gate.speedup, other.macs) == (rung.macs, None, None)
+    assert frontier.follow_macs == ("dsp",)
+    assert listener.codes.count(NoteCode.MACS_FOLLOWED) == 1
+    assert climb_by_time(runs) == frontier
+    assert runs.take() == []
+
+
+def test_gates_end_where_a_ladder_of_time_does(runs: Runs) -> None:
+    runs.kept = dict.fromkeys(SPEEDUPS, 0.5)
+    runs.errors["speedup-8"] = BudgetError("8 > 6", code=ErrorCode.BUDGET_UNREACHABLE)
+    frontier = climb_by_time(runs)
+    assert [rung.name for rung in frontier.others["dsp"]] == ["dsp/speedup-2", "dsp/speedup-4"]
+    assert "dsp/speedup-8" in frontier.others_ended["dsp"]
+    assert len(frontier.others["fisher"]) == 3
+
+
+def test_gates_end_where_multiply_accumulates_are_not_counted(runs: Runs) -> None:
+    runs.kept = {"speedup-2": 0.5}
+    frontier = climb_by_time(runs)
+    assert [rung.name for rung in frontier.others["dsp"]] == ["dsp/speedup-2"]
+    assert "dsp/speedup-4" in frontier.others_ended["dsp"]
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_a_ladder_that_diverges_leaves_the_reason(runs: Runs, capfd: pytest.CaptureFixture[str], number: int) -> None:
+    runs.errors[NAMES[number]] = DivergedError("NaN at step 3", code=ErrorCode.NOT_FINITE)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs).items()]
+    result = compress(capfd, runs.out.parent / "model", *words, "--with", "fisher", "--json")
+    assert result.code == DivergedError.exit_code == 9
+    assert runs.take() == NAMES[:number]
+    frontier = Frontier.model_validate_json((runs.out / FRONTIER_JSON).read_text())
+    assert [rung.name for rung in frontier.rungs] == NAMES[:number]
+    assert frontier.ended is not None
+    assert all(part in frontier.ended for part in (NAMES[number], "NaN at step 3"))
+    assert set(frontier.others_ended) == {"fisher"}
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_any_other_error_of_a_ladder_leaves_the_reason_beside_its_rungs(runs: Runs, name: str) -> None:
+    runs.errors[name] = SiteRefusedError("Conv", code=ErrorCode.SITE_REFUSED)
+    with pytest.raises(SiteRefusedError):
+        climb(runs)
+    assert (runs.out / FRONTIER_JSON).exists() == (name != NAMES[0])
+    if name != NAMES[0]:
+        assert name in json.loads((runs.out / FRONTIER_JSON).read_text())["ended"]
 
 
 def test_an_interrupt_ends_the_methods_to_compare_with_too(runs: Runs) -> None:
