@@ -79,12 +79,14 @@ def compared_ladders(
         UsageError: the budget has one value only, a method is that of the ladder, or it cannot meet the budgets.
     """
     methods = recipes[0].budget.compare_with
-    if methods and len(recipes) == 1:
-        raise UsageError(
-            "--compare-with: methods are compared along a ladder; give the budget several values: --speedup 2,4",
-            code=ErrorCode.CONTRADICTION,
-            field="compare_with",
-        )
+    if len(recipes) == 1:
+        for name in ("compare_with", "compare_points"):
+            if recipes[0].value(name):
+                raise UsageError(
+                    f"{flag_of(name)}: only ladders are compared; give the budget several values: --speedup 2,4",
+                    code=ErrorCode.CONTRADICTION,
+                    field=name,
+                )
     if (own := recipes[0].selection.method) in methods:
         raise UsageError(
             f"--compare-with {own}: it is the method of the ladder itself; name others, or another --method",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
+from compressor.report.comparison_points import ComparisonPoint, dense_p50
 from compressor.report.verdict import headline_scores
 from compressor.results import Report, Score, Speed
 from compressor.results.report import MissingTarget
@@ -60,6 +61,7 @@ class Frontier(BaseModel):
         ended: the rung that is missing, and why no further one follows; None: all are finished.
         others: rungs of the methods that it is compared with, by method; their names begin with that of the method.
         others_ended: the same as `ended` for these methods, by method; those that are finished are left out.
+        points: engines of other tools that the page shows.
         follow_macs: those of these methods whose rungs keep the multiply-accumulates of the rungs of the ladder, since
             they meet no budget of time.
     """
@@ -73,6 +75,7 @@ class Frontier(BaseModel):
     others: dict[str, tuple[Rung, ...]] = Field(default_factory=dict)
     others_ended: dict[str, str] = Field(default_factory=dict)
     follow_macs: tuple[str, ...] = ()
+    points: tuple[ComparisonPoint, ...] = ()
 
     @property
     def all_rungs(self) -> tuple[Rung, ...]:
@@ -185,6 +188,41 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
         for rung in frontier.all_rungs
     ]
     return headings, rows
+
+
+def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
+    """A row for each engine of another tool: number, name, metric, and its speed at each size of the rungs.
+
+    Cells of sizes at which it was not measured are empty; a point of another size has empty ones alone.
+    """
+    if not frontier.rungs or not frontier.rungs[0].scores:
+        return []
+    score = frontier.rungs[0].scores[0]
+    dense = [dense_p50(speeds) for speeds in zip(*(rung.speeds for rung in frontier.rungs), strict=True)]
+    return [
+        (
+            f"{number}",
+            point.name,
+            _point_metric(point, score),
+            *(
+                _speed_cell(point, milliseconds) if point.is_at(speed) else ""
+                for speed, milliseconds in zip(frontier.rungs[0].speeds, dense, strict=True)
+            ),
+        )
+        for number, point in enumerate(frontier.points, 1)
+    ]
+
+
+def _point_metric(point: ComparisonPoint, score: Score) -> str:
+    """The metric with its interval, if it has one, in the unit of a score: `89.6 (88.1 to 90.7)`."""
+    value, *ends = (formatting.metric_value(score, number) for number in (point.metric, *(point.metric_interval or ())))
+    return f"{value} ({' to '.join(ends)})" if ends else value
+
+
+def _speed_cell(point: ComparisonPoint, dense: float) -> str:
+    """The speed over dense with its interval, if it has one: `2.10× (2.05 to 2.16)`."""
+    ratio, low, high = point.speed_over(dense)
+    return f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
 
 
 def _metric_cell(score: Score) -> str:

@@ -16,6 +16,7 @@ from compressor.config.run import Recipe
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
+from compressor.report.comparison_points import read_points
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.pipeline import compress
@@ -51,6 +52,7 @@ def compress_ladder(
 
     Raises:
         UsageError: there are several processes.
+        InputError: the file of `compare_points` is missing or has a bad field; nothing has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
@@ -63,10 +65,16 @@ def compress_ladder(
             )
         )
     listener = listener or NullListener()
+    points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
     if recipes[0].output.force and not (out / _FORCED).exists():
         out.mkdir(parents=True, exist_ok=True)
         (out / _FORCED).touch()
-    frontier = Frontier(model=recipes[0].source.model.resolve().name, max_drop=recipes[0].selection.max_drop, rungs=())
+    frontier = Frontier(
+        model=recipes[0].source.model.resolve().name,
+        max_drop=recipes[0].selection.max_drop,
+        rungs=(),
+        points=points,
+    )
     frontier = _climb_own(frontier, recipes, out, listener, others)
     for method, ladder in others.items():
         if follows_macs(ladder[0], recipes[0]):
@@ -213,7 +221,7 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
 
     Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
     """
-    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with"}
+    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with", "compare_points"}
     names = sorted({*report.recipe, *fields} - ignored)
     if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
         return f"its recipe has another value of {', '.join(changed)}"

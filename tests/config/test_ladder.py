@@ -9,6 +9,7 @@ import pytest
 
 from compressor.config.ladder import compared_ladders, follows_macs, recipes_of
 from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
+from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
@@ -117,6 +118,12 @@ def test_a_ladder_is_not_compared_with_itself(flags: dict[str, str]) -> None:
         compared(**flags)
 
 
-def test_methods_are_compared_along_a_ladder_only() -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with"):
-        compared(macs="90%", compare_with="fisher")
+@pytest.mark.parametrize(("field", "value"), [("compare_with", "fisher"), ("compare_points", "rivals.json")])
+def test_only_ladders_are_compared(field: str, value: str) -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=field):
+        compared(macs="90%", **{field: value})
+
+
+def test_the_command_of_a_rung_compares_nothing() -> None:
+    mild, _ = rungs(compare_with="fisher", compare_points="rivals.json")
+    assert "compare" not in command_line(mild)
