@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressor.errors import (
-    BudgetError,
-    CompressorError,
-    DivergedError,
-    ErrorCode,
-    InputError,
-    SiteRefusedError,
-)
+from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, InputError, SiteRefusedError
 from compressor.report.frontier import FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from graph_passes import GraphErrorCode, GraphPassError

@@ -8,10 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.errors import (
-    ErrorCode,
-    UsageError,
-)
+from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
 from compressor.training import processes
