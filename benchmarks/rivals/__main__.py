@@ -4,6 +4,7 @@
     python -m benchmarks.rivals sst2 --rows openvino-int8 distilled   # some rows
     python -m benchmarks.rivals sst2 --rows distilled --seeds 3       # and their metric with further seeds
     python -m benchmarks.rivals sst2 --picture rivals.png             # and the picture
+    python -m benchmarks.rivals sst2 --points rivals.json             # and a file for compress --compare-points
 
 Each row is made once, in a folder of `--out`/SET/rivals, and scored in a process of its own: the metric on test rows
 with a paired 95% interval of the difference from the whole model, the size of its files, and the memory that loading
@@ -21,7 +22,7 @@ import json
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from benchmarks.rivals.measure import score, time_calls
+from benchmarks.rivals.points import points_of
 from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
 from benchmarks.text_sets import SETS
@@ -202,6 +204,11 @@ def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
+def _file_of_set(path: Path, name: str, sets: Sequence[str]) -> Path:
+    """A file to write for a set; with several sets, each has one: NAME-SET.png."""
+    return path.with_stem(f"{path.stem}-{name}") if len(sets) > 1 else path
+
+
 def main() -> int:
     """Print the table of each set that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,6 +218,7 @@ def main() -> int:
         "--seeds", type=int, default=1, help="number of seeds of rows that choose units or train by drawn rows"
     )
     parser.add_argument("--picture", type=Path, help="a PNG to write; with several sets, one for each: NAME-SET.png")
+    parser.add_argument("--points", type=Path, help="a JSON file of points to write, likewise")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -225,8 +233,9 @@ def main() -> int:
         rows = {row: all_seeds(name, row, numbers, args.seeds, args.out) for row, numbers in rows.items()}
         print_table(name, rows)
         if args.picture is not None:
-            several = len(args.sets) > 1
-            draw(name, rows, args.picture.with_stem(f"{args.picture.stem}-{name}") if several else args.picture)
+            draw(name, rows, _file_of_set(args.picture, name, args.sets))
+        if args.points is not None:
+            _file_of_set(args.points, name, args.sets).write_text(json.dumps(points_of(name, rows), indent=1))
     return 0
 
 

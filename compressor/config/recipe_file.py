@@ -19,6 +19,8 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
 _ROWS = ("data", "eval_data", "test_data")
+_OF_LADDERS = ("compare_with", "compare_points")
+"""Fields of the page of a ladder, which the command of one rung lacks."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def command_line(recipe: Recipe) -> str:
     words = ["compress", "run", str(recipe.source.model), "--recipe", os.devnull]
     for name, field in FIELDS.items():
         value = recipe.value(name)
-        if name == "model" or value == field.default:
+        if name in ("model", *_OF_LADDERS) or value == field.default:
             continue
         if name == "epochs" and recipe.selection.steps is not None:
             continue  # steps replace epochs

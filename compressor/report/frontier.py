@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
+from compressor.report.comparison_points import ComparisonPoint, dense_p50
 from compressor.report.verdict import headline_scores
 from compressor.results import Report, Score, Speed
 from compressor.results.report import MissingTarget
@@ -23,6 +24,8 @@ class Rung(BaseModel):
         name: name of its folder.
         heads: number of heads that are kept.
         neurons: number of neurons that are kept.
+        macs: share of the multiply-accumulates of the whole model that is kept, the largest of all sizes; None: the
+            report does not count them.
         scores: metrics of both engines, per split.
         speeds: ratios of both engines' times, per size, without the samples.
         seconds: duration of the run.
@@ -34,6 +37,7 @@ class Rung(BaseModel):
     name: str
     heads: int
     neurons: int
+    macs: float | None = None
     scores: tuple[Score, ...]
     speeds: tuple[Speed, ...]
     seconds: float
@@ -57,6 +61,9 @@ class Frontier(BaseModel):
         ended: the rung that is missing, and why no further one follows; None: all are finished.
         others: rungs of the methods that it is compared with, by method; their names begin with that of the method.
         others_ended: the same as `ended` for these methods, by method; those that are finished are left out.
+        points: engines of other tools that the page shows.
+        follow_macs: those of these methods whose rungs keep the multiply-accumulates of the rungs of the ladder, since
+            they meet no budget of time.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,6 +74,8 @@ class Frontier(BaseModel):
     ended: str | None = None
     others: dict[str, tuple[Rung, ...]] = Field(default_factory=dict)
     others_ended: dict[str, str] = Field(default_factory=dict)
+    follow_macs: tuple[str, ...] = ()
+    points: tuple[ComparisonPoint, ...] = ()
 
     @property
     def all_rungs(self) -> tuple[Rung, ...]:
@@ -129,12 +138,23 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
         name=name,
         heads=report.plan.heads_kept,
         neurons=report.plan.neurons_kept,
+        macs=_kept_macs(report),
         scores=scores,
         speeds=tuple(_without_samples(speed) for speed in report.speeds),
         seconds=sum(report.seconds.values()),
         missing=report.missing,
         holds=None if max_drop is None or not scores else all(worst_loss(score) <= max_drop for score in scores),
     )
+
+
+def _kept_macs(report: Report) -> float | None:
+    """The share of the multiply-accumulates that a plan keeps, the largest of all sizes; None: they are not counted."""
+    counts: dict[str, tuple[float, float]] = {}
+    for row in report.costs:
+        if row.unit == "macs":
+            before, after = counts.get(row.label, (0.0, 0.0))
+            counts[row.label] = before + row.before, after + row.after
+    return max((after / before for before, after in counts.values() if before), default=None)
 
 
 def worst_loss(score: Score) -> float:
@@ -147,9 +167,11 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
     sizes: Sequence[Speed] = frontier.rungs[0].speeds if frontier.rungs else ()
     scores: Sequence[Score] = frontier.rungs[0].scores if frontier.rungs else ()
     has_heads = any(rung.heads for rung in frontier.all_rungs)
+    has_macs = any(rung.macs is not None for rung in frontier.all_rungs)
     headings = (
         "rung",
         "heads, neurons" if has_heads else "neurons",
+        *(["multiply-accumulates"] if has_macs else []),
         *(f"{score.metric}, {score.split} rows (95% interval)" for score in scores),
         *(f"{speed.size_label} (95% interval)" for speed in sizes),
         "minutes",
@@ -158,6 +180,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
         (
             rung.name,
             f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}",
+            *(["" if rung.macs is None else f"{rung.macs:.1%}"] if has_macs else []),
             *map(_metric_cell, rung.scores),
             *(f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})" for speed in rung.speeds),
             f"{rung.seconds / 60:.1f}",
@@ -165,6 +188,41 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
         for rung in frontier.all_rungs
     ]
     return headings, rows
+
+
+def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
+    """A row for each engine of another tool: number, name, metric, and its speed at each size of the rungs.
+
+    Cells of sizes at which it was not measured are empty; a point of another size has empty ones alone.
+    """
+    if not frontier.rungs or not frontier.rungs[0].scores:
+        return []
+    score = frontier.rungs[0].scores[0]
+    dense = [dense_p50(speeds) for speeds in zip(*(rung.speeds for rung in frontier.rungs), strict=True)]
+    return [
+        (
+            f"{number}",
+            point.name,
+            _point_metric(point, score),
+            *(
+                _speed_cell(point, milliseconds) if point.is_at(speed) else ""
+                for speed, milliseconds in zip(frontier.rungs[0].speeds, dense, strict=True)
+            ),
+        )
+        for number, point in enumerate(frontier.points, 1)
+    ]
+
+
+def _point_metric(point: ComparisonPoint, score: Score) -> str:
+    """The metric with its interval, if it has one, in the unit of a score: `89.6 (88.1 to 90.7)`."""
+    value, *ends = (formatting.metric_value(score, number) for number in (point.metric, *(point.metric_interval or ())))
+    return f"{value} ({' to '.join(ends)})" if ends else value
+
+
+def _speed_cell(point: ComparisonPoint, dense: float) -> str:
+    """The speed over dense with its interval, if it has one: `2.10× (2.05 to 2.16)`."""
+    ratio, low, high = point.speed_over(dense)
+    return f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
 
 
 def _metric_cell(score: Score) -> str:

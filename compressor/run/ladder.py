@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from compressor import report as reports
 from compressor.config.fields import flag_of
+from compressor.config.ladder import follows_macs
 from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, CompressorError, ErrorCode, UsageError
+from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
+from compressor.report.comparison_points import read_points
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.pipeline import compress
@@ -46,12 +48,13 @@ def compress_ladder(
         out: the folder of the page, which contains the folders of the rungs.
         listener: receives stages, progress and notes.
         others: ladders of other methods, which the page shows beside it; see `compared_ladders`. An error ends the
-            ladder of its method only.
+            ladder of its method only. A method that meets no budget of time ends where the ladder does.
 
     Raises:
         UsageError: there are several processes.
+        InputError: the file of `compare_points` is missing or has a bad field; nothing has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
-            shows the rungs before it.
+            shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
     if process_count() > 1:
         refuse_processes(
@@ -62,24 +65,62 @@ def compress_ladder(
             )
         )
     listener = listener or NullListener()
+    points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
     if recipes[0].output.force and not (out / _FORCED).exists():
         out.mkdir(parents=True, exist_ok=True)
         (out / _FORCED).touch()
-    frontier = Frontier(model=recipes[0].source.model.resolve().name, max_drop=recipes[0].selection.max_drop, rungs=())
-    try:
-        for rung in _climb(recipes, out, listener):
-            frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
-            frontier_page.write(frontier, out)
-    except BudgetError as error:
-        if not frontier.rungs:
-            raise
-        frontier = frontier.model_copy(update={"ended": f"{_rung_name(recipes[len(frontier.rungs)], out)}: {error}"})
-        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
-        frontier_page.write(frontier, out)
+    frontier = Frontier(
+        model=recipes[0].source.model.resolve().name,
+        max_drop=recipes[0].selection.max_drop,
+        rungs=(),
+        points=points,
+    )
+    frontier = _climb_own(frontier, recipes, out, listener, others)
     for method, ladder in others.items():
+        if follows_macs(ladder[0], recipes[0]):
+            frontier = frontier.model_copy(update={"follow_macs": (*frontier.follow_macs, method)})
+            text = f"{method} meets no budget of time: its rungs keep the multiply-accumulates of those of the ladder"
+            listener.note(Note(code=NoteCode.MACS_FOLLOWED, text=text))
         frontier = _climb_beside(frontier, method, ladder, out, listener)
     shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
+    return frontier
+
+
+def _climb_own(
+    frontier: Frontier,
+    recipes: Sequence[Recipe],
+    out: Path,
+    listener: Listener,
+    others: Mapping[str, Sequence[Recipe]],
+) -> Frontier:
+    """The frontier with the rungs of the ladder, and why they end early if they do.
+
+    Args:
+        frontier: the frontier without rungs.
+        recipes: one recipe for each rung.
+        out: the folder of the page.
+        listener: receives stages, progress and notes.
+        others: ladders of other methods, which do not run after an error.
+
+    Raises:
+        CompressorError: see `compress_ladder`; the page has the reason where it has rungs, or the first one diverges.
+        GraphPassError: likewise.
+    """
+    try:
+        for rung in _climb(recipes, len(recipes), out, listener):
+            frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
+            frontier_page.write(frontier, out)
+    except (CompressorError, GraphPassError) as error:
+        if not frontier.rungs and not isinstance(error, DivergedError):
+            raise
+        frontier = frontier.model_copy(update={"ended": f"{_rung_name(recipes[len(frontier.rungs)], out)}: {error}"})
+        if not isinstance(error, BudgetError):
+            reasons = {name: f"{_rung_name(ladder[0], out)}: the ladder failed" for name, ladder in others.items()}
+            frontier_page.write(frontier.model_copy(update={"others_ended": reasons}), out)
+            raise
+        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
+        frontier_page.write(frontier, out)
     return frontier
 
 
@@ -88,8 +129,9 @@ def _climb_beside(
 ) -> Frontier:
     """The frontier with the rungs of a method beside it, and why they end early if they do."""
     rungs: tuple[Rung, ...] = ()
+    own = recipes if method not in frontier.follow_macs else _with_macs(recipes, frontier.rungs)
     try:
-        for rung in _climb(recipes, out, listener):
+        for rung in _climb(own, len(recipes), out, listener):
             rungs = (*rungs, rung)
             frontier = frontier.model_copy(update={"others": {**frontier.others, method: rungs}})
             frontier_page.write(frontier, out)
@@ -101,8 +143,37 @@ def _climb_beside(
     return frontier
 
 
-def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator[Rung]:
+def _with_macs(recipes: Sequence[Recipe], rungs: Sequence[Rung]) -> Iterator[Recipe]:
+    """The recipes of a method that meets no budget of time, with the multiply-accumulates that the rungs keep.
+
+    Raises:
+        UsageError: a rung is missing, or its report does not count them.
+    """
+    for recipe, rung in zip(recipes, rungs, strict=False):
+        if rung.macs is None:
+            raise UsageError(
+                f"the report of {rung.name} does not count the multiply-accumulates that it would keep; run it again"
+                " (--force)",
+                code=ErrorCode.MISSING_VALUE,
+                field="macs",
+            )
+        yield recipe.updated(macs=rung.macs)
+    if len(rungs) < len(recipes):
+        raise UsageError(
+            f"the ladder has no rung {recipes[len(rungs)].output.out.name}, whose multiply-accumulates it would keep",
+            code=ErrorCode.MISSING_VALUE,
+            field="macs",
+        )
+
+
+def _climb(recipes: Iterable[Recipe], count: int, out: Path, listener: Listener) -> Iterator[Rung]:
     """Run the rungs of one method, or take those that are finished.
+
+    Args:
+        recipes: their recipes.
+        count: number of recipes.
+        out: the folder of the page.
+        listener: receives stages, progress and notes.
 
     Raises:
         CompressorError: a rung fails; a BudgetError if its budget cannot be met.
@@ -117,10 +188,10 @@ def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator
         except UsageError as error:
             if error.details.get("field") != "minutes":
                 raise
-            total = len(recipes) * (recipe.distillation.minutes or 0.0)
-            text = f"--minutes {total:g} for {len(recipes)} rungs gives {name} too few: {error}"
+            total = count * (recipe.distillation.minutes or 0.0)
+            text = f"--minutes {total:g} for {count} rungs gives {name} too few: {error}"
             raise UsageError(text, code=error.code, **{**error.details, "value": total}) from error
-        text = f"rung {number} of {len(recipes)}, {name}: {report.verdict}"
+        text = f"rung {number} of {count}, {name}: {report.verdict}"
         listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
         yield rung_of(name, report, recipe.selection.max_drop)
 
@@ -150,7 +221,7 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
 
     Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
     """
-    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with"}
+    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with", "compare_points"}
     names = sorted({*report.recipe, *fields} - ignored)
     if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
         return f"its recipe has another value of {', '.join(changed)}"

@@ -17,8 +17,10 @@ from benchmarks.rivals import __main__ as table
 from benchmarks.rivals import tools
 from benchmarks.rivals.data import INPUTS, Feeds
 from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
+from benchmarks.rivals.points import points_of
 from benchmarks.rivals.rows import RIVALS, folder_name, recipe_of, row_and_seed
 from benchmarks.text_sets import SETS
+from compressor.report.comparison_points import read_points
 
 LENGTH = 16
 NUMBERS = {
@@ -54,6 +56,16 @@ def test_padding_to_one_shape_does_not_change_outputs(rows: int) -> None:
     assert shapes == {(BATCH, LENGTH), (rows, 5)}
     for name, values in plain.items():
         np.testing.assert_array_equal(padded[name], values)
+
+
+def test_rows_are_points_for_the_page_of_a_ladder(tmp_path: Path) -> None:
+    file = tmp_path / "rivals.json"
+    rows = {"pytorch": {**NUMBERS, **TIMES}, "torchao": {"failed": "no"}}
+    file.write_text(json.dumps(points_of("sst2", rows)))
+    one, eight = read_points(file)
+    assert (one.batch, eight.batch) == (1, BATCH)
+    assert (one.p50, one.p50_interval) == (2.5, (2.0, 9.0))
+    assert one.metric_interval == pytest.approx((0.894, 0.906))
 
 
 @pytest.mark.parametrize("name", SETS)

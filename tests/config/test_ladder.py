@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from compressor.config.ladder import compared_ladders, recipes_of
-from compressor.config.methods import BUDGET_METHODS, METHODS, PENALISED_METHODS, SEARCH_METHODS
+from compressor.config.ladder import compared_ladders, follows_macs, recipes_of
+from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
+from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
 GATE_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "gate")
-COUNTING_METHODS = tuple(name for name in GATE_METHODS if name not in PENALISED_METHODS)
-"""Gates that need a number of heads, or a budget that is a sum over units."""
 
 
 def flags_of(**flags: Any) -> dict[str, Any]:
@@ -84,10 +83,27 @@ def test_every_method_that_meets_the_budgets_can_be_compared_with(method: str) -
     ]
 
 
-@pytest.mark.parametrize("method", COUNTING_METHODS)
-def test_gates_are_refused_beside_budgets_of_time(method: str) -> None:
-    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="compare_with", method=method):
-        compared(macs=None, speedup="2,4", compare_with=method)
+@pytest.mark.parametrize("method", GATE_METHODS)
+@pytest.mark.parametrize(
+    "budgets", [{"macs": None, "speedup": "2,4"}, {"macs": None, "latency": "9ms,5ms"}, {"latency": "9ms"}]
+)
+def test_gates_keep_multiply_accumulates_beside_budgets_of_time(method: str, budgets: dict[str, Any]) -> None:
+    flags = {**budgets, "distill": True, "minutes": 6, "parameters": "70%", "compare_with": method}
+    own, recipes = rungs(**flags), compared(**flags)[method]
+    assert all(recipe.learns_units and follows_macs(recipe, rung) for recipe, rung in zip(recipes, own, strict=True))
+    assert [recipe.output.out for recipe in recipes] == [Path("frontier", method, rung.output.out.name) for rung in own]
+    assert [recipe.distillation.minutes for recipe in recipes] == [3, 3]
+    assert [recipe.budget.parameters for recipe in recipes] == [0.7, 0.7]
+
+
+def test_gates_with_a_number_of_heads_meet_budgets_of_time() -> None:
+    flags = {"macs": None, "speedup": "2,4", "method": "dsp", "keep": 4, "compare_with": "ste"}
+    assert [recipe.budget.speedup for recipe in compared(**flags)["ste"]] == [2, 4]
+
+
+def test_other_flags_of_gates_are_checked_beside_budgets_of_time() -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with", method="dsp"):
+        compared(macs=None, speedup="2,4", group_by="query", compare_with="dsp")
 
 
 @pytest.mark.parametrize("method", SEARCH_METHODS)
@@ -102,6 +118,12 @@ def test_a_ladder_is_not_compared_with_itself(flags: dict[str, str]) -> None:
         compared(**flags)
 
 
-def test_methods_are_compared_along_a_ladder_only() -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with"):
-        compared(macs="90%", compare_with="fisher")
+@pytest.mark.parametrize(("field", "value"), [("compare_with", "fisher"), ("compare_points", "rivals.json")])
+def test_only_ladders_are_compared(field: str, value: str) -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=field):
+        compared(macs="90%", **{field: value})
+
+
+def test_the_command_of_a_rung_compares_nothing() -> None:
+    mild, _ = rungs(compare_with="fisher", compare_points="rivals.json")
+    assert "compare" not in command_line(mild)

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from compressor.report.frontier import Frontier, Rung, rung_of
+from compressor.report.frontier import Frontier, Rung, frontier_rows, rung_of
+from compressor.report.frontier_figure import all_series
 from compressor.report.frontier_page import render
 from compressor.report.terminal import frontier_summary
 from tests.report import reports
@@ -55,6 +56,31 @@ def test_a_frontier_is_read_as_it_was_written() -> None:
     )
     assert Frontier.model_validate_json(result.model_dump_json()) == result
     assert result.model_dump()["sentence"] == result.sentence
+
+
+def test_every_method_is_drawn_with_intervals_and_with_whether_it_holds() -> None:
+    fisher = (rung("fisher/macs-50", 0.005, 20.0), rung("fisher/macs-33", 0.03, 10.0))
+    result = frontier(MILD, STRICT).model_copy(update={"others": {"fisher": fisher}})
+    series = {drawn.label: drawn for drawn in all_series(result, 0)}
+    assert set(series) == {"", "fisher"}
+    for label, rungs in (("", (MILD, STRICT)), ("fisher", fisher)):
+        assert [mark.fills for mark in series[label].marks] == [True, False]
+        for mark, drawn in zip(series[label].marks, rungs, strict=True):
+            speed, value = drawn.speeds[0], 100 * drawn.scores[0].compressed
+            assert mark.speed == (speed.ratio, speed.low, speed.high)
+            assert mark.metric == pytest.approx((value, value - 1, value + 1))
+
+
+def test_the_table_has_the_multiply_accumulates_that_are_counted() -> None:
+    headings, _ = frontier_rows(frontier(MILD))
+    counted = MILD.model_copy(update={"macs": 0.5})
+    more, rows = frontier_rows(frontier(counted, STRICT))
+    (column,) = [index for index, heading in enumerate(more) if heading not in headings]
+    assert [bool(row[column]) for row in rows] == [True, False]
+
+
+def test_a_frontier_without_rungs_has_a_page() -> None:
+    assert 'id="ends"' in render(frontier().model_copy(update={"ended": "macs-50: NaN"}))
 
 
 def test_rungs_that_are_missing_are_stated_with_the_reason() -> None:

@@ -1,111 +1,21 @@
-"""Which rungs of a ladder run again, and what remains where one fails; the runs themselves are fakes."""
+"""Which rungs of a ladder run again, and its exit code; the runs themselves are fakes."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from compressor.config.ladder import compared_ladders, recipes_of
-from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, SiteRefusedError, UsageError
-from compressor.report import frontier_page
-from compressor.report.files import JSON_NAME, to_json
-from compressor.report.frontier import FRONTIER_JSON, Frontier
-from compressor.results import NoteCode, Report
-from compressor.run import ladder
+from compressor.errors import ErrorCode, UsageError
+from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
-from compressor.run.write_report import code_of
 from compressor.training import processes
-from graph_passes import GraphErrorCode, GraphPassError
 from tests.command import compress
-from tests.report import reports
+from tests.run.ladder_runs import NAMES, VALUES, Runs, climb, flags_of
 from tests.run.listeners import RecordingListener
 from tests.tasks.own_tasks import task_of_the_page, write_module
-
-VALUES = "90%,80%,70%"
-NAMES = ["macs-90", "macs-80", "macs-70"]
-
-
-class Runs:
-    """A run in place of `compress`, which writes the report and the plan of a rung at once.
-
-    Attributes:
-        names: the rungs that ran, in order.
-        errors: what rungs raise, by name.
-        losses: what rungs lose, by name.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.names: list[str] = []
-        self.errors: dict[str, BaseException] = {}
-        self.losses: dict[str, float] = {}
-        self.seconds = 1_000_000_000
-
-    def __call__(self, recipe: Recipe, listener: object) -> Report:
-        folder = recipe.output.out
-        name = folder.relative_to(self.out).as_posix()
-        if name in self.errors:
-            raise self.errors[name]
-        self.names.append(name)
-        result = reports.report(
-            recipe=recipe.flat(),
-            task_code=code_of(load_own_task(recipe.source.task)),
-            scores=(reports.accuracy(0.9, 0.9 - self.losses.get(name, 0.0)),),
-            speeds=(reports.speed(1, 128, 40.0, 20.0 / len(self.names)),),
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / JSON_NAME).write_text(to_json(result))
-        result.plan.save(folder / "plan.json")
-        self.date(folder / "plan.json")
-        return result
-
-    def date(self, path: Path) -> None:
-        """Change the time of a file to one after those of all files before it."""
-        self.seconds += 1
-        os.utime(path, (self.seconds, self.seconds))
-
-    def take(self) -> list[str]:
-        """The rungs that ran since the last call."""
-        names, self.names = self.names, []
-        return names
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    fake = Runs(tmp_path / "out")
-    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "rows" / "train.tsv", tmp_path / "test.tsv"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("label\ttext\n")
-        fake.date(path)
-    fake.date(tmp_path / "rows")
-    touch = Path.touch
-
-    def touch_later(path: Path, *arguments: Any, **options: Any) -> None:
-        touch(path, *arguments, **options)
-        fake.date(path)
-
-    monkeypatch.setattr(Path, "touch", touch_later)
-    monkeypatch.setattr(ladder, "compress", fake)
-    monkeypatch.setattr(frontier_page, "render", lambda frontier: "")  # figures take most of the time
-    return fake
-
-
-def flags_of(runs: Runs, **flags: Any) -> dict[str, Any]:
-    folder = runs.out.parent
-    rows = {"data": str(folder / "rows"), "test_data": str(folder / "test.tsv")}
-    return {**rows, "macs": VALUES, "out": str(runs.out), **flags}
-
-
-def climb(runs: Runs, listener: RecordingListener | None = None, **flags: Any) -> Frontier:
-    fields, model = flags_of(runs, **flags), str(runs.out.parent / "model")
-    recipes = recipes_of(model, None, fields)
-    return compress_ladder(recipes, runs.out, listener, others=compared_ladders(model, None, fields, recipes))
 
 
 def test_finished_rungs_do_not_run_again(runs: Runs) -> None:
@@ -186,39 +96,6 @@ def test_a_forced_ladder_goes_on_where_it_was_interrupted(runs: Runs) -> None:
     assert runs.take() == NAMES
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        BudgetError("1% < 2%", code=ErrorCode.BUDGET_UNREACHABLE),
-        DivergedError("NaN", code=ErrorCode.NOT_FINITE),
-        SiteRefusedError("Conv", code=ErrorCode.SITE_REFUSED),
-        GraphPassError("Conv", code=GraphErrorCode.UNSPECIFIED),
-    ],
-)
-@pytest.mark.parametrize("name", ["fisher/macs-90", "fisher/macs-70"])
-def test_a_method_to_compare_with_that_fails_takes_nothing_away(
-    runs: Runs, error: CompressorError | GraphPassError, name: str
-) -> None:
-    runs.errors[name] = error
-    listener = RecordingListener()
-    frontier = climb(runs, listener, compare_with="fisher,magnitude")
-    assert [rung.name for rung in frontier.rungs] == NAMES
-    assert [rung.name for rung in frontier.others["magnitude"]] == [f"magnitude/{name}" for name in NAMES]
-    reached = [rung.name for rung in frontier.others.get("fisher", ())]
-    assert [*reached, name] == [f"fisher/{name}" for name in NAMES][: len(reached) + 1]
-    assert set(frontier.others_ended) == {"fisher"}
-    assert all(part in frontier.others_ended["fisher"] for part in (name, str(error)))
-    assert listener.codes.count(NoteCode.LADDER_ENDED) == 1
-    assert Frontier.model_validate_json((runs.out / FRONTIER_JSON).read_text()) == frontier
-
-
-def test_an_interrupt_ends_the_methods_to_compare_with_too(runs: Runs) -> None:
-    runs.errors["fisher/macs-80"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        climb(runs, compare_with="fisher,magnitude")
-    assert runs.take() == [*NAMES, "fisher/macs-90"]
-
-
 def test_an_error_on_the_minutes_of_a_rung_has_those_of_the_ladder(runs: Runs) -> None:
     runs.errors["macs-80"] = UsageError("few", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=2.0)
     with pytest.raises(UsageError) as caught:
@@ -237,16 +114,6 @@ def test_the_exit_code_states_whether_a_rung_holds(
     assert result.code == (0 if fastest else 4)
     assert [rung["holds"] for rung in result.json["rungs"]] == [loss + 0.01 <= 0.02 for loss in losses]
     assert (fastest or "no rung") in result.json["sentence"]
-
-
-def test_a_ladder_that_ends_early_is_a_success(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    runs.errors["macs-80"] = BudgetError("80% < 85%", code=ErrorCode.BUDGET_UNREACHABLE)
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs).items()]
-    result = compress(capfd, runs.out.parent / "model", *words, "--with", "fisher", "--json")
-    assert result.code == 0, result.err
-    assert [rung["name"] for rung in result.json["rungs"]] == ["macs-90"]
-    assert [rung["name"] for rung in result.json["others"]["fisher"]] == [f"fisher/{name}" for name in NAMES]
-    assert "macs-80" in result.json["ended"]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ class BudgetConfig(Config):
         "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",
         (),
     )
+    compare_points: Path | None = config_field(
+        BUDGET,
+        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows beside"
+        " its rungs",
+        is_path=True,
+    )
     skip_refused: bool = config_field(
         BUDGET,
         "keep groups of units whole that cannot be removed from the graph, instead of ending",

@@ -27,7 +27,9 @@ class DistillationConfig(Config):
         decides_plan=True,
         is_path=True,
     )
-    distill_steps: Count = config_field(DISTILLATION, "optimizer steps of the distillation", 2000, decides_plan=True)
+    distill_steps: Count = config_field(
+        DISTILLATION, "optimizer steps of the distillation; in a ladder, those of each rung", 2000, decides_plan=True
+    )
     distill_learning_rate: Positive = config_field(
         DISTILLATION, "peak learning rate of the distillation", 2e-4, decides_plan=True
     )

@@ -237,7 +237,7 @@ def _by_budget(
 
     allocation = allocate_until_met(groups, losses, constraints, measure)
     run.log.add_notes(budget_notes(constraints, allocation))
-    shown = tuple(table for table in tables if table.unit == ("ms" if costs.timed else "macs"))
+    shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
 

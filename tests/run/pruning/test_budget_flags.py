@@ -43,6 +43,8 @@ def test_units_are_removed_until_the_engine_is_fast_enough(
     for predicted, measured in times_by_macs:
         assert measured == pytest.approx(predicted, rel=1e-3)
     assert min(measured for _, measured in times_by_macs) <= bound(row)
+    assert {share.unit for share in report.costs} == {"ms", "macs"}
+    assert sum(share.after for share in report.costs if share.unit == "macs") == report.compressed.macs
 
 
 def test_a_latency_bounds_the_sizes_that_are_named(inputs: Path, tmp_path: Path) -> None:

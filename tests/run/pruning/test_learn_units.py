@@ -11,10 +11,12 @@ import torch
 import transformers as hf
 
 import compressor
+from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.errors import BudgetError, ErrorCode
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
+from compressor.run.ladder import compress_ladder
 from compressor.run.pruning.budget import Constraint
 from compressor.run.pruning.learn_units import pool_within
 from compressor.units import Bundles, PrunableGroup, keep_all
@@ -145,3 +147,20 @@ def test_a_budget_below_what_is_in_no_bundle_is_refused() -> None:
         pool_within(bundles, [Constraint(table, 0.9 * table.least)])
     assert error.value.code is ErrorCode.BUDGET_UNREACHABLE
     assert error.value.details["least"] == pytest.approx((table.least,))
+
+
+@pytest.mark.zoo
+@pytest.mark.usefixtures("times_by_macs")
+def test_a_gate_keeps_as_many_multiply_accumulates_as_the_rungs_of_a_ladder_by_time(
+    inputs: Path, model: Path, tmp_path: Path
+) -> None:
+    timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "keep_unread_positions": True}
+    learning: dict[str, Any] = {"data": str(inputs / "rows.tsv"), "steps": 4, "batch_size": 8, "max_length": 8}
+    flags = {**timing, **learning, "speedup": "1.2,1.6", "compare_with": "dsp", "out": str(tmp_path / "out")}
+    recipes = recipes_of(str(model), None, flags)
+    frontier = compress_ladder(recipes, tmp_path / "out", others=compared_ladders(str(model), None, flags, recipes))
+    assert frontier.endings == ()
+    for rung, gate in zip(frontier.rungs, frontier.others["dsp"], strict=True):
+        assert rung.macs is not None
+        assert gate.macs is not None
+        assert 0.8 * rung.macs < gate.macs <= rung.macs
