@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
+
 from compressor.model_folder import load_processor
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
@@ -28,8 +30,13 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
         InputError: the source cannot be read, or has no column of text.
     """
     splits = named_splits(source)
-    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
-    rows = rows.select(range(min(maximum, len(rows))))
+    split = pick(splits, "test") or pick(splits, "eval") or next(iter(splits))
+    with splits.origins[split].located():
+        return _texts_of(splits[split].select(range(min(maximum, len(splits[split])))), columns, source)
+
+
+def _texts_of(rows: Dataset, columns: Sequence[str], source: str) -> list[tuple[str, ...]]:
+    """The texts of every row, or its words, joined."""
     texts, words = TextColumns(), word_column(rows, columns)
     if words is not None and (columns or not texts.find_usual(rows)):
         return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]

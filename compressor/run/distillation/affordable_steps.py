@@ -30,8 +30,8 @@ def affordable_steps(
 ) -> int:
     """The steps of the distillation: as configured, or as many as its minutes allow.
 
-    The time of a step, with and without rounding, is measured once, and the number is stored, so that an interrupted run
-    makes as many.
+    The time of a step, with and without rounding, is measured once, and the number is stored, so that an
+    interrupted run makes as many.
 
     Args:
         recipe: steps, minutes and quantized share of the distillation, and rows of a step.
