@@ -155,13 +155,15 @@ class Task(ABC):
         return self.encode(rows, source)
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """Encoded rows whose columns, where they name the row for later errors, name it by its origin.
-
-        Args:
-            encoded: all rows that `encode` returned.
-            origin: where these rows come from.
-        """
+        """All rows that `encode` returned; columns that name a row in later errors name it by its origin."""
         return encoded
+
+    def check_files(self, examples: Dataset) -> None:  # noqa: B027 - most rows refer to no files
+        """Read the files that encoded rows refer to and `collate` reads, if there are some, so that errors come early.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
 
     @abstractmethod
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -72,8 +72,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
         drawn_rows: number of training rows that the run draws at most, without reading their labels, which these rows
-            and further splits of the same data may lack; of many rows, only some are encoded. None: it reads all, with
-            labels.
+            and further splits of the same data may lack; of many rows, only some are encoded, and files that rows refer
+            to are left for the caller to check (`Task.check_files`). None: it reads all, with labels.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -104,6 +104,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
     _require_metric(task, scored)
+    for split, rows in encoded.items():
+        if split != "train" or drawn_rows is None:
+            task.check_files(rows)
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         notes += _repeated_rows(contents)

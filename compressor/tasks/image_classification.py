@@ -120,6 +120,15 @@ class ImageClassification(ClassLabels):
         """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
         return located_rows(encoded, origin)
 
+    def check_files(self, examples: Dataset) -> None:
+        """Decode every image once.
+
+        Raises:
+            InputError: an image cannot be decoded, e.g. because its file ends early.
+        """
+        for example in examples:
+            _source_of(example).decode()
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch]`.
 
@@ -160,11 +169,16 @@ class ImageClassification(ClassLabels):
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
-        image = ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
+        image = _source_of(example)
         pixels = image.pixels(self._processor)
         if tuple(pixels.shape) != self._size:
             raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
         return pixels
+
+
+def _source_of(example: Mapping[str, Any]) -> ImageSource:
+    """Where the image of an encoded row is."""
+    return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
 
 
 def _table(images: Sequence[ImageSource], labels: Sequence[int], settings: str) -> pa.Table:

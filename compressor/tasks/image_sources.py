@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,21 @@ class ImageSource:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise self.unusable(f"cannot be read ({reason})") from error
+
+    def decode(self) -> None:
+        """Decode the image, which is not kept.
+
+        Raises:
+            InputError: the file cannot be read or decoded.
+        """
+        import PIL.Image
+
+        content = self.read()
+        try:
+            with PIL.Image.open(io.BytesIO(content)) as image:
+                image.load()
+        except Exception as error:  # damaged images raise errors of any type
+            raise self.unusable(f"cannot be decoded ({reason_of(error)})") from error
 
     def pixels(self, processor: Any) -> Tensor:
         """The pixels `[channel, height, width]` that an image processor makes.
