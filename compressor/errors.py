@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -154,6 +155,35 @@ class InputError(CompressorError):
     """A model folder, plan, graph or data file that cannot be used."""
 
     exit_code = 3
+
+
+class RowError(InputError):
+    """A row that cannot be used.
+
+    `details` has `source`, the name of its rows; `row`, its number there, counted from 1; `problem`, what is wrong with
+    it; and `file`, the path of its file, where that is known.
+    """
+
+    @classmethod
+    def of(
+        cls, source: str, row: int, problem: str, *, code: ErrorCode = ErrorCode.INVALID_ROWS, **details: Any
+    ) -> RowError:
+        """The error of a row.
+
+        Args:
+            source: name of the rows, e.g. the path of their file.
+            row: number of the row, counted from 1.
+            problem: what is wrong with the row, and how to correct it.
+            code: the kind of the error.
+            **details: further details, e.g. `column`.
+        """
+        message = f"{source}: row {row}: {problem}"
+        return cls(message, code=code, source=source, row=row, problem=problem, **details)
+
+    def at(self, file: Path | None, row: int) -> RowError:
+        """This error with the row's file, if it is known, and its number there."""
+        location = {"row": row} if file is None else {"row": row, "source": str(file), "file": file}
+        return RowError.of(code=self.code, **{**self.details, **location})
 
 
 class MetricDropError(CompressorError):

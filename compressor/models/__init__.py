@@ -3,11 +3,11 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
+from compressor.models.segment_outputs import SegmentOutput
 from compressor.models.segments import (
     AllAttentionForCausalLM,
     AllAttentionModel,
     SegmentForCausalLM,
-    SegmentOutput,
     SegmentPreTrainedModel,
     TransformerXLForCausalLM,
     TransformerXLModel,

@@ -10,49 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
 from compressor.models.relative_attention import RelativeAttention, sinusoids
-from compressor.segment_memory import new_memory_names, ordered_memories
-
-Memories = tuple[Tensor, ...]
-"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
-
-
-@dataclass
-class SegmentStates(ModelOutput):
-    """Output of the models without language model head.
-
-    Attributes:
-        last_hidden_state: normalized, `[batch, segment, hidden]`.
-        memories: memories for the next segment.
-    """
-
-    last_hidden_state: Tensor | None = None
-    memories: Memories | None = None
-
-
-@dataclass
-class SegmentOutput(ModelOutput):
-    """Output of the language models.
-
-    Attributes:
-        loss: mean loss per token, if labels are given.
-        logits: `[batch, segment, vocabulary]`.
-        memories: memories for the next segment.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    memories: Memories | None = None
+from compressor.models.segment_outputs import SegmentOutput, SegmentStates, by_name
+from compressor.segment_memory import ordered_memories
 
 
 class SegmentLayer(nn.Module):
@@ -199,7 +167,7 @@ class SegmentModel(SegmentPreTrainedModel):
             new_memories.append(self._new_memory(memory, states))
             states = layer(states, memory, positions, masked)
         outputs = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(new_memories))
-        return _by_name(outputs) if named_memories else outputs
+        return by_name(outputs) if named_memories else outputs
 
     def _new_memory(self, memory: Tensor | None, states: Tensor) -> Tensor:
         """The last `memory_length` positions of memory and segment, without gradient."""
@@ -252,15 +220,7 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
         result = SegmentOutput(loss=loss, logits=logits, memories=outputs.memories)
-        return _by_name(result) if named_memories else result
-
-
-def _by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
-    """The outputs by their names in an exported graph with memory."""
-    memories = outputs.memories or ()
-    return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
-        zip(new_memory_names(len(memories)), memories, strict=True)
-    )
+        return by_name(result) if named_memories else result
 
 
 def _masked_keys(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from compressor.model_folder.example_inputs import takes_text
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents
+from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_budget, check_options, check_pool, check_task_options
@@ -141,14 +142,17 @@ def _check_calibration(recipe: Recipe) -> None:
 
 
 def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
-    """Read and encode the rows of a recipe.
+    """Read and encode the rows of a recipe; every image that the run reads is decoded once.
 
     Raises:
         InputError: rows cannot be read, lack labels that `max_drop` needs, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
+    drawn = drawn_rows(recipe)
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn)
+    if drawn is not None and model.folder.image_size is not None:
+        data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     _require_labels(recipe, data)
     check_budget(recipe.selection, data)
     if recipe.budget.match_dense:

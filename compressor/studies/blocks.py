@@ -172,8 +172,9 @@ class Blocks(Study):
         if maps_source != FROM_THIS_DATA:
             named = {Path(name).name: name for name in self.request.sources}
             splits = named_splits(named[maps_source])
-            rows = splits[pick(splits, "train") or next(iter(splits))]
-            texts = data.task.encode_unlabelled(rows, named[maps_source])
+            split = pick(splits, "train") or next(iter(splits))
+            with splits.origins[split].located():
+                texts = data.task.encode_unlabelled(splits[split], named[maps_source])
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         context.reset_model(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = mask_length(context.model, context.data, recipe)

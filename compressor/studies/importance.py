@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,9 +59,11 @@ class Importance(Study):
         sampled = []
         for source in self.request.sources:
             splits = named_splits(source)
-            rows = splits[pick(splits, "train") or next(iter(splits))]
+            split = pick(splits, "train") or next(iter(splits))
+            rows, origin = splits[split], splits.origins[split]
             task = make_task(self.context.folder, self.request.recipe.rows)
-            task.learn_labels(rows, source)
+            with origin.located():
+                task.learn_labels(rows, source)
             names = (
                 [str(name) for name in rows[_COLUMN]]
                 if _COLUMN in rows.column_names
@@ -72,7 +74,8 @@ class Importance(Study):
                 drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(indices)[
                     : self.request.size.sample
                 ]
-                sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
+                with origin.select(partial(np.sort, drawn)).located():
+                    sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
         return sampled
 
     def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:

@@ -15,6 +15,7 @@ from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
+from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
@@ -113,7 +114,7 @@ class Task(ABC):
         """Raise an error unless a folder has what converts its rows to inputs of the model: a tokenizer."""
         require_processor(folder.processor, folder.path)
 
-    def read(self, source: str) -> dict[str, Dataset]:
+    def read(self, source: str) -> SplitRows:
         """The rows of a file, a folder or a data set by the name of their split; see `splits.named_splits`.
 
         Args:
@@ -152,6 +153,17 @@ class Task(ABC):
             source: name of the rows in error messages.
         """
         return self.encode(rows, source)
+
+    def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
+        """All rows that `encode` returned; columns that name a row in later errors name it by its origin."""
+        return encoded
+
+    def check_files(self, examples: Dataset) -> None:  # noqa: B027 - most rows refer to no files
+        """Read the files that encoded rows refer to and `collate` reads, if there are some, so that errors come early.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
 
     @abstractmethod
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

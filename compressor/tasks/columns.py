@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, Value
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 
 _PAIRS = (
     ("sentence1", "sentence2"),
@@ -109,12 +109,7 @@ class TextColumns:
             )
         row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
         if row is not None:
-            raise InputError(
-                f"{source}: row {row}: {name!r} is empty; fill it or remove the row",
-                code=ErrorCode.INVALID_ROWS,
-                column=name,
-                row=row,
-            )
+            raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
         drawn_rows: number of training rows that the run draws at most, without reading their labels, which these rows
-            and further splits of the same data may lack; of many rows, only some are encoded. None: it reads all, with
-            labels.
+            and further splits of the same data may lack; of many rows, only some are encoded, and files that rows refer
+            to are left for the caller to check (`Task.check_files`). None: it reads all, with labels.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -86,7 +86,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
     encoded = {
-        name: (task.encode_unlabelled if name in unlabelled else task.encode)(split.rows, split.source)
+        name: _encode(task, split, is_labelled=name not in unlabelled)
         for name, split in splits.items()
         if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
     }
@@ -104,6 +104,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
     _require_metric(task, scored)
+    for split, rows in encoded.items():
+        if split != "train" or drawn_rows is None:
+            task.check_files(rows)
     contents = {split: _read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         notes += _repeated_rows(contents)
@@ -122,6 +125,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     return Data(
         train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, scores_eval=scores_eval
     )
+
+
+def _encode(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
+    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there."""
+    encode = task.encode if is_labelled else task.encode_unlabelled
+    with split.origin.located():
+        encoded = encode(split.rows, split.source)
+    return task.locate(encoded, split.origin)
 
 
 def _fill_splits(encoded: dict[Split, Dataset], unlabelled: Sequence[Split], seed: int, task: Task) -> list[Note]:
@@ -152,14 +163,15 @@ def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
     """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
-    rows = draw_rows(train.rows, count, seed, together=task.joined_rows)
-    if rows is train.rows:
+    if len(train.rows) <= count:
         return train, []
+    indices = _draw_indices(len(train.rows), count, seed, task.joined_rows)
     text = (
-        f"{train.source}: {len(rows)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs no"
-        " more"
+        f"{train.source}: {len(indices)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs"
+        " no more"
     )
-    return SourceRows(rows, train.source), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
+    origin = train.origin.select(lambda: indices)
+    return SourceRows(train.rows.select(indices), train.source, origin), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
 
 
 def _learn_labels(
@@ -175,7 +187,8 @@ def _learn_labels(
     unlabelled: list[Split] = []
     for name, split in splits.items():
         try:
-            task.learn_labels(split.rows, split.source)
+            with split.origin.located():
+                task.learn_labels(split.rows, split.source)
             break
         except InputError as error:
             is_last = len(unlabelled) == len(splits) - 1
@@ -194,7 +207,8 @@ def training_texts(request: RowsConfig) -> list[str]:
     """
     splits, _ = read_splits(request, named_splits)
     train = splits["train"]
-    (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
+    with train.origin.located():
+        (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
     return list(train.rows[name])
 
 
@@ -225,12 +239,15 @@ def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dat
         seed: seed of the draw.
         together: number of consecutive rows that are drawn as a group.
     """
-    if len(rows) <= count:
-        return rows
-    groups, drawn = -(-len(rows) // together), -(-count // together)
+    return rows if len(rows) <= count else rows.select(_draw_indices(len(rows), count, seed, together))
+
+
+def _draw_indices(rows: int, count: int, seed: int, together: int) -> np.ndarray:
+    """The indices of `count` of more rows; see `draw_rows`."""
+    groups, drawn = -(-rows // together), -(-count // together)
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()
-    return rows.select(numbers[numbers < len(rows)])
+    return numbers[numbers < rows]
 
 
 def rows_hash(examples: Dataset) -> str | None:

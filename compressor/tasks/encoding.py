@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types, token_limit
 from compressor.results import Note, NoteCode
@@ -180,13 +180,8 @@ class LabelledTexts(LabelledRows):
             cut += count_cut(columns)
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
-                row, columns_of_text = start + lengths.index(0) + 1, " and ".join(map(repr, names))
-                raise InputError(
-                    f"{source}: row {row}: no text in {columns_of_text}; fill it or remove the row",
-                    code=ErrorCode.INVALID_ROWS,
-                    row=row,
-                    column=",".join(names),
-                )
+                problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
+                raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
             encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
             store.add(Dataset.from_dict(encoded).data.table)
         self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))

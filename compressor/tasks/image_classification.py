@@ -21,19 +21,11 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageEr
 from compressor.model_folder import ModelFolder, require_processor
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
 from compressor.results import MetricUnit
-from compressor.tasks.image_files import (
-    IMAGE,
-    ImageColumn,
-    ImageSource,
-    digest,
-    image_sources,
-    image_splits,
-    reason_of,
-    skipped_files,
-    source_columns,
-)
+from compressor.tasks.image_files import IMAGE, ImageColumn, image_splits, skipped_files
+from compressor.tasks.image_sources import ImageSource, digest, image_sources, located_rows, reason_of, source_columns
 from compressor.tasks.labelled_rows import ClassLabels
 from compressor.tasks.metrics import Metric, accuracy
+from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.row_store import RowStore
 
 _TOP = 5
@@ -93,7 +85,7 @@ class ImageClassification(ClassLabels):
             raise TargetMissingError.of_package("pillow", "images", "Pillow is not installed, which reads images")
         require_processor(folder.processor, folder.path, images=True)
 
-    def read(self, source: str) -> dict[str, Dataset]:
+    def read(self, source: str) -> SplitRows:
         """The rows of a folder of images, of files of rows, or of a data set; see `image_files.image_splits`."""
         self.notes = (*self.notes, *skipped_files(source))
         return image_splits(source, self.image_column, self._request.image_column)
@@ -116,13 +108,26 @@ class ImageClassification(ClassLabels):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode labels as classes; images stay files or bytes until they are collated.
 
-        Columns: those of `image_files.source_columns`, `labels`, and `length`, which is 1.
+        Columns: those of `image_sources.source_columns`, `labels`, and `length`, which is 1.
         """
         return self._encode_images(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows whose labels are not used; every label is zero."""
         return self._encode_images(rows, itertools.repeat(0, len(rows)), source)
+
+    def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
+        """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
+        return located_rows(encoded, origin)
+
+    def check_files(self, examples: Dataset) -> None:
+        """Decode every image once.
+
+        Raises:
+            InputError: an image cannot be decoded, e.g. because its file ends early.
+        """
+        for example in examples:
+            _source_of(example).decode()
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch]`.
@@ -164,11 +169,16 @@ class ImageClassification(ClassLabels):
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
-        image = ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
+        image = _source_of(example)
         pixels = image.pixels(self._processor)
         if tuple(pixels.shape) != self._size:
             raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
         return pixels
+
+
+def _source_of(example: Mapping[str, Any]) -> ImageSource:
+    """Where the image of an encoded row is."""
+    return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
 
 
 def _table(images: Sequence[ImageSource], labels: Sequence[int], settings: str) -> pa.Table:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.image_processor import pixels_of
 from compressor.results import Note, NoteCode
-from compressor.silence_libraries import one_line
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.labels import listed_names
 from compressor.tasks.row_files import has_tables
+from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
-_CHUNK_ROWS = 256
-"""Rows whose images are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -69,100 +63,7 @@ class ImageColumn:
         return name
 
 
-@dataclass(frozen=True)
-class ImageSource:
-    """Where the bytes of an image are.
-
-    Attributes:
-        content: the bytes of its file; None: they are in the file `path`.
-        path: path of the file; empty for an image without a name.
-        source: name of the rows in error messages.
-        row: number of the row, counted from 1.
-        column: the column that holds the image.
-    """
-
-    content: bytes | None
-    path: str
-    source: str
-    row: int
-    column: str
-
-    def read(self) -> bytes:
-        """The bytes of the image file.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
-        if self.content is not None:
-            return self.content
-        try:
-            return Path(self.path).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise self.unusable(f"cannot be read ({reason})") from error
-
-    def pixels(self, processor: Any) -> Tensor:
-        """The pixels `[channel, height, width]` that an image processor makes.
-
-        Raises:
-            InputError: the file cannot be read or decoded, or the processor refuses the image.
-        """
-        content = self.read()
-        try:
-            return pixels_of(content, processor)
-        except Exception as error:  # damaged images raise errors of any type
-            raise self.unusable(f"cannot be decoded or processed ({reason_of(error)})") from error
-
-    def unusable(self, reason: str) -> InputError:
-        """The error for this image, with its row, column and file."""
-        file = f" ({self.path})" if self.path else ""
-        return InputError(
-            f"{self.source}: row {self.row}: {self.column!r}{file}: {reason}; replace the image or remove its row",
-            code=ErrorCode.INVALID_ROWS,
-            row=self.row,
-            column=self.column,
-            path=self.path,
-        )
-
-    @property
-    def label(self) -> str:
-        """The end of the path: the name of the file after that of its folder."""
-        return "/".join(Path(self.path).parts[-2:])
-
-
-def reason_of(error: Exception) -> str:
-    """The message of an error of Pillow, without the object in memory that it names."""
-    return one_line(error).partition(" <_io")[0]
-
-
-def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
-    """The images of rows, one after another; few are in memory at once.
-
-    Args:
-        rows: the rows.
-        column: the column of images or of paths.
-        source: name of the rows in error messages.
-
-    Raises:
-        InputError: a row has no image.
-    """
-    number = 0
-    for chunk in rows.select_columns(column).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
-        for value in chunk.column(0).to_pylist():
-            number += 1
-            content, path = _content_and_path(value)
-            image = ImageSource(content or None, path, source, number, column)
-            if not content and not path:
-                raise image.unusable("is empty")
-            yield image
-
-
-def digest(content: bytes) -> str:
-    """A hash of the bytes of an image."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def image_splits(source: str, column: ImageColumn, requested: str | None) -> dict[str, Dataset]:
+def image_splits(source: str, column: ImageColumn, requested: str | None) -> SplitRows:
     """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
 
     A folder whose subfolders hold images has a class for each of them, and columns `image`, the path of a file, and
@@ -185,12 +86,17 @@ def image_splits(source: str, column: ImageColumn, requested: str | None) -> dic
                 code=ErrorCode.FILE_MISSING,
                 path=path,
             )
-        return {split: _folder_rows(folder) for split, folder in (_split_folders(path) or {"": path}).items()}
+        return SplitRows(
+            {split: _folder_rows(folder) for split, folder in (_split_folders(path) or {"": path}).items()}
+        )
+    splits = named_splits(source)
+    if not path.exists():
+        return splits
     folder = path if path.is_dir() else path.parent
-    return {
-        split: _with_paths(rows, column.find(rows, requested, source), folder) if path.exists() else rows
-        for split, rows in named_splits(source).items()
-    }
+    return SplitRows(
+        {split: _with_paths(rows, column.find(rows, requested, source), folder) for split, rows in splits.items()},
+        splits.origins,
+    )
 
 
 def skipped_files(source: str) -> tuple[Note, ...]:
@@ -274,23 +180,3 @@ def _holds_images(rows: Dataset, name: str) -> bool:
     if pa.types.is_struct(stored):
         return {"bytes", "path"} <= {stored.field(index).name for index in range(stored.num_fields)}
     return bool(pa.types.is_binary(stored) or pa.types.is_large_binary(stored))
-
-
-def _content_and_path(value: Any) -> tuple[bytes | None, str]:
-    """The bytes and the path of a cell, where it has them."""
-    if isinstance(value, dict):
-        return value["bytes"], value["path"] or ""
-    return (value, "") if isinstance(value, bytes) else (None, value or "")
-
-
-def source_columns(sources: Sequence[ImageSource], digests: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of encoded rows, from which `ImageSource` is restored, and the hashes of the images."""
-    return {
-        "content": pa.array([source.content for source in sources], pa.large_binary()),
-        "path": pa.array([source.path for source in sources], pa.string()),
-        "source": pa.array([source.source for source in sources], pa.string()),
-        "row": pa.array([source.row for source in sources], pa.int64()),
-        "column": pa.array([source.column for source in sources], pa.string()),
-        "file": pa.array([source.label for source in sources], pa.string()),
-        "digest": pa.array(digests, pa.string()),
-    }

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 from transformers import PretrainedConfig
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 
 _LISTED = 6
 """Maximum number of labels that an error message lists."""
@@ -59,12 +59,13 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
         config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
-        raise InputError(
-            f"{source}: row {texts.index(outside[0]) + 1}: {column!r} is {outside[0]}, outside the model's range 0 to"
-            f" {classes - 1}; number the labels from 0, or use a model with more classes",
+        raise RowError.of(
+            source,
+            texts.index(outside[0]) + 1,
+            f"{column!r} is {outside[0]}, outside the model's range 0 to {classes - 1}; number the labels from 0, or"
+            " use a model with more classes",
             code=ErrorCode.LABEL_MISMATCH,
             column=column,
-            row=texts.index(outside[0]) + 1,
             value=outside[0],
             classes=classes,
         )
@@ -84,11 +85,12 @@ def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig
     }
     if 0 < len(unknown) < len(names):
         row = next(row for row, text in enumerate(texts, 1) if text in unknown)
-        raise InputError(
-            f"{source}: row {row}: {column!r} is {texts[row - 1]!r:.60}, which is not among the model's labels"
+        raise RowError.of(
+            source,
+            row,
+            f"{column!r} is {texts[row - 1]!r:.60}, which is not among the model's labels"
             f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
             " or remove its rows",
-            row=row,
             value=texts[row - 1],
             **details,
         )
@@ -127,12 +129,13 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) 
     texts = label_texts(rows, column, source)
     for row, text in enumerate(texts, 1):
         if text not in ids:
-            raise InputError(
-                f"{source}: row {row}: {column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct"
-                " it, or remove rows with this label",
+            raise RowError.of(
+                source,
+                row,
+                f"{column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows"
+                " with this label",
                 code=ErrorCode.LABEL_MISMATCH,
                 column=column,
-                row=row,
                 value=text,
                 labels=tuple(ids),
             )
@@ -152,13 +155,8 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise InputError(
-                f"{source}: row {row}: {column!r} is {text!r}, which is not a finite number; correct it",
-                code=ErrorCode.INVALID_ROWS,
-                column=column,
-                row=row,
-                value=text,
-            )
+            problem = f"{column!r} is {text!r}, which is not a finite number; correct it"
+            raise RowError.of(source, row, problem, column=column, value=text)
         values.append(value)
     return values
 
@@ -174,13 +172,8 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     for row, value in enumerate(rows[column], 1):
         text = _label_text(value)
         if text is None:
-            raise InputError(
-                f"{source}: row {row} has no usable {column!r} ({value!r:.40}); correct it or remove the row",
-                code=ErrorCode.INVALID_ROWS,
-                column=column,
-                row=row,
-                value=value,
-            )
+            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
+            raise RowError.of(source, row, problem, column=column, value=value)
         texts.append(text)
     if isinstance(feature, ClassLabel) and "-1" in texts:
         raise InputError(

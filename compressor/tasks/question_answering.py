@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types
 from compressor.results import MetricUnit, Note, NoteCode
@@ -236,9 +236,4 @@ def _check_windows(
     """Raise InputError unless every window holds a token of the context."""
     for row, numbers in enumerate(windows_of_row, 1):
         if not all(len(windows[number].characters) for number in numbers):
-            raise InputError(
-                f"{source}: row {row} has no token in its {column!r}; remove the row",
-                code=ErrorCode.INVALID_ROWS,
-                column=column,
-                row=row,
-            )
+            raise RowError.of(source, row, f"no token in its {column!r}; remove the row", column=column)

@@ -10,7 +10,8 @@ import torch
 
 from compressor.model_folder import load_processor, require_processor
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.image_files import ImageColumn, image_sources, image_splits
+from compressor.tasks.image_files import ImageColumn, image_splits
+from compressor.tasks.image_sources import image_sources
 from compressor.tasks.splits import pick
 
 
@@ -34,6 +35,7 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     require_processor(processor, folder, images=True)
     column = ImageColumn()
     splits = image_splits(source, column, requested)
-    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
-    images = image_sources(rows, column.find(rows, requested, source), source)
-    return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()
+    split = pick(splits, "test") or pick(splits, "eval") or next(iter(splits))
+    images = image_sources(splits[split], column.find(splits[split], requested, source), source)
+    with splits.origins[split].located():
+        return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()

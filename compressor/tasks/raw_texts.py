@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import BatchEncoding
 
 from compressor.model_folder import load_processor
@@ -35,9 +36,14 @@ def read_texts(
         InputError: the source cannot be read, or has no column of text.
     """
     splits = named_splits(source)
-    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
-    rows = rows.select(range(min(maximum, len(rows))))
+    split = pick(splits, "test") or pick(splits, "eval") or next(iter(splits))
     texts = TextColumns() if sentence is None else SentenceSimilarity.text_columns
+    with splits.origins[split].located():
+        return _texts_of(splits[split].select(range(min(maximum, len(splits[split])))), texts, columns, source)
+
+
+def _texts_of(rows: Dataset, texts: TextColumns, columns: Sequence[str], source: str) -> list[tuple[str, ...]]:
+    """The texts of every row, or its words, joined."""
     words = word_column(rows, columns)
     if words is not None and (columns or not texts.find_usual(rows)):
         return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]

@@ -15,6 +15,7 @@ from datasets import Dataset
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 from compressor.tasks.row_chunks import FORMATS, PARQUET, PLAIN_TEXT, LineError, parse_chunks
+from compressor.tasks.row_origin import RowOrigin
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 
 _PACKED: Mapping[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
@@ -52,8 +53,8 @@ def stem_of(path: Path) -> str:
     return Path(path.stem).stem if path.suffix.lower() in _PACKED else path.stem
 
 
-def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dataset:
-    """Every row of some files, one file after another; cells of TSV and CSV are text.
+def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tuple[Dataset, RowOrigin]:
+    """Every row of some files, one file after another, and their origin; cells of TSV and CSV are text.
 
     TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line. Files are
     parsed chunk by chunk, and many rows are memory-mapped (`RowStore`).
@@ -68,16 +69,18 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
     """
     store, path = RowStore(in_memory), files[0]
     columns: tuple[str, ...] = ()
+    counts: list[int] = []
     try:
         for path in files:
-            names = _add(store, path)
+            names, count = _add(store, path)
+            counts.append(count)
             columns = columns or names
             if set(names) != set(columns):
                 raise _columns_differ_error(path, names, files[0], columns)
         rows = store.finish()
         if all(_format(path) == PLAIN_TEXT for path in files):
             rows.info.builder_name = PLAIN_TEXT
-        return rows
+        return rows, RowOrigin(tuple(zip(files, counts, strict=True)))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); correct the file",
@@ -90,8 +93,8 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
         store.close()
 
 
-def _add(store: RowStore, path: Path) -> tuple[str, ...]:
-    """Add the rows of a file to a store; return its columns."""
+def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int]:
+    """Add the rows of a file to a store; return its columns and the number of its rows."""
     columns: dict[str, None] = {}
     rows = 0
     for table in _chunks(path):
@@ -110,7 +113,7 @@ def _add(store: RowStore, path: Path) -> tuple[str, ...]:
         raise InputError(
             f"{path}: has no rows; give a file with at least one", code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0
         )
-    return tuple(columns)
+    return tuple(columns), rows
 
 
 def _chunks(path: Path) -> Iterator[pa.Table]:

@@ -13,6 +13,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.labels import are_withheld
+from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import Split, pick
 
 PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
@@ -21,15 +22,14 @@ PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test":
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The rows of one split, and their source as messages name it."""
+    """The rows of one split, their source as messages name it, and where they come from."""
 
     rows: Dataset
     source: str
+    origin: RowOrigin
 
 
-def read_splits(
-    request: RowsConfig, read: Callable[[str], dict[str, Dataset]]
-) -> tuple[dict[Split, SourceRows], list[Note]]:
+def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[dict[Split, SourceRows], list[Note]]:
     """The rows of each requested split and of further splits of the training data, with notes on the latter."""
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
@@ -45,7 +45,7 @@ def read_splits(
     for split, source in requested.items():
         if source is not None:
             name = _select(split, sources[source], source)
-            splits[split] = SourceRows(sources[source][name], f"{source} [{name}]" if name else source)
+            splits[split] = _source_rows(sources[source], name, source)
             training = name if split == "train" else training
             used.add((source, name))
         elif request.data is not None:
@@ -58,7 +58,7 @@ def read_splits(
                 text = f"the split {picked!r} of {request.data} is not used, its labels are withheld"
                 notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
                 continue
-            splits[split] = SourceRows(others[picked], f"{request.data} [{picked}]")
+            splits[split] = _source_rows(sources[request.data], picked, request.data)
             text = f"the {split} rows are the split {picked!r} of {request.data}"
             notes.append(Note(text=text, code=NoteCode.SPLIT_CHOSEN))
     for source, named in sources.items():
@@ -67,6 +67,11 @@ def read_splits(
                 text = f"the split {name!r} of {source} ({len(rows)} rows) is not used"
                 notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
     return splits, notes
+
+
+def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
+    """The rows of the split of this name."""
+    return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
 
 
 def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:

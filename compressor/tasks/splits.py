@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 from compressor.silence_libraries import one_line, quiet_hub
 from compressor.tasks.columns import is_text
 from compressor.tasks.row_files import is_file_name, read_rows, row_files, stem_of
+from compressor.tasks.row_origin import RowOrigin, SplitRows
 
 Split = Literal["train", "eval", "test"]
 
@@ -27,7 +30,7 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 }
 
 
-def named_splits(source: str) -> dict[str, Dataset]:
+def named_splits(source: str) -> SplitRows:
     """The rows of a file, of a folder of files, or of a data set of Hugging Face, by the name of their split.
 
     A file is divided by its column `split`, if that holds the usual name of a split; any other file is one split, named
@@ -43,17 +46,17 @@ def named_splits(source: str) -> dict[str, Dataset]:
             neither on this machine nor available.
     """
     if not is_file_name(source):
-        return _load_from_hub(source)
+        return SplitRows(_load_from_hub(source))
     if not Path(source).is_dir():
-        return _divide(read_rows([Path(source)]), source)
+        return _divide(*read_rows([Path(source)]), source)
     if is_saved(Path(source)):
-        return _load_saved(Path(source))
+        return SplitRows(_load_saved(Path(source)))
     files = row_files(Path(source))
     by_split: dict[str, list[Path]] = {}
     for file in files:
         by_split.setdefault(_split_of(file), []).append(file)
     if len(by_split) == 1:
-        return _divide(read_rows(files), source)
+        return _divide(*read_rows(files), source)
     if "" in by_split:
         raise InputError(
             f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
@@ -61,7 +64,10 @@ def named_splits(source: str) -> dict[str, Dataset]:
             code=ErrorCode.INVALID_VALUE,
             path=by_split[""][0],
         )
-    return {split: read_rows(paths) for split, paths in by_split.items()}
+    read = {split: read_rows(paths) for split, paths in by_split.items()}
+    return SplitRows(
+        {split: rows for split, (rows, _) in read.items()}, {split: origin for split, (_, origin) in read.items()}
+    )
 
 
 def _split_of(file: Path) -> str:
@@ -69,28 +75,33 @@ def _split_of(file: Path) -> str:
     return next((names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None), "")
 
 
-def _divide(rows: Dataset, source: str) -> dict[str, Dataset]:
+def _divide(rows: Dataset, origin: RowOrigin, source: str) -> SplitRows:
     """Rows by their column `split`, if that holds the usual name of a split.
 
     Raises:
         InputError: some rows then have none.
     """
     if "split" not in rows.column_names or not is_text(rows, "split"):
-        return {"": rows}
+        return SplitRows({"": rows}, {"": origin})
     column = rows.data.column("split")
     names = [name for name in column.unique().to_pylist() if name is not None]
     if not any(pick(names, split) for split in _NAMES):
-        return {"": rows}
+        return SplitRows({"": rows}, {"": origin})
     without = np.flatnonzero(pc.or_kleene(pc.is_null(column), pc.equal(column, "")))
     if len(without):
-        row = int(without[0]) + 1
-        raise InputError(
-            f"{source}: row {row} belongs to no split; fill its column 'split' or remove the row",
-            code=ErrorCode.INVALID_ROWS,
-            row=row,
-            column="split",
-        )
-    return {name: rows.select(np.flatnonzero(pc.equal(column, name))) for name in names}
+        problem = "it belongs to no split; fill its column 'split' or remove the row"
+        with origin.located():
+            raise RowError.of(source, int(without[0]) + 1, problem, column="split")
+    selections = {name: partial(_indices_of, column, name) for name in names}
+    return SplitRows(
+        {name: rows.select(indices()) for name, indices in selections.items()},
+        {name: origin.select(indices) for name, indices in selections.items()},
+    )
+
+
+def _indices_of(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """The indices of the cells that are equal to a name."""
+    return np.flatnonzero(pc.equal(column, name))
 
 
 def pick(splits: Iterable[str], split: Split) -> str | None:

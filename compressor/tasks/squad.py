@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import RowError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -42,25 +42,21 @@ def answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str)
     """
     answers = []
     for row, (cell, context) in enumerate(zip(rows[column], contexts, strict=True), 1):
-        details: dict[str, Any] = {"code": ErrorCode.INVALID_ROWS, "column": column, "row": row}
         try:
             spans = list(_read_cell(cell))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"{source}: row {row}: {column!r} does not hold answers; write {_FORMS}", value=cell, **details
-            ) from error
+            problem = f"{column!r} does not hold answers; write {_FORMS}"
+            raise RowError.of(source, row, problem, column=column, value=cell) from error
         if not spans:
-            raise InputError(f"{source}: row {row} has no answer; remove questions without answers", **details)
+            raise RowError.of(source, row, "no answer; remove questions without answers", column=column)
         for span in spans:
             text = context[max(0, span.start) :][: len(span.text)]
             if span.start < 0 or text != span.text or not span.text.strip():
-                raise InputError(
-                    f"{source}: row {row}: the answer {span.text[:40]!r} is not at character {span.start} of its"
-                    f" context, which has {text[:40]!r} there; correct its start or remove the row",
-                    value=span.text,
-                    start=span.start,
-                    **details,
+                problem = (
+                    f"the answer {span.text[:40]!r} is not at character {span.start} of its context, which has"
+                    f" {text[:40]!r} there; correct its start or remove the row"
                 )
+                raise RowError.of(source, row, problem, column=column, value=span.text, start=span.start)
         answers.append([Answer(text.strip(), start + len(text) - len(text.lstrip())) for text, start in spans])
     return answers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, RowError
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import listed_names
 
@@ -114,12 +114,13 @@ class TagIds:
         number = self._ids.get(tag) if isinstance(tag, str) else tag
         if type(number) is int and 0 <= number < len(self.names):
             return number
-        raise InputError(
-            f"{source}: row {row}: {column!r} has the tag {tag!r}, which is not among the model's"
-            f" ({listed_names(self.names)}; id2label in its config.json); correct the tag or remove the row",
+        raise RowError.of(
+            source,
+            row,
+            f"{column!r} has the tag {tag!r}, which is not among the model's ({listed_names(self.names)}; id2label in"
+            " its config.json); correct the tag or remove the row",
             code=ErrorCode.LABEL_MISMATCH,
             column=column,
-            row=row,
             value=tag,
             labels=self.names,
         )
@@ -164,7 +165,7 @@ def with_spaces(words: Sequence[str]) -> list[str]:
     return [word if number == 0 else f" {word}" for number, word in enumerate(words)]
 
 
-def invalid_row(source: str, row: int, column: str, problem: str) -> InputError:
+def invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
     """The error of a row whose column cannot be read.
 
     Args:
@@ -173,7 +174,7 @@ def invalid_row(source: str, row: int, column: str, problem: str) -> InputError:
         column: name of the column.
         problem: what is wrong with its value and how to correct it; follows the column's name.
     """
-    return InputError(f"{source}: row {row}: {column!r} {problem}", code=ErrorCode.INVALID_ROWS, column=column, row=row)
+    return RowError.of(source, row, f"{column!r} {problem}", column=column)
 
 
 def _holds_lists(rows: Dataset, name: str) -> bool:

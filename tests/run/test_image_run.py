@@ -21,7 +21,8 @@ from compressor.tasks import open_data
 from compressor.units import find_sites, keep_all
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.pictures import CLASSES, save_classifier, write_folder
+from tests.run.listeners import RecordingListener
+from tests.tasks.pictures import CLASSES, save_classifier, truncate, write_folder
 
 TOLERANCE = 1e-4
 
@@ -92,6 +93,23 @@ def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path,
         answers = {answer["label"]: answer["score"] for answer in pipeline(example["path"])}
         expected = np.array([answers[name] for name in CLASSES])
         assert np.abs(softmax(row) - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("source", ["data", "eval_data", "test_data"])
+def test_an_image_that_ends_early_ends_a_run_before_its_work(
+    source: str, image_format: str, folder: Path, tmp_path: Path
+) -> None:
+    images = write_folder(tmp_path / "images", 24)
+    truncate(images / "dark" / "001.png", image_format)
+    rows = dict.fromkeys(("data", "eval_data", "test_data"), str(folder / "images")) | {source: str(images)}
+    listener = RecordingListener()
+    recipe = Recipe(model=folder / "model", **rows, macs=0.92, prune_rows=16, batch=(1,), out=tmp_path / "out")
+    with fails_with(ErrorCode.INVALID_ROWS, path=str(images / "dark" / "001.png"), row=9) as caught:
+        compressor.compress(recipe, listener)
+    assert caught.value.exit_code == 3
+    assert not any("export" in stage for stage in listener.stages)
+    assert not (tmp_path / "out").exists()
 
 
 def test_lengths_and_block_masks_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def png(number: int) -> bytes:
     return file.getvalue()
 
 
+def truncate(path: Path, image_format: str) -> None:
+    """Write an image whose file ends in the middle of its pixels."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3))
+    PIL.Image.fromarray(noise.astype(np.uint8)).save(file, image_format)
+    path.write_bytes(file.getvalue()[: file.tell() // 2])
+
+
 def write_folder(path: Path, count: int, *, labelled: bool = True) -> Path:
     """A folder with a subfolder of images for each class, or with all images."""
     for number in range(count):

@@ -15,7 +15,7 @@ from tests.faults import fails_with
 
 def rows_of(path: Path, content: str) -> dict[str, list[list[str]]]:
     path.write_text(content)
-    return dict(read_rows([path]).to_dict())
+    return dict(read_rows([path])[0].to_dict())
 
 
 def test_the_first_column_is_the_word_and_the_last_the_tag(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_files_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rows_of(tmp_path / "a.conll", content) == whole
     packed = tmp_path / "a.conll.gz"
     packed.write_bytes(gzip.compress(content.encode()))
-    assert dict(read_rows([packed]).to_dict()) == whole
+    assert dict(read_rows([packed])[0].to_dict()) == whole
 
 
 @pytest.mark.parametrize("line", ["word", "O", "word NN O"])

@@ -24,7 +24,7 @@ from compressor.results import NoteCode
 from compressor.tasks import Data, open_data
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.pictures import CLASSES, SIZE, classifier, picture, png, save_classifier, vit, write_folder
+from tests.tasks.pictures import CLASSES, SIZE, classifier, picture, png, save_classifier, truncate, vit, write_folder
 from tests.tasks.rows import jsonl, tsv
 
 COUNT = 12
@@ -145,13 +145,27 @@ def test_files_that_are_no_images_are_named(folder: ModelFolder, tmp_path: Path,
     assert f"row 5: 'image' ({damaged})" in str(caught.value)
 
 
-def test_images_that_end_early_are_named_when_they_are_read(folder: ModelFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("split", ["data", "eval_data", "test_data"])
+def test_images_that_end_early_are_named_when_rows_are_read(
+    split: str, image_format: str, folder: ModelFolder, images: Path, tmp_path: Path
+) -> None:
     write_folder(tmp_path, 6)
     truncated = tmp_path / "grey" / "002.png"
-    truncated.write_bytes(png(2)[:-60])
-    data = read(folder, tmp_path)
+    truncate(truncated, image_format)
+    sources = dict.fromkeys(("data", "eval_data", "test_data"), str(images)) | {split: str(tmp_path)}
     with fails_with(ErrorCode.INVALID_ROWS, row=5, column="image", path=str(truncated)):
-        pixels(data)
+        open_data(rows_config(**sources), folder)
+
+
+def test_images_of_rows_that_may_not_be_drawn_are_not_decoded(
+    folder: ModelFolder, images: Path, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, 6)
+    truncate(tmp_path / "grey" / "002.png", "PNG")
+    data = open_data(rows_config(str(tmp_path), str(images), str(images)), folder, drawn_rows=2)
+    with fails_with(ErrorCode.INVALID_ROWS, row=5):
+        data.task.check_files(data.train)
 
 
 class SquareOnly:

@@ -41,7 +41,7 @@ def test_a_file_is_read_in_blocks_as_it_is_at_once(tmp_path: Path) -> None:
         "a.txt": "\n\n".join(texts) + "\n\n",
     }
     for name, content in contents.items():
-        read = read_rows([write_file(tmp_path / name, content)], in_memory=2**20)
+        read, _ = read_rows([write_file(tmp_path / name, content)], in_memory=2**20)
         expected = [{"text": text} for text in content.rstrip("\n").split("\n")] if name == "a.txt" else rows
         assert read.to_list() == expected
 
@@ -57,7 +57,7 @@ def test_a_fault_behind_the_first_block_names_its_line(tmp_path: Path) -> None:
 def test_types_of_later_rows_are_joined_to_those_of_earlier_ones(tmp_path: Path) -> None:
     parts = [{"text": LONG, "label": 1, "note": None}, {"text": LONG, "label": 0.5, "note": "c"}, {"text": "d"}]
     path = write_file(tmp_path / "a.jsonl", "".join((json.dumps(part) + "\n") * 3000 for part in parts))
-    rows = read_rows([path], in_memory=2**20)
+    rows, _ = read_rows([path], in_memory=2**20)
     assert len(rows) == 9000
     assert rows[0] == {"text": LONG, "label": 1.0, "note": None}
     assert rows[8999] == {"text": "d", "label": None, "note": None}
@@ -135,7 +135,7 @@ def test_reading_holds_a_fraction_of_a_large_file(tmp_path: Path) -> None:
     with gzip.open(path, "wt", compresslevel=1) as file:
         file.write("text\n" + f"{LONG}\n" * count)
     with peak_of_memory() as peak:
-        rows = read_rows([path], in_memory=2**20)
+        rows, _ = read_rows([path], in_memory=2**20)
     assert peak[0] < count * len(LONG) / 2
     assert rows[count - 1] == {"text": LONG}
 

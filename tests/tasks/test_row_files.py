@@ -32,7 +32,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return read_rows([path]).to_list()
+    return read_rows([path])[0].to_list()
 
 
 @pytest.mark.parametrize("packing", PACK)

@@ -168,7 +168,7 @@ TAGS_CELL = (
 def test_any_rows_are_encoded_or_give_one_error(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = Path(jsonl(tmp_path / "a.jsonl", *rows))
     try:
-        encoded = task_of(metric="accuracy", max_length=60).encode(read_rows([path]), "a")
+        encoded = task_of(metric="accuracy", max_length=60).encode(read_rows([path])[0], "a")
     except InputError as error:
         message, code = str(error), error.code
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.tasks import Data
 from compressor.training.distillation import Distillation
+from compressor.training.fake_quantization import fake_quantized
 from compressor.training.processes import process_state
 from compressor.workdir import write_json
 
@@ -28,10 +30,11 @@ def affordable_steps(
 ) -> int:
     """The steps of the distillation: as configured, or as many as its minutes allow.
 
-    The time of a step is measured once, and the number is stored, so that an interrupted run makes as many.
+    The time of a step, with and without rounding, is measured once, and the number is stored, so that an
+    interrupted run makes as many.
 
     Args:
-        recipe: steps and minutes of the distillation, and rows of a step.
+        recipe: steps, minutes and quantized share of the distillation, and rows of a step.
         data: the rows.
         distillation: the loss of a step.
         network: the model that is trained.
@@ -60,6 +63,17 @@ def affordable_steps(
 
 
 def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+    """Mean seconds of a step over a training, in whose last steps linears round to 8 bits."""
+    share = recipe.distillation.quantized_share
+    seconds = 0.0
+    for rounds, part in ((False, 1 - share), (True, share)):
+        if part:
+            with fake_quantized(network, partial(bool, rounds)):
+                seconds += part * _timed_seconds(recipe, data, distillation, network)
+    return seconds
+
+
+def _timed_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
     """Seconds of a step: the mean of a few after one that is not counted. Weights keep their values."""
     rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
     optimizer = torch.optim.AdamW([weight for weight in network.parameters() if weight.requires_grad], lr=0.0)

@@ -17,6 +17,7 @@ from compressor.config.run import Recipe
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
+from compressor.units.layers import is_linear
 from graph_passes import Plan
 from tests import folders
 from tests.command import compress
@@ -110,6 +111,25 @@ def test_the_time_of_a_step_is_that_of_its_update_too(
     fields: dict[str, Any] = {"model": distilled[0], "teacher": inputs / "model", "macs": None}
     learned = learn(distilled_recipe(inputs, tmp_path / "out", minutes=5 * seconds / 60, distill_steps=100, **fields))
     assert 0 < max(point.step for point in learned.selected.curves) <= 5
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_time_of_a_step_is_that_of_its_rounding_too(
+    share: float, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, steps, round_inputs = 0.02, 8, torch.fake_quantize_per_tensor_affine
+    linears = sum(is_linear(module) for module in load(distilled[0]).model.modules())
+
+    def slow_rounding(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return round_inputs(*arguments)
+
+    monkeypatch.setattr(torch, "fake_quantize_per_tensor_affine", slow_rounding)
+    fields: dict[str, Any] = {"model": distilled[0], "teacher": inputs / "model", "macs": None}
+    minutes = steps * share * linears * seconds / 60
+    quantized: dict[str, Any] = {"target": "openvino", "precision": "int8", "quantized_share": share}
+    recipe = distilled_recipe(inputs, tmp_path / "out", minutes=minutes, distill_steps=1000, **quantized, **fields)
+    assert 0 < max(point.step for point in learn(recipe).selected.curves) <= steps
 
 
 def test_minutes_that_suffice_change_nothing(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:

@@ -1,0 +1,70 @@
+"""Where rows come from: the file of each, and its number there, so that an error leads to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from compressor.errors import RowError
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """The files of some rows, and the selections by which these were made; no number is computed before it is needed.
+
+    Attributes:
+        files: the files, one after another, with the number of rows of each; empty for rows of a data set.
+        selections: each returns the indices of the rows that it selects, among those of the selection before it.
+    """
+
+    files: Sequence[tuple[Path, int]] = ()
+    selections: tuple[Callable[[], np.ndarray], ...] = ()
+
+    def select(self, indices: Callable[[], np.ndarray]) -> RowOrigin:
+        """The origin of the rows with these indices."""
+        return replace(self, selections=(*self.selections, indices))
+
+    def locate(self, indices: np.ndarray) -> tuple[Sequence[Path | None], np.ndarray]:
+        """The file of each row, None for rows of a data set, and its number there, counted from 1.
+
+        Args:
+            indices: indices of rows, `[rows]`.
+        """
+        for selection in reversed(self.selections):
+            indices = selection()[indices]
+        if not self.files:
+            return [None] * len(indices), indices + 1
+        paths, counts = zip(*self.files, strict=True)
+        ends = np.cumsum(counts)
+        numbers = np.searchsorted(ends, indices, side="right")
+        return [paths[number] for number in numbers], indices - (ends - counts)[numbers] + 1
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Inside, an error of one of these rows is raised as that of its file."""
+        try:
+            yield
+        except RowError as error:
+            (file,), (row,) = self.locate(np.array([error.details["row"] - 1]))
+            raise error.at(file, int(row)) from error
+
+
+class SplitRows(dict[str, Dataset]):
+    """Rows by the name of their split.
+
+    Attributes:
+        origins: where the rows of each split come from.
+
+    Args:
+        rows: the rows.
+        origins: that of each split; a split without one is a data set.
+    """
+
+    def __init__(self, rows: Mapping[str, Dataset], origins: Mapping[str, RowOrigin] | None = None) -> None:
+        super().__init__(rows)
+        self.origins = dict.fromkeys(rows, RowOrigin()) | dict(origins or {})
