@@ -26,6 +26,8 @@ _BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "ma
 _QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
+_ROW_FIELDS = ("prune_rows", "statistics")
+"""Fields that only methods use that order units by rows."""
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
@@ -54,8 +56,6 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
         )
-    if recipe.selection.steps is not None:
-        yield from _unused(("epochs",), recipe, f"--steps {recipe.selection.steps} counts")
     candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
     yield from _unused(
         (name for name in candidates if not blocks.drops_any),
@@ -71,9 +71,25 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
         yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
     if learns and recipe.learns_units:
         yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
-    if learns and recipe.selection.searches and not blocks.drops_any:
-        changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
-        yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")
+    if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
+        reason = f"{recipe.pruner} orders units by weights and reads no rows"
+        yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
+    yield from _unused_training_notes(recipe, learns=learns)
+
+
+def _unused_training_notes(recipe: Recipe, *, learns: bool) -> Iterator[Note]:
+    """Fields of training without effect; dropping blocks trains the model, whatever the method."""
+    method, steps = recipe.selection.method, recipe.selection.steps
+    if learns and METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
+        reason = f"{method} {'searches' if recipe.selection.searches else 'removes units'} and does not train"
+        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, reason)
+    elif steps is not None:
+        yield from _unused(("epochs",), recipe, f"--steps {steps} counts")
+
+
+def _changed(names: Iterable[str], recipe: Recipe) -> list[str]:
+    """The fields with another value than their default; the recipe of a report sets every field."""
+    return [name for name in names if recipe.value(name) != FIELDS[name].default]
 
 
 def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]:
