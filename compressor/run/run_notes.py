@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -253,13 +254,8 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
     """
-    if constant is not None and score.dense <= constant:
-        yield Note(
-            code=NoteCode.DENSE_UNINFORMED,
-            text=f"{score.metric}: the whole model scores {score.dense:.4g} on the {score.split} rows, no better than"
-            f" the same answer for every row ({constant:.4g}); check that these rows are of the task that the model"
-            " learned, and that their labels have the order of its classes",
-        )
+    if (text := uninformed_text(score.metric, score.dense, constant, score.split)) is not None:
+        yield Note(code=NoteCode.DENSE_UNINFORMED, text=text)
     if constant is not None and np.array_equal(dense, compressed):
         changed = 1 - (1 - score.confidence) ** (1 / score.rows)
         yield Note(
@@ -268,6 +264,24 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
             f" the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers change"
             f" ({score.confidence:.0%} bound)",
         )
+
+
+def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
+    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
+
+    Args:
+        metric: name of the metric.
+        dense: the metric of the whole model.
+        constant: that of an answer that is the same for every row; None: there is none.
+        split: the rows that were scored.
+    """
+    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
+        return None
+    return (
+        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
+        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
+        " have the order of its classes"
+    )
 
 
 def unmeasured_memory_notes(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:

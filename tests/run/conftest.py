@@ -10,7 +10,7 @@ import pytest
 import compressor
 from compressor.results import Report
 from tests.run.listeners import RecordingListener
-from tests.run.runs import learning_recipe, write_inputs
+from tests.run.runs import learning_recipe, write_answered_rows, write_inputs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +31,12 @@ class FinishedRun:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and rows that it can learn; tests must not change them."""
     return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it answers rightly; tests must not change them."""
+    return write_answered_rows(tmp_path_factory.mktemp("answered"))
 
 
 @pytest.fixture(scope="session")

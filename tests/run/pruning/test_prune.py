@@ -141,8 +141,8 @@ def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, t
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("units", ["all", "neurons", "heads"])
-def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path, units: str) -> None:
-    report = run(inputs, tmp_path / "out", max_drop=0.5, prune_units=units)
+def test_the_metric_bounds_what_is_removed(answered: Path, tmp_path: Path, units: str) -> None:
+    report = run(answered, tmp_path / "out", max_drop=0.5, prune_units=units)
     assert report.plan.method == "reconstruct"
     assert report.scores[0].compressed >= report.scores[0].dense - 0.5
     speeds: dict[Any, float] = {(speed.batch, speed.seq): speed.ratio for speed in report.speeds}
@@ -205,8 +205,8 @@ def test_statistics_are_gathered_in_a_stage(inputs: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.zoo
-def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(inputs: Path, tmp_path: Path) -> None:
-    report = run(inputs, tmp_path / "out", max_drop=0.9, certify=0.5)
+def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(answered: Path, tmp_path: Path) -> None:
+    report = run(answered, tmp_path / "out", max_drop=0.9, certify=0.5)
     plan = report.plan
     removed = plan.heads - plan.heads_kept + plan.neurons - plan.neurons_kept
     assert (removed > 0) == (NoteCode.CERTIFIED in codes(report))
