@@ -21,9 +21,18 @@ from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
+from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.pruning.budget_runs import budget_recipe, codes, run
 from tests.run.runs import learning_recipe
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """A file of five rows, of which the four that are not held out have 12 tokens."""
+    rows = [f"{number % 2}\tgood" for number in range(5)]
+    (tmp_path / "few.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return tmp_path / "few.tsv"
 
 
 @pytest.mark.parametrize("unit", ["macs", pytest.param("parameters", marks=pytest.mark.zoo)])
@@ -179,15 +188,14 @@ def test_the_same_run_gives_the_same_plan(inputs: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_met_is_refused_before_statistics_are_gathered(
     inputs: Path,
+    few: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
     kind: type[CompressorError],
     code: ErrorCode,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = [f"{number % 2}\tgood" for number in range(5)]  # the four that are not held out have 12 tokens
-    Path("few.tsv").write_text("\n".join(["label\ttext", *few, ""]))
+    monkeypatch.chdir(few.parent)
     fields = {"eval_data": str(inputs / "rows.tsv"), **fields}
     listener = RecordingListener()
     with pytest.raises(kind) as error:
@@ -195,6 +203,23 @@ def test_what_cannot_be_met_is_refused_before_statistics_are_gathered(
     assert error.value.code is code
     assert "\n" not in str(error.value)
     assert not any(stage.startswith("gathering statistics") for stage in listener.stages)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"macs": "0.1%"}, BudgetError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"speedup": 2, "data": "few.tsv"}, InputError, ErrorCode.TOO_FEW_ROWS),
+    ],
+)
+def test_what_cannot_be_met_is_refused_before_heads_are_learned(
+    inputs: Path, few: Path, tmp_path: Path, fields: dict[str, Any], kind: type[CompressorError], code: ErrorCode
+) -> None:
+    rows = {"data": str(few), "eval_data": str(inputs / "rows.tsv")} if "data" in fields else {}
+    listener = RecordingListener("learning which heads", interrupt)
+    with fails_with(code, kind):
+        compressor.compress(learning_recipe(inputs, tmp_path / "out", method="dsp", **{**fields, **rows}), listener)
     assert not (tmp_path / "out").exists()
 
 
