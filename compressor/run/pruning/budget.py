@@ -194,6 +194,27 @@ def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Con
         raise unreachable(budgets, tables, least, {group.name for group in groups})
 
 
+def keep_all_within(
+    groups: Sequence[PrunableGroup],
+    constraints: Sequence[Constraint],
+    measure: Callable[[Mapping[str, int]], Sequence[float]],
+) -> Allocation | None:
+    """The plan that keeps every unit, if it meets the budgets as measured; None: units have to be removed.
+
+    Args:
+        groups: the groups whose units may be removed.
+        constraints: the constraints.
+        measure: measures the cost of a plan under each constraint.
+    """
+    counts = {group.name: group.counts[-1] for group in groups}
+    predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
+    if any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, predicted, strict=True)):
+        return None
+    measured = tuple(measure(counts))
+    exceeds = any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, measured, strict=True))
+    return None if exceeds else Allocation(counts, predicted, measured)
+
+
 def allocate_until_met(
     groups: Sequence[PrunableGroup],
     losses: Mapping[str, Curve],

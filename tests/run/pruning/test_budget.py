@@ -20,6 +20,7 @@ from compressor.run.pruning.budget import (
     choose_counts,
     constraints_of,
     head_table,
+    keep_all_within,
     require_reachable,
     timed_sizes,
 )
@@ -248,3 +249,17 @@ def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool
     (row,), notes = delivered_rows((unbounded,), [speed])
     assert (row.met, row.predicted, row.reached, notes) == (True, 1.9, pytest.approx(4.0 / ratio), [])
     assert delivered_rows((unbounded,), []) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("budget", "measured", "is_kept"), [(5.0, 5.0, True), (4.9, 4.0, False), (6.0, 6.1, False), (6.0, 5.9, True)]
+)
+def test_every_unit_is_kept_where_the_whole_model_meets_the_budget(
+    budget: float, measured: float, *, is_kept: bool
+) -> None:
+    _, table = random_problem(0)
+    allocation = keep_all_within(GROUPS, [Constraint(table, budget)], lambda counts: [measured])
+    assert (allocation is not None) is is_kept
+    if allocation is not None:
+        assert allocation.counts == {group.name: 32 for group in GROUPS}
+        assert (allocation.predicted, allocation.measured) == ((5.0,), (measured,))

@@ -223,6 +223,14 @@ def test_what_cannot_be_met_is_refused_before_heads_are_learned(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_above_dense_gathers_no_statistics(inputs: Path, tmp_path: Path) -> None:
+    listener = RecordingListener()
+    report = compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="100%"), listener)
+    assert NoteCode.BUDGET_ABOVE_DENSE in listener.codes
+    assert (report.plan.heads_kept, report.plan.neurons_kept) == (report.plan.heads, report.plan.neurons)
+    assert not {"gathering statistics of the rows", "measuring what each group contributes"} & {*listener.stages}
+
+
 def test_statistics_are_gathered_in_a_stage(inputs: Path, tmp_path: Path) -> None:
     listener = RecordingListener("gathering statistics", interrupt)
     with pytest.raises(KeyboardInterrupt):
