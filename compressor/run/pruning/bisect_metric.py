@@ -136,7 +136,8 @@ def _bisect(
         with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
             pruner.finish(counts, on_progress)
         cost = table.cost(counts)
-        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
+        allocation = Allocation(counts, (cost,), (cost,), notes=pruner.notes)
+        plan = _FittedPlan(allocation, _copied(network.state_dict(), original))
         trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
     all_units = {group.name: group.counts[-1] for group in groups}
     holding, scores = _holding(run, dense, trials), [trial.score for trial in trials]

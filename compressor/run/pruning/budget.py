@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import BudgetRow, CertifiedLoss
+from compressor.results import BudgetRow, CertifiedLoss, Note
 from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.unreachable_budgets import unreachable
 from compressor.selection.allocation import Curve, allocate
@@ -87,6 +87,7 @@ class Allocation:
         budget: the rows of the report.
         tables: tables of the whole model that show where the cost goes.
         certificate: the loss that is certified; None where no certificate was requested.
+        notes: facts about the weights that the model has with these numbers.
     """
 
     counts: Mapping[str, int]
@@ -95,6 +96,7 @@ class Allocation:
     budget: tuple[BudgetRow, ...] = ()
     tables: tuple[CostTable, ...] = ()
     certificate: CertifiedLoss | None = None
+    notes: tuple[Note, ...] = ()
 
 
 def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:

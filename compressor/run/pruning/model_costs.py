@@ -17,8 +17,8 @@ from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
-from compressor.run.pruning.prunable_groups import expert_notes
 from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prunable_groups import expert_notes
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph

@@ -91,7 +91,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
         allocation = _prune(run, groups, pruner, costs, fixed)
-    run.log.add_notes(pruner.notes)
+    run.log.add_notes(allocation.notes)
     plan = _plan(run, groups, pruner, allocation, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
@@ -154,6 +154,7 @@ def _prune(
     if _removes_any(groups, allocation):
         with run.log.stage("refitting the remaining weights") as on_progress:
             pruner.finish(allocation.counts, on_progress)
+        allocation = replace(allocation, notes=pruner.notes)
     return allocation
 
 

@@ -66,7 +66,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         require_tokens(inputs.model, inputs.groups, inputs.statistics)
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
-        self._used: dict[str, Damping] = {}
+        self._used: Mapping[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
@@ -113,7 +113,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        used = refit_in_order(
+        self._used = refit_in_order(
             inputs.model,
             choices,
             counts,
@@ -124,8 +124,6 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             on_progress,
             ridge=self.options.ridge,
         )
-        for name, damping in used.items():
-            self._used[name] = self._used.get(name, damping).maximum(damping)
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -132,6 +132,20 @@ def test_raised_damping_is_noted(
     assert all(any(group.name in note.text for group in inputs.groups) for note in pruner.notes)
 
 
+def test_damping_of_an_earlier_plan_is_not_noted(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    inputs.model.double()
+    rows = [text(24, length=8, seed=1)]
+    pruner = ReconstructPruner(replace(inputs, statistics=rows), ReconstructOptions(ridge=1e-18))
+    pruner.rank(ignore_progress)
+    whole = {name: tensor.clone() for name, tensor in inputs.model.state_dict().items()}
+    pruner.finish(random_counts(inputs.groups))
+    assert pruner.notes
+    inputs.model.load_state_dict(whole)
+    pruner.finish({group.name: group.units for group in inputs.groups})
+    assert pruner.notes == ()
+
+
 def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path)
     pruner = ranked(ReconstructPruner, inputs)
