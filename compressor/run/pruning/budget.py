@@ -13,7 +13,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss, Note
 from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.unreachable_budgets import unreachable
-from compressor.selection.allocation import Curve, allocate
+from compressor.selection.allocation import Curve, allocate, require_finite_losses
 from compressor.units import PrunableGroup
 
 MAX_BUDGET_RATIO = 1.02
@@ -170,7 +170,10 @@ def choose_counts(
 
     Raises:
         BudgetError: no plan meets the constraints.
+        InputError: a loss is NaN or infinite.
     """
+    for group in groups:
+        require_finite_losses(group.name, losses[group.name])
     require_reachable(groups, constraints)
     nothing = {group.name: 0 for group in groups}
     costs, limits = [], []

@@ -27,6 +27,7 @@ from compressor.run.pruning.budget import (
 from compressor.run.pruning.budget_rows import budget_rows, delivered_rows
 from compressor.run.run_notes import budget_notes
 from compressor.units import PrunableGroup
+from tests.faults import fails_with
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]
 
@@ -263,3 +264,10 @@ def test_every_unit_is_kept_where_the_whole_model_meets_the_budget(
     if allocation is not None:
         assert allocation.counts == {group.name: 32 for group in GROUPS}
         assert (allocation.predicted, allocation.measured) == ((5.0,), (measured,))
+
+
+def test_a_loss_that_is_not_finite_is_refused_by_the_name_of_its_group() -> None:
+    losses, table = random_problem(0)
+    losses["b"][8] = float("nan")
+    with fails_with(ErrorCode.NOT_FINITE, group="b", count=8):
+        choose_counts(GROUPS, losses, [Constraint(table, 4.0)])
