@@ -115,7 +115,7 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
     """How the compressed model was made, and what its numbers leave out."""
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
-    refits = bool(methods) and methods[-1].kind == "budget"
+    refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
     if selected.trained and refits:
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
