@@ -25,6 +25,7 @@ class Method:
         trains_model: whether the model's weights are trained too.
         epochs: passes over the training rows where the recipe sets none.
         penalised: whether a penalty closes its gates, so that neither a number of heads nor a budget is needed.
+        reads_rows: whether rows decide its plan.
     """
 
     description: str
@@ -33,6 +34,7 @@ class Method:
     trains_model: bool = False
     epochs: float = 3.0
     penalised: bool = False
+    reads_rows: bool = True
 
     def load(self) -> Any:
         """The class of its gate, search or pruner."""
@@ -50,8 +52,8 @@ def _search(path: str, description: str) -> Method:
     return Method(description, "search", f"{_SELECTION}.search.{path}")
 
 
-def _pruner(path: str, description: str) -> Method:
-    return Method(description, "budget", f"{_SELECTION}.pruners.{path}")
+def _pruner(path: str, description: str, *, reads_rows: bool = True) -> Method:
+    return Method(description, "budget", f"{_SELECTION}.pruners.{path}", reads_rows=reads_rows)
 
 
 METHODS: Mapping[str, Method] = {
@@ -110,6 +112,7 @@ METHODS: Mapping[str, Method] = {
         "magnitude:MagnitudePruner",
         "removes the heads and neurons that are read with the smallest weights, as a baseline; the remaining weights"
         " keep their values",
+        reads_rows=False,
     ),
 }
 """Method name -> method."""

@@ -73,6 +73,13 @@ def _check_blocks(recipe: RecipeSections) -> None:
             f"<drop_blocks>: the plan {recipe.plan_file} already says what is kept; omit one of them",
             *("drop_blocks", "plan"),
         )
+    if recipe.start_plan_file is not None and recipe.selects_heads:
+        field = "method" if recipe.selection.keep is None else "keep"
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<drop_blocks>, <{field}>: the heads are those of the plan {recipe.start_plan_file}; omit <{field}>",
+            *(field, "drop_blocks"),
+        )
     if blocks.maps is not None and blocks.entmax:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,

@@ -40,9 +40,18 @@ class RecipeSections(Config):
 
     @property
     def plan_file(self) -> Path | None:
-        """The plan to follow: the one configured, else the one in the model folder, else None."""
-        if self.selection.plan is not None:
+        """The plan to follow: the one configured; else, unless blocks are dropped from it, that of the model folder."""
+        if self.selection.plan is not None or self.blocks.drops_any:
             return self.selection.plan
+        return self._stored_plan
+
+    @property
+    def start_plan_file(self) -> Path | None:
+        """The plan in the model folder, from whose heads blocks are dropped; None: blocks of every head, or none."""
+        return self._stored_plan if self.blocks.drops_any and self.selection.plan is None else None
+
+    @property
+    def _stored_plan(self) -> Path | None:
         stored = self.source.model / "plan.json"
         return stored if stored.exists() else None
 

@@ -130,6 +130,8 @@ class Recipe(RecipeSections):
         if self.budget.start_from is not None and stage != "heads":
             # The plan holds the fingerprint of the weights.
             fingerprints["start"] = _file_hash(self.budget.start_from / "plan.json")
+        if self.start_plan_file is not None:
+            fingerprints["start"] = _file_hash(self.start_plan_file)
         if self.distills and self.plan_file is not None:
             fingerprints["plan"] = _file_hash(self.plan_file)
         content = {name: value for name, value in self.flat().items() if name in names} | fingerprints

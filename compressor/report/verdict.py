@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compressor.report import formatting
-from compressor.results import DropStatus, EngineFacts, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, Speed
+from compressor.results import (
+    BudgetRow,
+    DropStatus,
+    EngineFacts,
+    MissingTarget,
+    Proof,
+    Refusal,
+    Report,
+    Score,
+    SiteBlocks,
+    Speed,
+)
 from graph_passes import Plan
 from graph_passes.plan import GroupType
 
@@ -39,6 +50,7 @@ def verdict(
     blocks: Sequence[SiteBlocks] = (),
     max_drop: float | None = None,
     missing: MissingTarget | None = None,
+    budget: Sequence[BudgetRow] = (),
 ) -> str:
     """The result of a run in one sentence: what was gained, or that nothing was.
 
@@ -55,8 +67,9 @@ def verdict(
         blocks: sites from which blocks were to be dropped.
         max_drop: the loss of the metric that the run allows.
         missing: the requested target, if this machine lacks it and another one was measured.
+        budget: what the plan was allowed to cost, and what it costs.
     """
-    warnings = warnings_of(plan, speeds, proofs, drop_status, is_quantized=compressed.quantized is not None)
+    warnings = warnings_of(plan, speeds, proofs, drop_status, budget, is_quantized=compressed.quantized is not None)
     if missing is not None:
         warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
@@ -80,6 +93,7 @@ def warnings_of(
     speeds: Sequence[Speed],
     proofs: Sequence[Proof],
     drop_status: DropStatus,
+    budget: Sequence[BudgetRow] = (),
     *,
     is_quantized: bool = False,
 ) -> list[str]:
@@ -90,6 +104,7 @@ def warnings_of(
         speeds: times of both engines.
         proofs: comparisons of the products of the run.
         drop_status: whether the metric fell by more than the run allows.
+        budget: what the plan was allowed to cost, and what it costs.
         is_quantized: whether the compressed engine computes in int8, which is a gain without removed units.
     """
     warnings = []
@@ -97,6 +112,8 @@ def warnings_of(
         warnings.append("numbers differ")
     if drop_status is DropStatus.FAILED:
         warnings.append("the metric fell too far")
+    if missed := sum(not row.met for row in budget):
+        warnings.append("the budget was missed" if len(budget) == 1 else f"{missed} of {len(budget)} budgets missed")
     if keeps_all_units(plan) and not _masked(plan) and not is_quantized:
         return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = valid_rows(speeds)
@@ -119,7 +136,9 @@ def tone(report: Report) -> Tone:
     if report.drop_status is DropStatus.FAILED or any(not proof.holds for proof in report.proofs):
         return "bad"
     is_quantized = report.compressed.quantized is not None
-    warnings = warnings_of(report.plan, report.speeds, report.proofs, report.drop_status, is_quantized=is_quantized)
+    warnings = warnings_of(
+        report.plan, report.speeds, report.proofs, report.drop_status, report.budget, is_quantized=is_quantized
+    )
     return "mixed" if report.missing or report.refused or warnings else "good"
 
 

@@ -26,6 +26,7 @@ from compressor.run.products import Choice, ChosenEngine, ExportedGraph, LoadedM
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.early_checks import check_before_heads
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
 from compressor.run.pruning.measure_costs import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
@@ -123,10 +124,13 @@ def _learn_units(
 ) -> LearnedPlan:
     """The plan of heads and blocks, or of the units that meet a budget, possibly after a method of heads alone."""
     recipe, model = run.recipe, run.model
+    part = store.stage("pruned") if recipe.distills else store
     if recipe.prunes or recipe.learns_units:  # what cannot be pruned ends the run before heads are learned for hours
         timed_sizes(recipe, run.sizes.lengths)
         prunable_groups(recipe, model, refused)
-    part = store.stage("pruned") if recipe.distills else store
+    if recipe.prunes_after_heads:
+        costs = _cost_source(run, data, Choice(run.built.engine.reference), reference, dense)
+        check_before_heads(BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log))
     heads = _learn_heads(recipe, model, data, part, run.selector, run.log)
     if recipe.learns_units:
         costs = _cost_source(run, data, Choice(run.built.engine.reference), reference, dense)

@@ -116,8 +116,8 @@ def _require_text(folder: ModelFolder) -> None:
 
 
 def _names_neurons(recipe: Recipe) -> bool:
-    """Whether the plan to follow removes neurons."""
-    file = recipe.plan_file
+    """Whether the plan to follow, or to drop blocks from, removes neurons."""
+    file = recipe.plan_file or recipe.start_plan_file
     return file is not None and bool(Plan.load(file).feed_forwards)
 
 

@@ -107,7 +107,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.recipe.plan_file:
+    if run.recipe.plan_file or run.recipe.start_plan_file:
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if run.followed is None and not run.recipe.prunes:

@@ -38,6 +38,8 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
         PlanError: the plan cannot be read.
     """
     folder, sites = model.folder, model.sites
+    if recipe.start_plan_file is not None:
+        _start_plan(recipe, model)  # one that cannot be used ends the run before maps are computed
     if recipe.plan_file is None:
         if recipe.learns or (recipe.rows.data and not recipe.engine.chooses):
             return None
@@ -180,7 +182,7 @@ def _learn(
     network, sites = model.folder.model, model.sites
     from_original = recipe.blocks.from_original_weights
     original = {name: tensor.clone() for name, tensor in network.state_dict().items()} if from_original else None
-    heads = LearningResult(_signed(keep_all(sites), model.folder), (), trained=False)
+    heads = _start_plan(recipe, model)
     if recipe.selects_heads:
         selection = recipe.selection
         if recipe.blocks.drops_any:  # options of learning with masks are not the method's
@@ -199,6 +201,33 @@ def _learn(
         trained=heads.trained or bool(masked.plan.masks),
         notes=(*heads.notes, *masked.notes),
     )
+
+
+def _start_plan(recipe: Recipe, model: LoadedModel) -> LearningResult:
+    """Every head, or, where blocks are dropped after an earlier run, the units of the plan in its output folder.
+
+    Raises:
+        InputError: the plan belongs to other weights than the folder has, or has no heads or masks already.
+        PlanError: the plan cannot be read.
+    """
+    file, folder = recipe.start_plan_file, model.folder
+    if file is None:
+        return LearningResult(_signed(keep_all(model.sites), folder), (), trained=False)
+    plan = Plan.load(file)
+    check_plan(plan, model.sites, source=str(file))
+    reason = "it has masks already" if plan.masks else "" if plan.heads_kept else "it keeps no heads"
+    if plan.model not in (None, folder.fingerprint):
+        reason = "it belongs to other weights"
+    if reason:
+        raise InputError(
+            f"{file}: no blocks can be dropped from its heads, because {reason}; use the output folder of a run that"
+            " kept heads and dropped no blocks as the model, or omit --drop-blocks",
+            code=ErrorCode.PLAN_MISMATCH,
+            path=file,
+        )
+    text = f"blocks are dropped from the heads that the plan {file} keeps; its other units stay as they are"
+    note = Note(code=NoteCode.PLAN_FOLLOWED, text=text)
+    return LearningResult(_signed(plan, folder), (), trained=False, notes=(note,))
 
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:

@@ -185,6 +185,8 @@ def _report(
         refused=before.refused,
         blocks=before.blocks,
         max_drop=before.recipe.get("max_drop"),
+        # Times of the run are of its own engine; what was counted holds for every engine.
+        budget=tuple(row for row in before.budget if row.unit != "ms"),
     )
     # The lengths are recorded even if nothing was timed: the next build of the folder uses them.
     lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
@@ -193,8 +195,6 @@ def _report(
         **measured_fields(before.plan, compressed, evaluated, measured, conclusions),
         "notes": tuple(dict.fromkeys((*_lasting_notes(before, evaluated), *notes))),
         "candidates": (),
-        # Times of the run are of its own engine; what was counted holds for every engine.
-        "budget": tuple(row for row in before.budget if row.unit != "ms"),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,

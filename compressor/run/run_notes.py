@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ _BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "ma
 _QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
+_ROW_FIELDS = ("prune_rows", "statistics")
+"""Fields that only methods use that order units by rows."""
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
@@ -54,8 +57,6 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
         )
-    if recipe.selection.steps is not None:
-        yield from _unused(("epochs",), recipe, f"--steps {recipe.selection.steps} counts")
     candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
     yield from _unused(
         (name for name in candidates if not blocks.drops_any),
@@ -71,9 +72,25 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
         yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
     if learns and recipe.learns_units:
         yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
-    if learns and recipe.selection.searches and not blocks.drops_any:
-        changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
-        yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")
+    if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
+        reason = f"{recipe.pruner} orders units by weights and reads no rows"
+        yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
+    yield from _unused_training_notes(recipe, learns=learns)
+
+
+def _unused_training_notes(recipe: Recipe, *, learns: bool) -> Iterator[Note]:
+    """Fields of training without effect; dropping blocks trains the model, whatever the method."""
+    method, steps = recipe.selection.method, recipe.selection.steps
+    if learns and METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
+        reason = f"{method} {'searches' if recipe.selection.searches else 'removes units'} and does not train"
+        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, reason)
+    elif steps is not None:
+        yield from _unused(("epochs",), recipe, f"--steps {steps} counts")
+
+
+def _changed(names: Iterable[str], recipe: Recipe) -> list[str]:
+    """The fields with another value than their default; the recipe of a report sets every field."""
+    return [name for name in names if recipe.value(name) != FIELDS[name].default]
 
 
 def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]:
@@ -98,7 +115,7 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
     """How the compressed model was made, and what its numbers leave out."""
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
-    refits = bool(methods) and methods[-1].kind == "budget"
+    refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
     if selected.trained and refits:
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
@@ -237,13 +254,8 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
     """
-    if constant is not None and score.dense <= constant:
-        yield Note(
-            code=NoteCode.DENSE_UNINFORMED,
-            text=f"{score.metric}: the whole model scores {score.dense:.4g} on the {score.split} rows, no better than"
-            f" the same answer for every row ({constant:.4g}); check that these rows are of the task that the model"
-            " learned, and that their labels have the order of its classes",
-        )
+    if (text := uninformed_text(score.metric, score.dense, constant, score.split)) is not None:
+        yield Note(code=NoteCode.DENSE_UNINFORMED, text=text)
     if constant is not None and np.array_equal(dense, compressed):
         changed = 1 - (1 - score.confidence) ** (1 / score.rows)
         yield Note(
@@ -252,6 +264,24 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
             f" the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers change"
             f" ({score.confidence:.0%} bound)",
         )
+
+
+def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
+    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
+
+    Args:
+        metric: name of the metric.
+        dense: the metric of the whole model.
+        constant: that of an answer that is the same for every row; None: there is none.
+        split: the rows that were scored.
+    """
+    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
+        return None
+    return (
+        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
+        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
+        " have the order of its classes"
+    )
 
 
 def unmeasured_memory_notes(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:

@@ -17,7 +17,7 @@ from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
-from compressor.results import DropStatus, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, TaskCode
+from compressor.results import BudgetRow, DropStatus, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, TaskCode
 from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
@@ -38,6 +38,7 @@ class Conclusions:
         blocks: sites from which blocks were to be dropped.
         max_drop: the loss of the metric that the run allows; None: any.
         missing: the requested target, if this machine lacks it.
+        budget: what the plan was allowed to cost, and what it costs.
     """
 
     proofs: tuple[Proof, ...]
@@ -46,6 +47,7 @@ class Conclusions:
     blocks: tuple[SiteBlocks, ...]
     max_drop: float | None
     missing: MissingTarget | None = None
+    budget: tuple[BudgetRow, ...] = ()
 
 
 def make_report(
@@ -79,6 +81,7 @@ def make_report(
         blocks=_site_blocks(recipe, plan, compressed, run.selector),
         max_drop=recipe.selection.max_drop,
         missing=model.missing,
+        budget=selected.budget,
     )
     own_task = model.folder.own_task
     return Report(
@@ -90,7 +93,6 @@ def make_report(
         candidates=chosen.candidates,
         notes=tuple(run.log.notes),
         curves=selected.curves,
-        budget=selected.budget,
         costs=selected.costs,
         certificate=selected.certificate,
         target=engine.target,
@@ -126,6 +128,7 @@ def measured_fields(
         "refused": conclusions.refused,
         "blocks": conclusions.blocks,
         "missing": conclusions.missing,
+        "budget": conclusions.budget,
     }
     return {
         **results,

@@ -36,6 +36,24 @@ def monotone(curve: Curve) -> dict[int, float]:
     return dict(zip(counts, losses, strict=True))
 
 
+def require_finite_losses(name: str, curve: Curve) -> None:
+    """Raise InputError if a group has a loss that is NaN or infinite.
+
+    Args:
+        name: name of the group.
+        curve: loss at every number of units.
+    """
+    count = next((count for count, loss in curve.items() if not math.isfinite(loss)), None)
+    if count is not None:
+        raise InputError(
+            f"{name}: the loss with {count} units is {curve[count]:g}; check the weights of the model and the rows"
+            " (--data) for NaN and very large values",
+            code=ErrorCode.NOT_FINITE,
+            group=name,
+            count=count,
+        )
+
+
 def interpolate(curve: Curve, widths: Iterable[int]) -> dict[int, float]:
     """A curve at other widths, between those at which it was measured.
 

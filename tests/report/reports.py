@@ -205,7 +205,7 @@ def report(**fields: Any) -> Report:
         "seconds": {"learn": 812.4, "export": 9.7, "shrink": 1.2, "build": 4.1, "prove": 11.9, "measure": 95.3},
     }
     facts |= fields
-    verdict_fields = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "drop_status", "refused")
+    verdict_fields = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "drop_status", "refused", "budget")
     verdict_facts = {name: facts[name] for name in verdict_fields if name in facts}
     facts.setdefault("verdict", verdict(**verdict_facts, max_drop=facts["recipe"].get("max_drop")))
     return Report(**facts)

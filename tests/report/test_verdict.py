@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from compressor.results import DropStatus, Refusal
+from compressor.report.verdict import tone
+from compressor.results import BudgetRow, DropStatus, Refusal
 from tests.report import examples, reports
 
 
@@ -65,6 +66,24 @@ def test_verdict_of_a_successful_run_is_one_sentence() -> None:
 )
 def test_verdict_names_the_outcome(fields: dict[str, Any], text: str) -> None:
     assert text in reports.report(**fields).verdict
+
+
+@pytest.mark.parametrize(
+    ("met", "warning"),
+    [
+        ((True,), None),
+        ((False,), "The budget was missed: 36 of 72 heads kept"),
+        ((True, False), "1 of 2 budgets missed: 36 of 72 heads kept"),
+    ],
+)
+def test_verdict_warns_of_a_missed_budget(met: tuple[bool, ...], warning: str | None) -> None:
+    budget = tuple(
+        BudgetRow(label="whole model", unit="macs", requested=1.0, predicted=1.0, reached=2.0, dense=2.0, met=is_met)
+        for is_met in met
+    )
+    report = reports.report(budget=budget)
+    assert tone(report) == ("good" if warning is None else "mixed")
+    assert report.verdict.startswith(warning or "36 of 72 heads kept")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from compressor.results import Report
 from compressor.run import ladder
 from tests.run.ladder_runs import Runs
 from tests.run.listeners import RecordingListener
-from tests.run.runs import learning_recipe, write_inputs
+from tests.run.runs import learning_recipe, write_answered_rows, write_inputs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,6 +35,12 @@ class FinishedRun:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and rows that it can learn; tests must not change them."""
     return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it answers rightly; tests must not change them."""
+    return write_answered_rows(tmp_path_factory.mktemp("answered"))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ def write_inputs(folder: Path) -> Path:
     torch.manual_seed(0)
     folders.save(folders.bert(), folder / "model")
     rows = [f"{n % 2}\tthe {'good' if n % 2 else 'bad'} film {NUMBERS[n % 7]} {NUMBERS[n % 5]}" for n in range(48)]
+    (folder / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return folder
+
+
+def write_answered_rows(folder: Path) -> Path:
+    """A model whose answers differ from row to row, and rows of its own answers, which it scores 1 on."""
+    torch.manual_seed(0)
+    model = load(folders.save(folders.bert(initializer_range=0.5), folder / "model"))
+    texts = [" ".join(words) for words in itertools.product(folders.WORDS[:9], folders.WORDS[4:13], ("", "film"))]
+    with torch.no_grad():
+        labels = [int(model.model(**model.processor(text, return_tensors="pt")).logits.argmax()) for text in texts]
+    assert set(labels) == {0, 1}
+    rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
     (folder / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
     return folder
 

@@ -41,13 +41,13 @@ def _gpu_allocations() -> int:
 @pytest.mark.parametrize("method", ["reconstruct", "fisher"])
 @pytest.mark.parametrize("budget", [{"macs": "60%"}, {"macs": None, "max_drop": 0.3}], ids=["macs", "max_drop"])
 def test_the_gpu_keeps_the_units_that_the_processor_keeps(
-    method: str, budget: dict[str, Any], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, budget: dict[str, Any], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {**BUDGET, **budget, "method": method}
-    gpu = learn(learning_recipe(inputs, tmp_path / "gpu", **fields))
+    gpu = learn(learning_recipe(answered, tmp_path / "gpu", **fields))
     with monkeypatch.context() as without_gpu:
         without_gpu.setattr(torch.cuda, "is_available", lambda: False)
-        processor = learn(learning_recipe(inputs, tmp_path / "cpu", **fields))
+        processor = learn(learning_recipe(answered, tmp_path / "cpu", **fields))
     kept = [[group.kept for group in learned.selected.plan.groups] for learned in (gpu, processor)]
     assert kept[0] == kept[1]
     for name, weight in processor.weights.items():

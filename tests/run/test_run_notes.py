@@ -29,7 +29,16 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
         (True, {"workspace": 3}, ("--workspace",)),
         (True, {"workspace": 3, "target": "trt"}, ()),
         (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
+        (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs", "--steps")),
         (True, {"data": "rows.tsv", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs",)),
+        (True, {"data": "x", "macs": 0.5, "epochs": 3, "learning_rate": 1e-3}, ("--epochs", "--learning-rate")),
+        (True, {"data": "x", "method": "fisher", "max_drop": 0.1, "steps": 100}, ("--steps",)),
+        (True, {"data": "x", "method": "magnitude", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs", "--steps")),
+        (True, {"data": "x", "macs": 0.5, "learning_rate": 5e-5}, ()),
+        (True, {"data": "x", "method": "taylor", "keep": 1, "speedup": 2, "steps": 5}, ("--steps",)),
+        (True, {"data": "x", "method": "dsp", "keep": 1, "speedup": 2, "steps": 5, "learning_rate": 1e-3}, ()),
+        (True, {"data": "x", "method": "dsp", "macs": 0.5, "epochs": 2, "learning_rate": 1e-3}, ()),
+        (True, {"data": "x", "method": "taylor", "keep": 1, "drop_blocks": 0.5, "steps": 5}, ()),
         (True, {"data": "rows.tsv", "keep": 1, "steps": 5}, ()),
         (
             True,
@@ -40,6 +49,13 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
         (True, {"data": "x", "macs": 0.5, "budget_at": "1x8", "prune_units": "neurons", "skip_refused": True}, ()),
         (True, {"data": "x", "method": "dsp", "macs": 0.5, "prune_rows": 100}, ()),
         (True, {"data": "x", "method": "reconstruct", "max_drop": 0.1, "statistics": "s"}, ()),
+        (True, {"data": "x", "method": "fisher", "macs": 0.5, "statistics": "s", "prune_rows": 100}, ()),
+        (
+            True,
+            {"data": "x", "method": "magnitude", "macs": 0.5, "statistics": "s", "prune_rows": 100},
+            ("--prune-rows", "--statistics"),
+        ),
+        (True, {"data": "x", "method": "magnitude", "macs": 0.5, "prune_rows": 2048}, ()),
     ],
 )
 def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:

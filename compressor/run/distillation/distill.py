@@ -96,7 +96,8 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
 
 def _is_compressed(recipe: Recipe, folder: ModelFolder) -> bool:
     """Whether the model has the weights that an earlier run fitted to the plan."""
-    plan = None if recipe.plan_file is None else Plan.load(recipe.plan_file)
+    file = recipe.plan_file or recipe.start_plan_file
+    plan = None if file is None else Plan.load(file)
     return plan is not None and bool(plan.weights) and plan.model == folder.fingerprint
 
 

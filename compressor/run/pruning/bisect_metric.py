@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
@@ -25,6 +26,7 @@ from compressor.run.pruning.metric_trials import (
     scored_statistics,
     upper_losses,
 )
+from compressor.run.run_notes import uninformed_text
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
@@ -61,6 +63,9 @@ def bisect_metric(
         pruner: gives the model the weights of a plan.
         losses: name of the group -> loss at every number of units.
         tables: times at each size.
+
+    Raises:
+        InputError: the whole model is no better than the same answer for every row, so that no loss would show.
     """
     searched, unseen = _divided_rows(run)
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
@@ -116,6 +121,7 @@ def _bisect(
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
     dense, original = scorer.score_whole(), scorer.whole_state
+    _require_informed(dense, run.data.task)
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:
@@ -130,7 +136,8 @@ def _bisect(
         with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
             pruner.finish(counts, on_progress)
         cost = table.cost(counts)
-        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
+        allocation = Allocation(counts, (cost,), (cost,), notes=pruner.notes)
+        plan = _FittedPlan(allocation, _copied(network.state_dict(), original))
         trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
     all_units = {group.name: group.counts[-1] for group in groups}
     holding, scores = _holding(run, dense, trials), [trial.score for trial in trials]
@@ -142,6 +149,19 @@ def _bisect(
     ]
     whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
     return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(trials)
+
+
+def _require_informed(dense: ResampledScore, task: Task) -> None:
+    """Raise InputError if the metric of the whole model on the evaluation rows can show no loss."""
+    text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
+    if text is not None:
+        raise InputError(
+            f"{text} (--data, --eval-data); --max-drop bounds nothing here, unless another metric does (--metric)",
+            code=ErrorCode.LABEL_MISMATCH,
+            metric=task.metric,
+            value=dense.metric,
+            constant=dense.constant,
+        )
 
 
 def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import BudgetRow, CertifiedLoss
+from compressor.results import BudgetRow, CertifiedLoss, Note
 from compressor.run.pruning.measure_costs import Size
 from compressor.run.pruning.unreachable_budgets import unreachable
-from compressor.selection.allocation import Curve, allocate
+from compressor.selection.allocation import Curve, allocate, require_finite_losses
 from compressor.units import PrunableGroup
 
 MAX_BUDGET_RATIO = 1.02
@@ -87,6 +87,7 @@ class Allocation:
         budget: the rows of the report.
         tables: tables of the whole model that show where the cost goes.
         certificate: the loss that is certified; None where no certificate was requested.
+        notes: facts about the weights that the model has with these numbers.
     """
 
     counts: Mapping[str, int]
@@ -95,6 +96,7 @@ class Allocation:
     budget: tuple[BudgetRow, ...] = ()
     tables: tuple[CostTable, ...] = ()
     certificate: CertifiedLoss | None = None
+    notes: tuple[Note, ...] = ()
 
 
 def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:
@@ -168,7 +170,10 @@ def choose_counts(
 
     Raises:
         BudgetError: no plan meets the constraints.
+        InputError: a loss is NaN or infinite.
     """
+    for group in groups:
+        require_finite_losses(group.name, losses[group.name])
     require_reachable(groups, constraints)
     nothing = {group.name: 0 for group in groups}
     costs, limits = [], []
@@ -192,6 +197,27 @@ def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Con
     if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
         budgets, tables = zip(*((part.budget, part.table.scaled(part.correction)) for part in constraints), strict=True)
         raise unreachable(budgets, tables, least, {group.name for group in groups})
+
+
+def keep_all_within(
+    groups: Sequence[PrunableGroup],
+    constraints: Sequence[Constraint],
+    measure: Callable[[Mapping[str, int]], Sequence[float]],
+) -> Allocation | None:
+    """The plan that keeps every unit, if it meets the budgets as measured; None: units have to be removed.
+
+    Args:
+        groups: the groups whose units may be removed.
+        constraints: the constraints.
+        measure: measures the cost of a plan under each constraint.
+    """
+    counts = {group.name: group.counts[-1] for group in groups}
+    predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
+    if any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, predicted, strict=True)):
+        return None
+    measured = tuple(measure(counts))
+    exceeds = any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, measured, strict=True))
+    return None if exceeds else Allocation(counts, predicted, measured)
 
 
 def allocate_until_met(

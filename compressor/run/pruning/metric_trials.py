@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,11 +36,13 @@ class ResampledScore:
         metric: the metric on all rows.
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
+        constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
     """
 
     metric: float
     draws: np.ndarray
     divergence: float
+    constant: float | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -82,7 +84,8 @@ class TrialScorer:
 
     def score_whole(self) -> ResampledScore:
         """The score of the whole model, whose outputs later models are compared with."""
-        return self._score(self._reference.teacher, "the whole model")
+        values, divergence = self._measure(self._reference.teacher, "the whole model")
+        return replace(self._resampled(values, divergence), constant=self._task.constant_score(values))
 
     def score(self, label: str) -> ResampledScore:
         """The score of the model as it is.
@@ -90,14 +93,15 @@ class TrialScorer:
         Args:
             label: what the stages call it.
         """
-        return self._score(self._model, label)
+        return self._resampled(*self._measure(self._model, label))
 
-    def _score(self, model: PreTrainedModel, label: str) -> ResampledScore:
+    def _measure(self, model: PreTrainedModel, label: str) -> tuple[np.ndarray, float]:
+        """Statistics of the metric of a model, `[rows, k]`, and its divergence from the whole model."""
         task, measured = self._task, dict[int, np.ndarray]()
         if type(task).measure is not Task.measure:  # the metric needs forwards of its own
             values = scored_statistics(model, task, self._rows, label, self._log)
             with self._log.stage(f"comparing {label} with the whole model"):
-                return self._resampled(values, self._divergence(model))
+                return values, self._divergence(model)
         with self._log.stage(f"scoring {label} on the evaluation rows") as on_progress:
 
             def measure(indices: list[int], batch: Mapping[str, Tensor], outputs: Mapping[str, Any]) -> None:
@@ -106,7 +110,7 @@ class TrialScorer:
                 on_progress(len(measured), len(self._rows))
 
             divergence = self._divergence(model, measure)
-        return self._resampled(task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence)
+        return task.summarize(np.stack([measured[row] for row in sorted(measured)])), divergence
 
     def _divergence(self, model: PreTrainedModel, observe: OutputsObserver | None = None) -> float:
         return self._reference.mean_divergence(model, self._task, self._rows, _BATCH_SIZE, observe)

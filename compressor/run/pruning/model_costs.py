@@ -18,6 +18,7 @@ from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
 from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prunable_groups import expert_notes
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
@@ -64,6 +65,7 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
     log = RunLog(listener or NullListener())
     with log.stage("loading the model"):
         model = load_units(recipe)
+    log.add_notes(expert_notes(model))
     example_inputs(model.folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
     with tempfile.TemporaryDirectory() as scratch:
         tables = _measure(recipe, model, choice, Path(scratch), log)

@@ -19,10 +19,11 @@ from compressor.run.products import LoadedModel
 from compressor.run.pruning.cost_tables import latest_tables
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.plan_engines import float_graph
+from compressor.run.pruning.prunable_groups import expert_notes
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import timed_lengths
 from compressor.run.variant import drops_unread, export_unproven, rehearse
-from compressor.units import PrunableGroup, expert_weights, find_groups, keep_all
+from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, Refusal
 
 
@@ -63,10 +64,7 @@ def list_units(recipe: Recipe, listener: Listener | None = None, *, count: bool 
     with log.stage("finding units"):
         model = load_units(recipe)
         length = timed_lengths(recipe.measure, model.folder)[0]
-        experts = expert_weights(model.folder.model, model.groups)
-    if experts:
-        text = f"{', '.join(experts)}: neurons of experts whose weights are one tensor of three axes cannot be removed"
-        log.add_notes([Note(code=NoteCode.EXPERTS_KEPT, text=text)])
+    log.add_notes(expert_notes(model))
     shares = _counted_shares(recipe, model, length, log) if count else {}
     costs = [shares.get("parameters", {}), shares.get("macs", {}), _known_times(model, log)]
     return tuple(UnitGroup(group, *(of_groups.get(group.name) for of_groups in costs)) for group in model.groups)

@@ -9,7 +9,7 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import Note, NoteCode
 from compressor.run.products import LoadedModel
-from compressor.units import PrunableGroup
+from compressor.units import PrunableGroup, expert_weights
 from graph_passes import Refusal
 
 
@@ -24,7 +24,7 @@ def prunable_types(recipe: Recipe) -> Literal["all", "heads", "neurons"]:
 def prunable_groups(
     recipe: Recipe, model: LoadedModel, refused: Sequence[Refusal]
 ) -> tuple[list[PrunableGroup], tuple[Note, ...]]:
-    """The groups whose units a budget may remove, and a note on those that are kept whole.
+    """The groups whose units a budget may remove, and notes on those that are kept whole and on experts.
 
     Args:
         recipe: the recipe.
@@ -63,7 +63,15 @@ def prunable_groups(
             " others (--prune-units)",
             code=ErrorCode.SITE_REFUSED,
         )
-    return remaining, tuple(_skipped_notes(skipped, reasons))
+    experts = [] if units == "heads" else expert_notes(model)
+    return remaining, (*_skipped_notes(skipped, reasons), *experts)
+
+
+def expert_notes(model: LoadedModel) -> list[Note]:
+    """A note on the experts of a model whose neurons are no units; empty if it has none."""
+    experts = expert_weights(model.folder.model, model.groups)
+    text = f"{', '.join(experts)}: neurons of experts whose weights are one tensor of three axes cannot be removed"
+    return [Note(code=NoteCode.EXPERTS_KEPT, text=text)] if experts else []
 
 
 def _skipped_notes(skipped: Sequence[PrunableGroup], reasons: Mapping[str, str]) -> Iterator[Note]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from compressor.run.pruning.budget import (
     allocate_until_met,
     constraints_of,
     head_table,
+    keep_all_within,
     macs_of,
     require_reachable,
 )
@@ -90,12 +91,12 @@ def prune(run: BudgetRun) -> SelectedPlan:
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
         allocation = _prune(run, groups, pruner, costs, fixed)
-    run.log.add_notes(pruner.notes)
+    run.log.add_notes(allocation.notes)
     plan = _plan(run, groups, pruner, allocation, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
         curves=() if run.selected is None else run.selected.curves,
-        trained=run.selected is not None or _removes_any(groups, allocation),
+        trained=earlier is not None or _removes_any(groups, allocation),
         notes=() if run.selected is None else run.selected.notes,
         budget=allocation.budget,
         costs=cost_shares(allocation.tables, plan),
@@ -139,22 +140,26 @@ def _prune(
     fixed: Mapping[str, int],
 ) -> Allocation:
     """How many units each group keeps; the model has the weights of the plan afterwards."""
-    with run.log.stage("gathering statistics of the rows") as on_progress:
-        pruner.rank(on_progress)
-    with run.log.stage("measuring what each group contributes") as on_progress:
-        losses = pruner.losses(on_progress)
+
+    def losses() -> dict[str, Curve]:
+        with run.log.stage("gathering statistics of the rows") as on_progress:
+            pruner.rank(on_progress)
+        with run.log.stage("measuring what each group contributes") as on_progress:
+            return pruner.losses(on_progress)
+
     if _is_unbounded(run.recipe):
-        return bisect_metric(run, groups, pruner, losses, costs.timed)
+        return bisect_metric(run, groups, pruner, losses(), costs.timed)
     allocation = _by_budget(run, groups, losses, costs, fixed)
     run.costs.engines.release()
     if _removes_any(groups, allocation):
         with run.log.stage("refitting the remaining weights") as on_progress:
             pruner.finish(allocation.counts, on_progress)
+        allocation = replace(allocation, notes=pruner.notes)
     return allocation
 
 
 def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:
-    return any(allocation.counts[group.name] < group.units for group in groups)
+    return any(allocation.counts[group.name] < group.counts[-1] for group in groups)
 
 
 def _fold_gates(run: BudgetRun, plan: Plan) -> None:
@@ -222,11 +227,14 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
 def _by_budget(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
-    losses: Mapping[str, Curve],
+    losses: Callable[[], Mapping[str, Curve]],
     costs: _Costs,
     fixed: Mapping[str, int],
 ) -> Allocation:
-    """The numbers of units that meet the budgets of the recipe; other groups keep the `fixed` numbers."""
+    """The numbers of units that meet the budgets of the recipe; other groups keep the `fixed` numbers.
+
+    Losses are measured only if units have to be removed.
+    """
     tables = [*costs.counted, *costs.timed]
     constraints = _constraints(run, tables, fixed)
 
@@ -235,7 +243,9 @@ def _by_budget(
         times = iter(costs.times.time_plan({**fixed, **counts}, costs.timed) if costs.timed else ())
         return [next(times) if part.table.unit == "ms" else part.table.cost(counts) for part in constraints]
 
-    allocation = allocate_until_met(groups, losses, constraints, measure)
+    allocation = keep_all_within(groups, constraints, measure)
+    if allocation is None:
+        allocation = allocate_until_met(groups, losses(), constraints, measure)
     run.log.add_notes(budget_notes(constraints, allocation))
     shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
@@ -262,7 +272,8 @@ def _plan(
     if earlier is not None:
         # Scales are folded into the weights already.
         whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
-    pruned = [group.plan(pruner.kept(group, allocation.counts[group.name])) for group in groups]
+    removes = _removes_any(groups, allocation)  # units may not have been ranked if it does not
+    pruned = [group.plan(pruner.kept(group, allocation.counts[group.name])) for group in groups if removes]
     selection = run.recipe.selection
     record = {
         "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",

@@ -63,7 +63,7 @@ class Pruner(ABC, Generic[OptionsT]):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Facts for the reader of the report about the weights of every `finish` so far."""
+        """Facts for the reader of the report about the weights of the last `finish`."""
         return ()
 
     @abstractmethod

@@ -134,8 +134,8 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
 
 @pytest.mark.zoo
 @pytest.mark.usefixtures("short_timing")
-def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_path: Path) -> None:
-    recipe = int8_recipe(inputs, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
+def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tmp_path: Path) -> None:
+    recipe = int8_recipe(answered, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
     assert recipe.prunes
     report = compressor.compress(recipe)
     assert [row.precision for row in report.candidates] == ["fp32", "int8"]

@@ -10,22 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode
-from compressor.model_folder import load
 from compressor.report import load as load_report
 from compressor.results import DropStatus
 from compressor.run.pruning import bisect_metric
 from compressor.run.pruning.bisect_metric import _holding, _next_share, _Trial
 from compressor.run.pruning.metric_trials import ResampledScore
-from tests import folders
 from tests.command import compress
-from tests.run.runs import write_inputs
 
 LEAST = 0.08
+SHORT = ["--method", "reconstruct", *"--batch 1 --seq 8 --seconds 0.01 --threads 1 --max-length 8 --quiet".split()]
 
 
 def trial(share: float, cost: float | None = None, loss: float = 0.0, divergence: float = 0.01) -> Any:
@@ -82,24 +79,27 @@ def test_plans_hold_whose_loss_is_allowed_beside_that_of_the_precision(
 
 @pytest.mark.usefixtures("times_by_macs")
 def test_a_loss_on_the_test_rows_alone_ends_with_its_exit_code(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    answered: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole model answers all test rows rightly, and the bisection accepts every plan."""
     monkeypatch.setattr(bisect_metric, "upper_losses", lambda dense, scores, **kind: [0.0] * len(scores))
-    inputs, out = write_inputs(tmp_path), tmp_path / "out"
-    torch.manual_seed(0)
-    folder = load(folders.save(folders.bert(initializer_range=0.5), inputs / "model"))
-    texts = [" ".join(folders.WORDS[number % 9 : number % 9 + 2 + number % 5]) for number in range(32)]
-    with torch.no_grad():
-        labels = [int(folder.model(**folder.processor(text, return_tensors="pt")).logits.argmax()) for text in texts]
-    assert set(labels) == {0, 1}
-    rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
-    (tmp_path / "test.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
-    sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--threads", "1", "--max-length", "8", "--quiet"]
-    data: list[str | Path] = ["--data", inputs / "rows.tsv", "--test-data", tmp_path / "test.tsv"]
-    result = compress(capfd, inputs / "model", *data, "--max-drop", "0", "--method", "reconstruct", *sizes, "-o", out)
+    rows, out = answered / "rows.tsv", tmp_path / "out"
+    data: list[str | Path] = ["--data", rows, "--test-data", rows]
+    result = compress(capfd, answered / "model", *data, "--max-drop", "0", *SHORT, "-o", out)
     assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
     report = load_report(out)
     assert report.drop_status is DropStatus.FAILED
     assert report.scores[0].dense == 1
     assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
+
+
+@pytest.mark.usefixtures("times_by_macs")
+def test_rows_of_another_task_end_the_bisection(
+    inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The whole model gives one answer to all rows, so that no plan could lose anything."""
+    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
+    result = compress(capfd, inputs / "model", *rows, "--max-drop", "0.01", *SHORT, "-o", tmp_path / "out")
+    assert (result.code, result.error_code) == (3, ErrorCode.LABEL_MISMATCH)
+    assert "accuracy: the whole model scores 0.6667 on the evaluation rows" in result.err
+    assert not (tmp_path / "out").exists()

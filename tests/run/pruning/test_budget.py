@@ -20,12 +20,14 @@ from compressor.run.pruning.budget import (
     choose_counts,
     constraints_of,
     head_table,
+    keep_all_within,
     require_reachable,
     timed_sizes,
 )
 from compressor.run.pruning.budget_rows import budget_rows, delivered_rows
 from compressor.run.run_notes import budget_notes
 from compressor.units import PrunableGroup
+from tests.faults import fails_with
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]
 
@@ -248,3 +250,24 @@ def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool
     (row,), notes = delivered_rows((unbounded,), [speed])
     assert (row.met, row.predicted, row.reached, notes) == (True, 1.9, pytest.approx(4.0 / ratio), [])
     assert delivered_rows((unbounded,), []) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("budget", "measured", "is_kept"), [(5.0, 5.0, True), (4.9, 4.0, False), (6.0, 6.1, False), (6.0, 5.9, True)]
+)
+def test_every_unit_is_kept_where_the_whole_model_meets_the_budget(
+    budget: float, measured: float, *, is_kept: bool
+) -> None:
+    _, table = random_problem(0)
+    allocation = keep_all_within(GROUPS, [Constraint(table, budget)], lambda counts: [measured])
+    assert (allocation is not None) is is_kept
+    if allocation is not None:
+        assert allocation.counts == {group.name: 32 for group in GROUPS}
+        assert (allocation.predicted, allocation.measured) == ((5.0,), (measured,))
+
+
+def test_a_loss_that_is_not_finite_is_refused_by_the_name_of_its_group() -> None:
+    losses, table = random_problem(0)
+    losses["b"][8] = float("nan")
+    with fails_with(ErrorCode.NOT_FINITE, group="b", count=8):
+        choose_counts(GROUPS, losses, [Constraint(table, 4.0)])

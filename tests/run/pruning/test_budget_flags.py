@@ -81,8 +81,8 @@ def test_query_heads_are_removed_alike_from_all_key_value_heads(inputs: Path, tm
 
 
 @pytest.mark.parametrize("certify", [None, 0.5])
-def test_the_metric_alone_bounds_what_is_removed(inputs: Path, tmp_path: Path, certify: float | None) -> None:
-    result = learned(inputs, tmp_path, max_drop=0.9, method="reconstruct", certify=certify)
+def test_the_metric_alone_bounds_what_is_removed(answered: Path, tmp_path: Path, certify: float | None) -> None:
+    result = learned(answered, tmp_path, max_drop=0.9, method="reconstruct", certify=certify)
     count, certificate = sum(removed(result.selected.plan).values()), result.selected.certificate
     assert count > 0 or certify is not None
     assert (count > 0) == (NoteCode.BUDGET_MET in result.codes)

@@ -35,7 +35,7 @@ def test_a_plan_after_heads_of_another_method_is_timed_as_it_is(
 def test_what_an_earlier_run_removed_stays_removed(inputs: Path, tmp_path: Path) -> None:
     start = tmp_path / "start"
     earlier = run(inputs, start, macs="88%", prune_units="heads")
-    report = run(inputs, tmp_path / "out", macs="60%", start_from=start, prune_units="neurons")
+    report = run(inputs, tmp_path / "out", macs="53%", start_from=start, prune_units="neurons")
     before, after = (Plan.load(folder / "plan.json") for folder in (start, tmp_path / "out"))
     assert earlier.plan.heads_kept < earlier.plan.heads
     assert [site.kept for site in before.sites] == [site.kept for site in after.sites]

@@ -9,9 +9,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from compressor.config.run import Recipe
 from compressor.results import NoteCode
+from compressor.run.pruning.model_costs import measure_model
 from compressor.run.pruning.model_units import list_units
 from tests import folders
-from tests.run.listeners import RecordingListener
+from tests.run.listeners import RecordingListener, interrupt
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of experts, whose multiply-accumulates depend on the rows."""
     sizes = {**folders.SIZES, "num_key_value_heads": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
     return folders.save(MixtralForCausalLM(MixtralConfig(**sizes)), tmp_path_factory.mktemp("mixtral"))
+
+
+def test_experts_are_noted_before_times_are_measured(model: Path) -> None:
+    listener = RecordingListener("exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        measure_model(Recipe(model=model, batch=(1,), seq=(8,)), listener)
+    assert listener.codes == [NoteCode.EXPERTS_KEPT]
 
 
 @pytest.mark.zoo

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
@@ -14,11 +16,13 @@ from compressor.results import NoteCode
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.units import PrunableGroup, Site
 from graph_passes import Refusal
+from tests import folders
 from tests.faults import fails_with
 
 HEADS = [PrunableGroup(f"heads.{layer}", "heads", 4, 8, 1, f"heads.{layer}.out") for layer in range(2)]
 NEURONS = [PrunableGroup(f"neurons.{layer}", "neurons", 32, 1, 8, f"neurons.{layer}.out") for layer in range(2)]
-MODEL: Any = SimpleNamespace(sites=(), groups=(*HEADS, *NEURONS), folder=SimpleNamespace(family="bert"))
+FOLDER = SimpleNamespace(family="bert", model=folders.bert())
+MODEL: Any = SimpleNamespace(sites=(), groups=(*HEADS, *NEURONS), folder=FOLDER)
 
 
 def recipe_of(**fields: Any) -> Recipe:
@@ -62,6 +66,17 @@ def test_units_that_are_not_pruned_are_not_refused() -> None:
     assert prunable_groups(recipe_of(prune_units="neurons"), MODEL, refused) == (NEURONS, ())
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError):
         prunable_groups(recipe_of(prune_units="heads", skip_refused=True), MODEL, refused)
+
+
+def test_experts_are_noted_where_neurons_may_be_removed() -> None:
+    network, experts = folders.bert(), nn.Module()
+    experts.weight = nn.Parameter(torch.zeros(2, 8, 16))
+    network.add_module("experts", experts)
+    model: Any = SimpleNamespace(**{**vars(MODEL), "folder": SimpleNamespace(family="mixtral", model=network)})
+    for units, codes in (("all", [NoteCode.EXPERTS_KEPT]), ("heads", [])):
+        _, notes = prunable_groups(recipe_of(prune_units=units), model, ())
+        assert [note.code for note in notes] == codes
+        assert all("experts" in note.text for note in notes)
 
 
 def test_a_model_whose_rows_come_after_positions_is_refused() -> None:

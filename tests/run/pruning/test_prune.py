@@ -21,9 +21,18 @@ from compressor.units import find_groups, gated
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
+from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.pruning.budget_runs import budget_recipe, codes, run
 from tests.run.runs import learning_recipe
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """A file of five rows, of which the four that are not held out have 12 tokens."""
+    rows = [f"{number % 2}\tgood" for number in range(5)]
+    (tmp_path / "few.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return tmp_path / "few.tsv"
 
 
 @pytest.mark.parametrize("unit", ["macs", pytest.param("parameters", marks=pytest.mark.zoo)])
@@ -141,8 +150,8 @@ def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, t
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("units", ["all", "neurons", "heads"])
-def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path, units: str) -> None:
-    report = run(inputs, tmp_path / "out", max_drop=0.5, prune_units=units)
+def test_the_metric_bounds_what_is_removed(answered: Path, tmp_path: Path, units: str) -> None:
+    report = run(answered, tmp_path / "out", max_drop=0.5, prune_units=units)
     assert report.plan.method == "reconstruct"
     assert report.scores[0].compressed >= report.scores[0].dense - 0.5
     speeds: dict[Any, float] = {(speed.batch, speed.seq): speed.ratio for speed in report.speeds}
@@ -179,15 +188,14 @@ def test_the_same_run_gives_the_same_plan(inputs: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_met_is_refused_before_statistics_are_gathered(
     inputs: Path,
+    few: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
     kind: type[CompressorError],
     code: ErrorCode,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = [f"{number % 2}\tgood" for number in range(5)]  # the four that are not held out have 12 tokens
-    Path("few.tsv").write_text("\n".join(["label\ttext", *few, ""]))
+    monkeypatch.chdir(few.parent)
     fields = {"eval_data": str(inputs / "rows.tsv"), **fields}
     listener = RecordingListener()
     with pytest.raises(kind) as error:
@@ -198,6 +206,31 @@ def test_what_cannot_be_met_is_refused_before_statistics_are_gathered(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"macs": "0.1%"}, BudgetError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"speedup": 2, "data": "few.tsv"}, InputError, ErrorCode.TOO_FEW_ROWS),
+    ],
+)
+def test_what_cannot_be_met_is_refused_before_heads_are_learned(
+    inputs: Path, few: Path, tmp_path: Path, fields: dict[str, Any], kind: type[CompressorError], code: ErrorCode
+) -> None:
+    rows = {"data": str(few), "eval_data": str(inputs / "rows.tsv")} if "data" in fields else {}
+    listener = RecordingListener("learning which heads", interrupt)
+    with fails_with(code, kind):
+        compressor.compress(learning_recipe(inputs, tmp_path / "out", method="dsp", **{**fields, **rows}), listener)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_above_dense_gathers_no_statistics(inputs: Path, tmp_path: Path) -> None:
+    listener = RecordingListener()
+    report = compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="100%"), listener)
+    assert NoteCode.BUDGET_ABOVE_DENSE in listener.codes
+    assert (report.plan.heads_kept, report.plan.neurons_kept) == (report.plan.heads, report.plan.neurons)
+    assert not {"gathering statistics of the rows", "measuring what each group contributes"} & {*listener.stages}
+
+
 def test_statistics_are_gathered_in_a_stage(inputs: Path, tmp_path: Path) -> None:
     listener = RecordingListener("gathering statistics", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -205,8 +238,8 @@ def test_statistics_are_gathered_in_a_stage(inputs: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.zoo
-def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(inputs: Path, tmp_path: Path) -> None:
-    report = run(inputs, tmp_path / "out", max_drop=0.9, certify=0.5)
+def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(answered: Path, tmp_path: Path) -> None:
+    report = run(answered, tmp_path / "out", max_drop=0.9, certify=0.5)
     plan = report.plan
     removed = plan.heads - plan.heads_kept + plan.neurons - plan.neurons_kept
     assert (removed > 0) == (NoteCode.CERTIFIED in codes(report))

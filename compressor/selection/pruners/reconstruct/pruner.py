@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 from collections.abc import Mapping
 
 from pydantic import Field
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
-from compressor.selection.allocation import Curve
+from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import (
@@ -56,7 +57,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     machine computes it natively.
 
     Raises:
-        InputError: the rows have fewer tokens than a linear has inputs.
+        InputError: the rows have fewer tokens than a linear has inputs, or a loss is NaN or infinite.
     """
 
     options_class = ReconstructOptions
@@ -66,7 +67,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         require_tokens(inputs.model, inputs.groups, inputs.statistics)
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
-        self._used: dict[str, Damping] = {}
+        self._used: Mapping[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
@@ -94,7 +95,11 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, path = self.inputs, self.inputs.store / _CURVES
         stored = json.loads(path.read_text()) if path.is_file() else {}
-        curves = {name: {int(count): loss for count, loss in curve.items()} for name, curve in stored.items()}
+        curves = {
+            name: {int(count): loss for count, loss in curve.items()}
+            for name, curve in stored.items()
+            if all(map(math.isfinite, curve.values()))
+        }
         divergence = None
         for number, group in enumerate(inputs.groups):
             on_progress(number, len(inputs.groups))
@@ -102,7 +107,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
                 continue
             with native_autocast(inputs.model.device):
                 divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
-                curves[group.name] = loss_curve(self._choices[group.name], divergence)
+                curve = loss_curve(self._choices[group.name], divergence)
+            require_finite_losses(group.name, curve)
+            curves[group.name] = curve
             write_json(path, curves)
         on_progress(len(inputs.groups), len(inputs.groups))
         return {group.name: curves[group.name] for group in inputs.groups}
@@ -113,7 +120,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        used = refit_in_order(
+        self._used = refit_in_order(
             inputs.model,
             choices,
             counts,
@@ -124,8 +131,6 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             on_progress,
             ridge=self.options.ridge,
         )
-        for name, damping in used.items():
-            self._used[name] = self._used.get(name, damping).maximum(damping)
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from compressor.errors import ErrorCode, InputError
 from compressor.progress import ignore_progress
 from compressor.results import NoteCode
 from compressor.selection.pruners.reconstruct import in_order
+from compressor.selection.pruners.reconstruct import pruner as reconstruct
+from compressor.selection.pruners.reconstruct.choice import GroupChoice
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions, ReconstructPruner
 from tests.faults import fails_with
 from tests.selection.pruners.pruning import (
@@ -132,6 +135,20 @@ def test_raised_damping_is_noted(
     assert all(any(group.name in note.text for group in inputs.groups) for note in pruner.notes)
 
 
+def test_damping_of_an_earlier_plan_is_not_noted(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    inputs.model.double()
+    rows = [text(24, length=8, seed=1)]
+    pruner = ReconstructPruner(replace(inputs, statistics=rows), ReconstructOptions(ridge=1e-18))
+    pruner.rank(ignore_progress)
+    whole = {name: tensor.clone() for name, tensor in inputs.model.state_dict().items()}
+    pruner.finish(random_counts(inputs.groups))
+    assert pruner.notes
+    inputs.model.load_state_dict(whole)
+    pruner.finish({group.name: group.units for group in inputs.groups})
+    assert pruner.notes == ()
+
+
 def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path)
     pruner = ranked(ReconstructPruner, inputs)
@@ -149,6 +166,27 @@ def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
     losses = resumed.losses(ignore_progress)
     assert list(losses) == [group.name for group in inputs.groups]
     assert losses[inputs.groups[0].name][0] == 1234.5
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_refused_by_group_and_not_stored(
+    loss: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = family_inputs("bert", tmp_path)
+    first, second, *_ = (group.name for group in inputs.groups)
+
+    def curve(choice: GroupChoice, divergence: object) -> dict[int, float]:
+        return dict.fromkeys(choice.group.counts, 0.0 if choice.group.name == first else loss)
+
+    pruner = ranked(ReconstructPruner, inputs)
+    monkeypatch.setattr(reconstruct, "loss_curve", curve)
+    with fails_with(ErrorCode.NOT_FINITE, InputError, group=second):
+        pruner.losses(ignore_progress)
+    (path,) = tmp_path.glob("*.json")
+    assert list(json.loads(path.read_text())) == [first]
+    path.write_text(json.dumps({first: {"0": loss}}))
+    with fails_with(ErrorCode.NOT_FINITE, InputError, group=second):  # the first curve is measured again
+        pruner.losses(ignore_progress)
 
 
 def test_a_curve_covers_every_number_of_units(tmp_path: Path) -> None:
