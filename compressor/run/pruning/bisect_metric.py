@@ -25,6 +25,7 @@ from compressor.run.pruning.metric_trials import (
     scored_statistics,
     upper_losses,
 )
+from compressor.run.pruning.trial_scores import TrialScores
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
@@ -66,8 +67,8 @@ def bisect_metric(
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
-        certified, plans = _certify(run, groups, plans, unseen, len(searched))
-    run.model.folder.model.load_state_dict(plans[-1].state)
+        certified, plans = _certify(run, groups, pruner, plans, unseen, len(searched))
+    _load_weights(run, pruner, plans[-1])
     run.log.add_notes([_note(plans, trial_count, run.data.task)])
     chosen = plans[-1].allocation
     rows = predicted_rows(tables, chosen.counts)
@@ -76,10 +77,14 @@ def bisect_metric(
 
 @dataclass(frozen=True)
 class _FittedPlan:
-    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose."""
+    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose.
+
+    A plan that an interrupted run scored has the weights of the whole model, from which it is fitted when needed.
+    """
 
     allocation: Allocation
     state: Mapping[str, Tensor]
+    is_fitted: bool = True
     loss: LossEstimate = _NONE_LOST
 
     @property
@@ -117,6 +122,7 @@ def _bisect(
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
     dense, original = scorer.score_whole(), scorer.whole_state
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
+    kept = TrialScores(run.store.trials, key=pruner.inputs.store.name)
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:
         share = _next_share(trials, _holding(run, dense, trials), least)
@@ -126,12 +132,17 @@ def _bisect(
         if (earlier := _trial_of(trials, counts)) is not None:
             earlier.share = share
             continue
-        network.load_state_dict(original)
-        with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
-            pruner.finish(counts, on_progress)
-        cost = table.cost(counts)
-        plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), _copied(network.state_dict(), original))
-        trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
+        label, state, cost = f"trial {len(trials) + 1}", original, table.cost(counts)
+        if is_new := (score := kept.find(counts)) is None:
+            network.load_state_dict(original)
+            with run.log.stage(f"refitting the remaining weights, {label}") as on_progress:
+                pruner.finish(counts, on_progress)
+            state, score = _copied(network.state_dict(), original), scorer.score(label)
+            kept.keep(counts, score)
+        trials.append(_Trial(share, _FittedPlan(Allocation(counts, (cost,), (cost,)), state, is_new), score))
+    if resumed := sum(not trial.plan.is_fitted for trial in trials):
+        text = f"{resumed} of the {len(trials)} plans that --max-drop tried were scored by the interrupted run"
+        run.log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
     all_units = {group.name: group.counts[-1] for group in groups}
     holding, scores = _holding(run, dense, trials), [trial.score for trial in trials]
     expected = estimate_losses(dense, scores, higher_is_better=run.data.task.higher_is_better)
@@ -174,6 +185,14 @@ def _copied(state: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _load_weights(run: BudgetRun, pruner: Pruner[Any], plan: _FittedPlan) -> None:
+    """Give the model the weights of a plan."""
+    run.model.folder.model.load_state_dict(plan.state)
+    if not plan.is_fitted:
+        with run.log.stage("refitting the remaining weights") as on_progress:
+            pruner.finish(plan.allocation.counts, on_progress)
+
+
 def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) -> list[_Trial]:
     """The trials that keep the metric, with margins for the choice of the rows and for the precision of the engine."""
     scores, higher_is_better = [trial.score for trial in trials], run.data.task.higher_is_better
@@ -212,13 +231,19 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
 
 
 def _certify(
-    run: BudgetRun, groups: Sequence[PrunableGroup], plans: list[_FittedPlan], rows: Dataset, searched: int
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner[Any],
+    plans: list[_FittedPlan],
+    rows: Dataset,
+    searched: int,
 ) -> tuple[CertifiedLoss, list[_FittedPlan]]:
     """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
 
     Args:
         run: the model, the metric and the confidence that is requested.
         groups: the groups whose units may be removed.
+        pruner: gives the model the weights of a plan.
         plans: the plans, the first of which is the whole model.
         rows: the rows.
         searched: number of rows that the bisection saw.
@@ -228,7 +253,7 @@ def _certify(
     assert selection.max_drop is not None
 
     def losses(plan: _FittedPlan) -> np.ndarray:
-        network.load_state_dict(plan.state)
+        _load_weights(run, pruner, plan)
         values = scored_statistics(network, run.data.task, rows, "a plan for the certificate", run.log)
         predicted, labels = values.T
         return (predicted != labels).astype(np.float64)
