@@ -23,8 +23,8 @@ SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
 QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
 MAPS = Path("blocks", "maps.safetensors")
 """The file of attention maps, relative to `WorkDir.learning`."""
-TIMES, CHOSEN_ENGINE = "times.json", "engine.txt"
-"""Files of measured times and of the engine that units are pruned for."""
+TIMES, TRIALS, CHOSEN_ENGINE = "times.json", "trials.json", "engine.txt"
+"""Files of measured times, of the scores of plans that are tried, and of the engine that units are pruned for."""
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""

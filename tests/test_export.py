@@ -19,12 +19,13 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.export import export_reference, rewrite_reference
-from compressor.units import find_sites, gated, keep_all
+from compressor.units import find_groups, find_sites, gated, keep_all
 from compressor.units.hook import Attention
-from graph_passes import BlockMask, Plan
+from graph_passes import BlockMask, Plan, SitePlan
+from graph_passes.attention.gate_initializers import gate_name
 from tests.exported_graphs import Inputs, Session, assert_computes
 from tests.faults import fails_with
-from tests.random_plans import random_plan
+from tests.random_plans import random_groups, random_plan
 from tests.tasks.translations import marian
 from tests.unchanged import unchanged
 from tests.units.masks import one_layer
@@ -63,8 +64,8 @@ def test_the_reference_graph_equals_the_gated_model(
     name: str, opset: int, attention: Attention, layers: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, inputs = FAMILIES[name](0) if layers == "all" else one_layer(name)
-    sites = find_sites(model, inputs)
-    plan = random_plan(sites, np.random.default_rng([opset, len(attention), len(name)]))
+    groups = find_groups(model, inputs, attention=attention)
+    plan = random_groups(groups, np.random.default_rng([opset, len(attention), len(name)]))
     path = tmp_path / "reference.onnx"
     capfd.readouterr()
     with unchanged(model):
@@ -98,12 +99,13 @@ def test_outputs_of_parts_are_left_out(tmp_path: Path) -> None:
 def assert_gates_and_weights(graph: ir.Graph, model: PreTrainedModel, plan: Plan) -> None:
     """Gates are initializers of the plan's values; all other initializers are the parameters of the model."""
     values = {name: value.const_value for name, value in graph.initializers.items()}
-    for site in plan.sites:
-        gate = values[f"{site.name}.head_gate"]
+    for group in plan.groups:
+        gate = values[gate_name(group)]
         assert gate is not None
-        np.testing.assert_array_equal(gate.numpy(), np.array(site.gate, np.float32)[:, None])
+        content = np.array(group.gate, np.float32)
+        np.testing.assert_array_equal(gate.numpy(), content[:, None] if isinstance(group, SitePlan) else content)
     buffers = {name for name, _ in model.named_buffers()}
-    weights = {name for name in values if not name.endswith(".head_gate")} - buffers
+    weights = values.keys() - buffers - {gate_name(group) for group in plan.groups}
     assert weights <= set(model.state_dict())
     sizes = [tensor.size for name in weights if (tensor := values[name]) is not None]
     assert sum(map(int, sizes)) == sum(map(torch.numel, model.parameters()))

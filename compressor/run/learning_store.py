@@ -19,7 +19,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
-from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, write_json
+from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, TRIALS, write_json
 from graph_passes import Plan
 
 _CHECKPOINTS = {
@@ -107,6 +107,11 @@ class LearningStore:
         return self.path / TIMES
 
     @property
+    def trials(self) -> Path:
+        """File of the scores of the plans that a bisection tries."""
+        return self.path / TRIALS
+
+    @property
     def engine(self) -> str:
         """Label of the engine that units are pruned for; empty before it is chosen."""
         file = self.path / CHOSEN_ENGINE
@@ -133,7 +138,8 @@ class LearningStore:
         write_json(self.path / _FINISHED, content)
         for part in (*_CHECKPOINTS, _PRUNING, "teacher"):
             shutil.rmtree(self.path / part, ignore_errors=True)
-        self.times.unlink(missing_ok=True)
+        for file in (self.times, self.trials):
+            file.unlink(missing_ok=True)
 
 
 def open_learning_store(

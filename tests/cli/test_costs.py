@@ -73,7 +73,7 @@ def test_costs_are_measured_once_and_written(
         (("-o", "no/costs.png"), 2, ErrorCode.FILE_MISSING),
         (("--target", "auto"), 2, ErrorCode.CONTRADICTION),
         (("--target", "none"), 2, ErrorCode.UNKNOWN_NAME),
-        (("--target", "trt", "--precision", "int8"), 2, ErrorCode.UNSUPPORTED),
+        (("--target", "trt", "--precision", "int8"), 6, ErrorCode.DEVICE_MISSING),
         (("--precision", "fp16", "--provider", "cpu"), 6, ErrorCode.DEVICE_MISSING),
         (("--seq", "99"), 3, ErrorCode.OUT_OF_RANGE),
         (("--batch", "0"), 2, ErrorCode.OUT_OF_RANGE),

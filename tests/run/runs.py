@@ -73,11 +73,12 @@ def refuse_drops(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run has learned when it is interrupted: the plan, the weights by name, and the codes of its notes."""
+    """What a run has learned when it is interrupted: its plan, weights by name, codes of notes, and stages."""
 
     selected: SelectedPlan
     weights: dict[str, torch.Tensor]
     codes: set[NoteCode]
+    stages: list[str]
 
 
 def learn(recipe: Recipe, before: str = "compressed: exporting", part: Stage | None = None) -> Learned:
@@ -95,4 +96,4 @@ def learn(recipe: Recipe, before: str = "compressed: exporting", part: Stage | N
     model = load(recipe.source.model).model
     selected = (store if part is None else store.stage(part)).load_finished_plan(model)
     assert selected is not None
-    return Learned(selected, dict(model.named_parameters()), set(listener.codes))
+    return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener.stages)

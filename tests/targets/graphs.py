@@ -48,14 +48,14 @@ class Pruned:
     Attributes:
         model: the model.
         inputs: one batch.
-        plan: heads to keep.
-        reference: the exported graph, with every head.
-        shrunk: the graph with the heads that the plan keeps.
+        plan: heads and neurons to keep.
+        reference: the exported graph, with every unit.
+        shrunk: the graph with the units that the plan keeps.
     """
 
     def __init__(self, family: str, seed: int = 1) -> None:
-        from compressor.units import find_sites
-        from tests.random_plans import random_plan
+        from compressor.units import find_groups
+        from tests.random_plans import random_groups
         from tests.shared_exports import shared_export
         from tests.zoo import FAMILIES
 
@@ -63,7 +63,7 @@ class Pruned:
         folder = Path(self._folder.name)
         self.model, inputs = FAMILIES[family](0)
         self.inputs: dict[str, np.ndarray] = {name: value.numpy() for name, value in inputs.items()}
-        self.plan: Plan = random_plan(find_sites(self.model, inputs), np.random.default_rng(seed))
+        self.plan: Plan = random_groups(find_groups(self.model, inputs), np.random.default_rng(seed))
         self.reference, self.shrunk = folder / f"{family}-reference.onnx", folder / f"{family}-shrunk.onnx"
         shared_export(self.model, self.plan, inputs, self.reference)
         save(shrink(load(self.reference), self.plan).model, self.shrunk)

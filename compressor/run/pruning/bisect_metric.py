@@ -12,7 +12,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
@@ -23,10 +22,11 @@ from compressor.run.pruning.metric_trials import (
     ResampledScore,
     TrialScorer,
     estimate_losses,
+    require_informed,
     scored_statistics,
     upper_losses,
 )
-from compressor.run.run_notes import uninformed_text
+from compressor.run.pruning.trial_scores import TrialScores
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
@@ -71,20 +71,23 @@ def bisect_metric(
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
     certified = None
     if unseen is not None:
-        certified, plans = _certify(run, groups, plans, unseen, len(searched))
-    run.model.folder.model.load_state_dict(plans[-1].state)
+        certified, plans = _certify(run, groups, pruner, plans, unseen, len(searched))
+    chosen = _load_weights(run, pruner, plans[-1])
     run.log.add_notes([_note(plans, trial_count, run.data.task)])
-    chosen = plans[-1].allocation
     rows = predicted_rows(tables, chosen.counts)
     return replace(chosen, budget=rows, tables=tuple(tables), certificate=certified)
 
 
 @dataclass(frozen=True)
 class _FittedPlan:
-    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose."""
+    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose.
+
+    A plan that an interrupted run scored has the weights of the whole model, from which it is fitted when needed.
+    """
 
     allocation: Allocation
     state: Mapping[str, Tensor]
+    is_fitted: bool = True
     loss: LossEstimate = _NONE_LOST
 
     @property
@@ -121,8 +124,9 @@ def _bisect(
     network = run.model.folder.model
     scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
     dense, original = scorer.score_whole(), scorer.whole_state
-    _require_informed(dense, run.data.task)
+    require_informed(dense, run.data.task)
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
+    kept = TrialScores(run.store.trials, key=pruner.inputs.store.name)
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:
         share = _next_share(trials, _holding(run, dense, trials), least)
@@ -132,13 +136,19 @@ def _bisect(
         if (earlier := _trial_of(trials, counts)) is not None:
             earlier.share = share
             continue
-        network.load_state_dict(original)
-        with run.log.stage(f"refitting the remaining weights, trial {len(trials) + 1}") as on_progress:
-            pruner.finish(counts, on_progress)
-        cost = table.cost(counts)
-        allocation = Allocation(counts, (cost,), (cost,), notes=pruner.notes)
-        plan = _FittedPlan(allocation, _copied(network.state_dict(), original))
-        trials.append(_Trial(share, plan, scorer.score(f"trial {len(trials) + 1}")))
+        label, state, cost = f"trial {len(trials) + 1}", original, table.cost(counts)
+        allocation = Allocation(counts, (cost,), (cost,))
+        if is_new := (score := kept.find(counts)) is None:
+            network.load_state_dict(original)
+            with run.log.stage(f"refitting the remaining weights, {label}") as on_progress:
+                pruner.finish(counts, on_progress)
+            allocation = replace(allocation, notes=pruner.notes)
+            state, score = _copied(network.state_dict(), original), scorer.score(label)
+            kept.keep(counts, score)
+        trials.append(_Trial(share, _FittedPlan(allocation, state, is_new), score))
+    if resumed := sum(not trial.plan.is_fitted for trial in trials):
+        text = f"{resumed} of the {len(trials)} plans that --max-drop tried were scored by the interrupted run"
+        run.log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
     all_units = {group.name: group.counts[-1] for group in groups}
     holding, scores = _holding(run, dense, trials), [trial.score for trial in trials]
     expected = estimate_losses(dense, scores, higher_is_better=run.data.task.higher_is_better)
@@ -149,19 +159,6 @@ def _bisect(
     ]
     whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
     return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(trials)
-
-
-def _require_informed(dense: ResampledScore, task: Task) -> None:
-    """Raise InputError if the metric of the whole model on the evaluation rows can show no loss."""
-    text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
-    if text is not None:
-        raise InputError(
-            f"{text} (--data, --eval-data); --max-drop bounds nothing here, unless another metric does (--metric)",
-            code=ErrorCode.LABEL_MISMATCH,
-            metric=task.metric,
-            value=dense.metric,
-            constant=dense.constant,
-        )
 
 
 def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float | None:
@@ -192,6 +189,16 @@ def _copied(state: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, 
         else value.to("cpu", copy=True)
         for name, value in state.items()
     }
+
+
+def _load_weights(run: BudgetRun, pruner: Pruner[Any], plan: _FittedPlan) -> Allocation:
+    """Give the model the weights of a plan; the numbers of units, with the notes on these weights."""
+    run.model.folder.model.load_state_dict(plan.state)
+    if plan.is_fitted:
+        return plan.allocation
+    with run.log.stage("refitting the remaining weights") as on_progress:
+        pruner.finish(plan.allocation.counts, on_progress)
+    return replace(plan.allocation, notes=pruner.notes)
 
 
 def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) -> list[_Trial]:
@@ -232,13 +239,19 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
 
 
 def _certify(
-    run: BudgetRun, groups: Sequence[PrunableGroup], plans: list[_FittedPlan], rows: Dataset, searched: int
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner[Any],
+    plans: list[_FittedPlan],
+    rows: Dataset,
+    searched: int,
 ) -> tuple[CertifiedLoss, list[_FittedPlan]]:
     """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
 
     Args:
         run: the model, the metric and the confidence that is requested.
         groups: the groups whose units may be removed.
+        pruner: gives the model the weights of a plan.
         plans: the plans, the first of which is the whole model.
         rows: the rows.
         searched: number of rows that the bisection saw.
@@ -248,7 +261,7 @@ def _certify(
     assert selection.max_drop is not None
 
     def losses(plan: _FittedPlan) -> np.ndarray:
-        network.load_state_dict(plan.state)
+        _load_weights(run, pruner, plan)
         values = scored_statistics(network, run.data.task, rows, "a plan for the certificate", run.log)
         predicted, labels = values.T
         return (predicted != labels).astype(np.float64)

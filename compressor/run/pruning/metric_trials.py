@@ -12,7 +12,9 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
 from compressor.run.run_log import RunLog
+from compressor.run.run_notes import uninformed_text
 from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation, OutputsObserver
 
@@ -119,6 +121,24 @@ class TrialScorer:
         rng, count = np.random.default_rng(self._seed), len(values)
         draws = [self._task.score(values[rng.integers(0, count, count)]) for _ in range(_DRAWS)]
         return ResampledScore(self._task.score(values), np.array(draws), divergence)
+
+
+def require_informed(dense: ResampledScore, task: Task) -> None:
+    """Raise InputError if the metric of the whole model on the evaluation rows can show no loss.
+
+    Args:
+        dense: the score of the whole model.
+        task: its task.
+    """
+    text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
+    if text is not None:
+        raise InputError(
+            f"{text} (--data, --eval-data); --max-drop bounds nothing here, unless another metric does (--metric)",
+            code=ErrorCode.LABEL_MISMATCH,
+            metric=task.metric,
+            value=dense.metric,
+            constant=dense.constant,
+        )
 
 
 def estimate_losses(

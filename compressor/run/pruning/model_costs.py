@@ -8,12 +8,11 @@ from pathlib import Path
 
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
-from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
-from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
+from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, LoadedModel
 from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
@@ -52,7 +51,7 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
         listener: receives stages, progress and notes.
 
     Raises:
-        UsageError: the engine is to be chosen, or its graph cannot be quantized without rows.
+        UsageError: the engine is to be chosen.
         TargetMissingError: the runtime, its device or the quantizer is missing.
         InputError: the model folder or a length cannot be used.
     """
@@ -73,25 +72,13 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
 
 
 def _form(config: EngineConfig) -> str:
-    """The form of an engine that is built without rows.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The form of an engine whose cost is measured."""
     runtime = target(config.target)
     if config.precision not in QUANTIZED:
         return ""
     if runtime.quantizes and config.precision == "int8":
         return DYNAMIC
-    if runtime.symmetric:
-        raise UsageError(
-            f"--precision {config.precision}: the graph of {runtime.title} is quantized by rows, which this command"
-            " does not read; measure fp32 or fp16",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-            value=config.precision,
-        )
-    return PORTABLE
+    return SYMMETRIC if runtime.symmetric else PORTABLE
 
 
 def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, log: RunLog) -> tuple[CostTable, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +18,12 @@ from compressor.environment import machine
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.pruning import cost_tables
+from compressor.run.pruning import cost_tables, measure_costs
 from compressor.run.pruning.cost_tables import CostSource, latest_tables
 from compressor.targets.user_cache import user_cache
-from compressor.units import PrunableGroup
+from compressor.units import PrunableGroup, keep_all
+from graph_passes import Plan
+from tests.run.listeners import interrupt
 
 
 class Stage:
@@ -163,6 +166,68 @@ def test_a_table_that_cannot_be_stored_is_used_all_the_same(
     monkeypatch.setattr(cost_tables, "save_tables", refuse)
     assert source.time_tables(table(1.0)) == [table(3.0)]
     assert source.log.codes == [NoteCode.COSTS_NOT_STORED]  # type: ignore[attr-defined]
+
+
+class PlanCounts:
+    """Engines that are the numbers of units of their plans.
+
+    Attributes:
+        reference: has the plan that keeps every unit.
+        built: the engines, in order.
+        interrupted: how many engines are built before the measurement is interrupted; None: all.
+    """
+
+    def __init__(self, groups: Sequence[PrunableGroup], **fields: Any) -> None:
+        self.__dict__ |= fields
+        self.reference = SimpleNamespace(plan=keep_all(groups))
+        self.built: list[dict[str, int]] = []
+        self.interrupted: int | None = None
+
+    def build(self, plan: Plan) -> dict[str, int]:
+        if len(self.built) == self.interrupted:
+            interrupt()
+        self.built.append(dict(plan.counts))
+        return self.built[-1]
+
+    def discard(self, engine: dict[str, int]) -> None:
+        pass
+
+
+def test_an_interrupted_measurement_goes_on_after_the_plans_that_were_timed(
+    source: CostSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each measurement draws a time of its own: the table is the same only if no plan is timed twice."""
+    groups = [PrunableGroup(name, "neurons", units, 1, 8, name) for name, units in (("a", 128), ("b", 64))]
+    engines: Any = PlanCounts(groups, **vars(source.engines))
+    source = replace(source, groups=groups, engines=engines)
+    rows = tuple(
+        GroupCosts(groups=(group.name,), type="neurons", counts=(0, group.units), savings=(group.units / 64, 0.0))
+        for group in groups
+    )
+    counted, timed, noise = table(1.0).model_copy(update={"rows": rows}), list[Any](), np.random.default_rng(0)
+
+    def ratios(engines: Sequence[Any], *args: object) -> list[tuple[float, float]]:
+        timed.extend(engines[1:])
+        return [(sum(counts.values()) / 192 + noise.uniform(0.1, 0.2), 0.01) for counts in engines[1:]]
+
+    monkeypatch.setattr(measure_costs, "paired_ratios", ratios)
+    monkeypatch.setattr(measure_costs, "paired_times", lambda *args: [5e-3, 10e-3])
+    state = noise.bit_generator.state
+    whole, plans = source.time_tables(counted), [*timed]
+    assert len(plans) > 15
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    noise.bit_generator.state = state
+    timed.clear()
+    engines.built, engines.interrupted = [], 12
+    with pytest.raises(KeyboardInterrupt):
+        source.time_tables(counted)
+    assert timed == plans[:10]
+    engines.built, engines.interrupted = [], None
+    assert source.time_tables(counted) == whole
+    assert engines.built == plans[10:]
+    assert timed == plans
+    assert [path.name for path in user_cache().glob("*.partial.json")] == []
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))
