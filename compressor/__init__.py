@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compressor.config.run import Recipe
     from compressor.export import export_reference
+    from compressor.measure.costs import CostTable
     from compressor.models import (
         AllAttentionConfig,
         AllAttentionForCausalLM,
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
+    from compressor.run.pruning.budget import Constraint, allocate_until_met
+    from compressor.run.pruning.model_costs import measure_costs
+    from compressor.selection.allocation import allocate
+    from compressor.selection.pruners.base import PruningInputs
+    from compressor.selection.pruners.fisher import FisherPruner
+    from compressor.selection.pruners.magnitude import MagnitudePruner
+    from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
     from compressor.targets import target
     from compressor.targets.segment_stream import Stream
     from compressor.training.distillation import Distillation
@@ -25,7 +33,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AllAttentionConfig",
     "AllAttentionForCausalLM",
+    "Constraint",
+    "CostTable",
     "Distillation",
+    "FisherPruner",
+    "MagnitudePruner",
     "PrunableGroup",
     "PruningInputs",
     "Recipe",
@@ -36,19 +48,25 @@ __all__ = [
     "TransformerXLConfig",
     "TransformerXLForCausalLM",
     "allocate",
+    "allocate_until_met",
     "compress",
     "compress_ladder",
     "export_reference",
     "find_groups",
     "find_sites",
     "gated",
+    "measure_costs",
     "target",
 ]
 
 _MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
+    "Constraint": "compressor.run.pruning.budget",
+    "CostTable": "compressor.measure.costs",
     "Distillation": "compressor.training.distillation",
+    "FisherPruner": "compressor.selection.pruners.fisher",
+    "MagnitudePruner": "compressor.selection.pruners.magnitude",
     "PrunableGroup": "compressor.units",
     "PruningInputs": "compressor.selection.pruners.base",
     "Recipe": "compressor.config.run",
@@ -59,12 +77,14 @@ _MODULES = {
     "TransformerXLConfig": "compressor.models",
     "TransformerXLForCausalLM": "compressor.models",
     "allocate": "compressor.selection.allocation",
+    "allocate_until_met": "compressor.run.pruning.budget",
     "compress": "compressor.run.pipeline",
     "compress_ladder": "compressor.run.ladder",
     "export_reference": "compressor.export",
     "find_groups": "compressor.units",
     "find_sites": "compressor.units",
     "gated": "compressor.units",
+    "measure_costs": "compressor.run.pruning.model_costs",
     "target": "compressor.targets",
 }
 

@@ -139,7 +139,8 @@ def _learn_units(
     if recipe.prunes:
         scorer = EvaluationScorer(dense, data, run.built, run.log)
         engine = _choose_first(run, scorer, reference, refused, part.engine)
-        part.keep_engine(engine.choice.label)
+        if run.built.engine.chooses:
+            part.keep_engine(engine.choice.label)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         return LearnedPlan(prune(budget_run), engine, scorer)

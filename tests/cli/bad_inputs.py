@@ -40,6 +40,29 @@ def gate_command(inputs: Path) -> Arguments:
     return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "dsp"]
 
 
+def reconstruct_command(inputs: Path, *flags: str | Path) -> Arguments:
+    """A run that removes units within a budget."""
+    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[6:], "--method", "reconstruct", *flags]
+
+
+def unreachable_budget(inputs: Path) -> Arguments:
+    return reconstruct_command(inputs, "--parameters", "1%")
+
+
+def two_bounds(inputs: Path) -> Arguments:
+    return reconstruct_command(inputs, "--speedup", "2", "--latency", "5ms")
+
+
+def latency_without_unit(inputs: Path) -> Arguments:
+    return reconstruct_command(inputs, "--latency", "5")
+
+
+def too_few_tokens(inputs: Path) -> Arguments:
+    (inputs / "few.tsv").write_text("label\ttext\n" + "0\tgood\n1\tbad\n" * 3)
+    few: Arguments = ["--data", inputs / "few.tsv", "--eval-data", inputs / "rows.tsv"]
+    return reconstruct_command(inputs, *few, "--macs", "60%")
+
+
 def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
     """A run with the plan, some fields of its only site changed."""
     plan = json.loads((inputs / "plan.json").read_text())

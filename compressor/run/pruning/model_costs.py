@@ -40,7 +40,7 @@ class ModelCosts:
     tables: tuple[CostTable, ...]
 
 
-def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCosts:
+def measure_costs(recipe: Recipe, listener: Listener | None = None) -> ModelCosts:
     """Time the engines of plans of a model, at every size that the recipe times.
 
     No rows are needed, since times do not depend on weights. A table of the same model, engine and machine that was

@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.results import NoteCode
 from compressor.run.pruning import cost_tables
-from compressor.run.pruning.model_costs import measure_model
+from compressor.run.pruning.model_costs import measure_costs
 from tests.faults import fails_with
 from tests.run.listeners import RecordingListener
 from tests.run.pruning.budget_runs import budget_recipe
@@ -45,7 +45,7 @@ def test_costs_name_what_cannot_be_removed(inputs: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(cost_tables, "measure_times", proportional)
     refuse_drops(monkeypatch, HEADS)
     listener = RecordingListener()
-    costs = measure_model(budget_recipe(inputs, tmp_path / "out", data=None), listener)
+    costs = measure_costs(budget_recipe(inputs, tmp_path / "out", data=None), listener)
     (note,) = [note for note in listener.notes if note.code is NoteCode.GROUPS_SKIPPED]
     assert HEADS in note.text
     assert "Frobnicate" in note.text
