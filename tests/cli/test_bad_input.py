@@ -145,12 +145,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
     "one class only": (one_class, 3, ErrorCode.INVALID_ROWS, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, ErrorCode.TOO_FEW_ROWS, "eval.tsv"),
     "family without heads": (unsupported_family, 8, ErrorCode.SITE_REFUSED, "fnet"),
-    "unknown method": (
-        lambda inputs: [*learn_command(inputs), "--method", "dps"],
-        2,
-        ErrorCode.UNKNOWN_NAME,
-        "mean dsp?",
-    ),
+    "unknown method": (lambda inputs: [*learn_command(inputs), "--method", "dps"], 2, ErrorCode.UNKNOWN_NAME, "dsp?"),
     "drop beyond the metric": (
         lambda inputs: [*learn_command(inputs), "--max-drop", "1"],
         2,

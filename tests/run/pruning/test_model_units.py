@@ -9,7 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from compressor.config.run import Recipe
 from compressor.results import NoteCode
-from compressor.run.pruning.model_costs import measure_model
+from compressor.run.pruning.model_costs import measure_costs
 from compressor.run.pruning.model_units import list_units
 from tests import folders
 from tests.run.listeners import RecordingListener, interrupt
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_experts_are_noted_before_times_are_measured(model: Path) -> None:
     listener = RecordingListener("exporting", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        measure_model(Recipe(model=model, batch=(1,), seq=(8,)), listener)
+        measure_costs(Recipe(model=model, batch=(1,), seq=(8,)), listener)
     assert listener.codes == [NoteCode.EXPERTS_KEPT]
 
 
