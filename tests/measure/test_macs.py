@@ -100,17 +100,21 @@ def test_unknown_shapes_give_no_count() -> None:
 
 
 def test_macs_of_a_model_follow_the_formula() -> None:
-    """BERT: projections and attention of the kept heads, feed-forward of every layer, pooler and classifier."""
+    """BERT: projections and attention of the kept heads, the kept neurons, pooler and classifier."""
     bert = pruned("bert")
     config = bert.model.config
-    hidden, inner, width = config.hidden_size, config.intermediate_size, config.hidden_size // 4
+    hidden, width = config.hidden_size, config.hidden_size // 4
     batch, seq = 3, 11
 
-    def formula(heads: list[int]) -> int:
+    def formula(heads: list[int], neurons: list[int]) -> int:
         rows = batch * seq
-        layers = sum(rows * 4 * hidden * width * kept + 2 * rows * seq * width * kept for kept in heads)
-        return layers + len(heads) * rows * 2 * hidden * inner + batch * hidden * (hidden + config.num_labels)
+        attentions = sum(rows * 4 * hidden * width * kept + 2 * rows * seq * width * kept for kept in heads)
+        feed_forwards = sum(rows * 2 * hidden * kept for kept in neurons)
+        return attentions + feed_forwards + batch * hidden * (hidden + config.num_labels)
 
-    assert macs(load(bert.shrunk), batch, seq) == formula([len(site.kept) for site in bert.plan.sites])
+    heads = [len(site.kept) for site in bert.plan.sites]
+    neurons = [len(group.kept) for group in bert.plan.feed_forwards]
+    assert macs(load(bert.shrunk), batch, seq) == formula(heads, neurons)
     # The gates of the reference graph multiply without a sum: they do not count.
-    assert macs(load(bert.reference), batch, seq) == formula([site.heads for site in bert.plan.sites])
+    every = [site.heads for site in bert.plan.sites], [config.intermediate_size] * len(neurons)
+    assert macs(load(bert.reference), batch, seq) == formula(*every)
