@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import onnx
+import onnxruntime
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationDataReader
@@ -104,8 +105,14 @@ class RowReader(CalibrationDataReader):
 def quantize_statically(name: str, root: Path, out: Path) -> dict[str, Any]:
     """ONNX Runtime's static quantization (QDQ) of the matrix products of the graph, by the ranges of drawn rows."""
     reference_engine(starting_model(name, root), SETS[name].max_length, root)
+    folded = out / "folded.onnx"  # the exported graph transposes weights, which hides them from the quantizer
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folded)
+    exported = onnx.load(root / "reference" / "model.onnx").SerializeToString()
+    onnxruntime.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
     quantize_static(
-        root / "reference" / "model.onnx",
+        folded,
         out / "engine.onnx",
         RowReader(calibration_rows(name, root, tools.CALIBRATION_ROWS)),
         op_types_to_quantize=["MatMul", "Gemm"],
@@ -114,6 +121,7 @@ def quantize_statically(name: str, root: Path, out: Path) -> dict[str, Any]:
         use_external_data_format=True,
         extra_options={"MatMulConstBOnly": True},  # as its documentation recommends: products with weights
     )
+    folded.unlink()
     return {}
 
 
