@@ -1,7 +1,7 @@
 """Prune all-MiniLM-L6-v2 as a sentence encoder on STS-B, and print what its embeddings lose against the dense ones.
 
     python -m benchmarks.embeddings                                     # 75%, 50% and 33% of the MACs
-    python -m benchmarks.embeddings --shares 0.75 0.5 --engines openvino --distill
+    python -m benchmarks.embeddings --shares 0.75 0.5 --engines openvino --distill 1000      # trained for 1,000 steps
     python -m benchmarks.embeddings --shares 0.5 --seeds 3              # the metric with further seeds
     python -m benchmarks.embeddings --match-dense                       # for an index that the dense model filled
     python -m benchmarks.embeddings --texts-of sst2                     # pruned by texts of another domain
@@ -45,7 +45,6 @@ from compressor.tasks.metrics import spearman
 
 SET = "stsb"
 SHARES = (0.75, 0.5, 1 / 3)
-DISTILLED = {"distill": True, "distill_steps": 1000}
 BACKENDS = {"ort": "onnx", "openvino": "openvino"}
 """Target -> backend of sentence-transformers."""
 
@@ -136,20 +135,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="shares of multiply-accumulates")
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    parser.add_argument("--distill", action="store_true", help="train what is left on the dense embeddings")
+    parser.add_argument("--distill", type=int, metavar="STEPS", help="train what is left on the dense embeddings")
     parser.add_argument("--match-dense", action="store_true", help="choose units by rankings of dense documents")
     parser.add_argument(
         "--texts-of", choices=["sst2", "cola"], help="choose, refit and train by the texts of another set"
     )
     parser.add_argument("--library", action="store_true", help="compare with sentence-transformers' own backends")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds of the rows that units are chosen by")
+    parser.add_argument("--prune-rows", type=int, help="rows that units are chosen and refitted by")
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/embeddings"))
     args = parser.parse_args()
-    parts = [SET, *(name for name in ("distill", "match_dense") if getattr(args, name)), args.texts_of]
-    folder = args.out / "-".join(filter(None, parts))
+    options = [f"distill{args.distill}" if args.distill else None, "match_dense" if args.match_dense else None]
+    folder = args.out / "-".join(filter(None, [SET, *options, args.texts_of]))
     folder.mkdir(parents=True, exist_ok=True)
-    fields: dict[str, Any] = {"match_dense": args.match_dense, **(DISTILLED if args.distill else {})}
+    fields: dict[str, Any] = {"match_dense": args.match_dense}
+    if args.distill:
+        fields |= {"distill": True, "distill_steps": args.distill}
     if args.texts_of:
         rows_path = str(rows_file(SET, folder))
         fields |= {"data": str(texts_of_set(args.texts_of, folder)), "eval_data": rows_path, "test_data": rows_path}
@@ -158,7 +160,7 @@ def main() -> None:
     reference = reference_engine(encoder(), length, folder)
     rows = []
     for engine, share in itertools.product(args.engines, args.shares):
-        cells = [Cell(engine, "reconstruct", seed, {"macs": share}) for seed in range(args.seeds)]
+        cells = [Cell(engine, "reconstruct", seed, {"macs": share}, args.prune_rows) for seed in range(args.seeds)]
         reports = [report_of(cell, SET, encoder(), folder, fields) for cell in cells]
         runtime, run = target(ENGINES[engine][0]), folder / "budgets" / cells[0].name
         ratios = [repeated(reference, run / runtime.engine_file, length, repeat) for repeat in range(args.repeats)]
