@@ -33,9 +33,9 @@ class ErrorCode(StrEnum):
     UNSAFE_RECIPE = "unsafe-recipe"
     """The recipe inside a model folder sets a field that only the command line or `--recipe` may set."""
     IMPORT_FAILED = "import-failed"
-    """The module of a task of one's own raises an error when it is imported."""
+    """The module of a custom task raises an error when it is imported."""
     TASK_FAILED = "task-failed"
-    """A method of a task of one's own raises an error."""
+    """A method of a custom task raises an error."""
 
     # Files and models.
     FILE_MISSING = "file-missing"

@@ -58,7 +58,8 @@ def export_reference(
     Args:
         model: a transformers model; its state is restored.
         plan: one entry for each site of the model.
-        inputs: keyword arguments of its forward, tensors only; their names become the inputs of the graph.
+        inputs: keyword arguments of its forward, tensors only, e.g. `input_ids` `[batch, position]` with at least two
+            positions; their names become the inputs of the graph.
         path: the file to write, e.g. `reference.onnx`.
         opset: 18, or 23, which has an `Attention` operator for `sdpa`.
         attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.

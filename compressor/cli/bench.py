@@ -13,7 +13,7 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console, text_table
-from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.cli.field_options import FieldsCommand, option_of, options_of
 from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.sections import EngineConfig, MeasureConfig
@@ -30,7 +30,8 @@ _FIELDS = {
 @click.command(cls=FieldsCommand, fields=_FIELDS, short_help="Time two ONNX graphs, or the engines of a run, in turn.")
 @click.argument("dense", type=click.Path(path_type=Path))
 @click.argument("compressed", type=click.Path(path_type=Path), required=False)
-@options_of(_FIELDS)
+@options_of(_FIELDS, without=("seq",))
+@option_of("seq", _FIELDS["seq"], help_text="lengths to time in tokens, separated by commas; default: 128")
 @common
 @click.pass_obj
 def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) -> None:

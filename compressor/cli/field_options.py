@@ -65,7 +65,8 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
         help_text: description in place of that of the field; None: that of the field.
     """
     default = field.get_default(call_default_factory=True) if has_default(field) else None
-    text = f"{help_text or field.description}{'' if default is None else f' [{_as_text(default)}]'}"
+    note = " [required]" if field.is_required() else "" if default is None else f" [{_as_text(default)}]"
+    text = f"{help_text or field.description}{note}"
     if field.annotation is bool:
         return click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=text)
     flags = (*_FURTHER_FLAGS.get(name, ()), flag_of(name))

@@ -13,7 +13,13 @@ from compressor.cli.output_file import check_output_file
 
 
 @click.command(short_help="Compile a kernel of block-sparse attention for this machine.")
-@click.option("-o", "--out", default="block_sparse.so", type=click.Path(path_type=Path), help="the library to write")
+@click.option(
+    "-o",
+    "--out",
+    default="block_sparse.so",
+    type=click.Path(path_type=Path),
+    help="the library to write [block_sparse.so]",
+)
 @click.option("--include", metavar="FOLDER", type=click.Path(path_type=Path), help="folder of ONNX Runtime's headers")
 @click.option("--march", default="native", help="processor to compile for, a value of the compiler's -march [native]")
 @click.option("--force", is_flag=True, help="replace the file if it exists")

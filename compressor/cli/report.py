@@ -18,7 +18,7 @@ from compressor.cli.console import Console
 def report(console: Console, out: Path) -> None:
     """Rewrite the report.html of OUT, the folder of a finished run, from its report.json.
 
-    OUT may name another report of a run, as run-report.json; its page is then run-report.html.
+    OUT may also be the path of another report, such as out/run-report.json; its page is then run-report.html.
     """
     from compressor.report import load, summary, write_page
 

@@ -19,10 +19,15 @@ from compressor.errors import ErrorCode, UsageError, most_similar
 )
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="")
-@click.option("--recipe", "file", metavar="FILE", help="a TOML file of the options below; default: MODEL/compress.toml")
+@click.option("--recipe", "file", metavar="FILE", help="a TOML file of these options; default: MODEL/compress.toml")
 @options_of(FIELDS, without=("model",))
 @renamed_options(FORMER_NAMES)
-@click.option("--lambda", "penalty", type=float, help="short for --options penalty=LAMBDA, the penalty of an open head")
+@click.option(
+    *("--lambda", "penalty"),
+    type=float,
+    metavar="LAMBDA",
+    help=f"short for --options penalty=LAMBDA, the penalty of an open head ({', '.join(PENALISED_METHODS)})",
+)
 @common
 @click.pass_context
 def run(

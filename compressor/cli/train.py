@@ -22,7 +22,7 @@ from compressor.config.train import Training, training_of
 def train(console: Console, out: str, **flags: Any) -> None:
     """Train a language model that reads its text in segments with a memory, and write the model folder OUT.
 
-    The same command resumes an interrupted training. The tokens are the words or the letters of the text.
+    The same command resumes an interrupted training. A token is a word or a character of the text.
     """
     training = training_of(out=out, **{name: value for name, value in flags.items() if value is not None})
     from compressor.results import Note, NoteCode

@@ -31,7 +31,7 @@ def _removes_something(recipe: RecipeSections) -> None:
     if recipe.distillation.distill and not recipe.learns and recipe.plan_file is None:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
-            "<distill>: nothing is removed from the model, so there is nothing to learn again; set a budget"
+            "<distill>: nothing is removed from the model, so there is nothing to distill; set a budget"
             " (<speedup>), the number of heads (<keep>), or a plan (<plan>)",
             *("distill", "speedup"),
         )

@@ -1,4 +1,4 @@
-"""Tasks of one's own: classes outside of this package, which `--task` names by module or by entry point.
+"""Custom tasks: classes outside of this package, which `--task` names by module or by entry point.
 
 Naming one loads code. A recipe that is not trusted may therefore not name one; see `recipe_file.check_folder_recipe`.
 """
@@ -29,7 +29,7 @@ _BASE = "compressor.tasks.base"
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A task of one's own.
+    """A custom task.
 
     Attributes:
         task_class: the class, which inherits from `compressor.tasks.Task`.
@@ -48,12 +48,12 @@ def entry_point_names() -> tuple[str, ...]:
 
 
 def is_own_task(name: object) -> bool:
-    """Whether a value of `--task` names a task of one's own; this loads nothing."""
+    """Whether a value of `--task` names a custom task; this loads nothing."""
     return isinstance(name, str) and (":" in name or name in entry_point_names())
 
 
 def load_own_task(name: str | None) -> OwnTask | None:
-    """Import the task of one's own that a value of `--task` names; None for a task of this package, or for None.
+    """Import the custom task that a value of `--task` names; None for a task of this package, or for None.
 
     Raises:
         UsageError: the module cannot be imported, or has no such task.
@@ -75,7 +75,7 @@ def load_own_task(name: str | None) -> OwnTask | None:
 
 
 def error_of_own_task(error: Exception) -> UsageError | None:
-    """The error that names the method of a task of one's own in which another was raised; None: it was not.
+    """The error that names the method of a custom task in which another was raised; None: it was not.
 
     Of the frames of this package and of modules that define a task, the innermost decides; libraries do not count.
 

@@ -152,6 +152,13 @@ def _check_selection(recipe: RecipeSections) -> None:
         learns = False
     counts_heads = not recipe.learns_units and method not in (*SEARCH_METHODS, *PENALISED_METHODS)
     if learns and keep is None and counts_heads:
+        if not {"method", "plan"} & selection.model_fields_set and not recipe.blocks.model_fields_set:
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                "nothing says how much to remove; set a budget (<speedup>, <latency>, <macs>, <parameters>), the loss"
+                " allowed (<max_drop>), or the number of heads (<keep>)",
+                *("keep", "speedup"),
+            )
         also = ", or the share of blocks to drop (<drop_blocks>)" if recipe.blocks.model_fields_set else ""
         timed = ", and meets no budget of time" if recipe.budget.is_timed else ""
         raise FieldConflictError(

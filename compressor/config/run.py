@@ -48,6 +48,9 @@ _LEARNED_FORM = 3
 class Recipe(RecipeSections):
     """Everything that decides what a run computes. It is frozen, and validated at construction.
 
+    Fields of the sections are given directly, by keyword; docs/recipe.md and `compress recipe` list them with their
+    defaults.
+
     Args:
         name_of: the name of a field in messages; by default its flag.
         source: the model.

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 
 from compressor.config.fields import Config, as_list, config_field, flag_of, usage_error
 from compressor.config.run import Recipe
+from compressor.config.sections import BudgetConfig, DistillationConfig
 from compressor.config.values import Keep, Names, Natural, NonNegative, Share
 from compressor.errors import ErrorCode, UsageError
 
@@ -18,8 +19,11 @@ AXES = "Axes"
 RESERVED = (
     *("plan", "method", "keep", "certify", "max_drop", "ray", "force"),
     *("drop_blocks", "drop_blocks_by_kind", "maps", "random_blocks", "mask_all_sites", "entmax"),
+    *BudgetConfig.model_fields,
+    *DistillationConfig.model_fields,
 )
-"""Fields of a recipe that a study sets itself. `ray` is among them: the flag of that name applies to the study."""
+"""Fields of a recipe that a study sets itself, or that it does not read: a ladder compares methods under budgets. `ray`
+is among them: the flag of that name applies to the study."""
 
 
 class StudyAxes(Config):

@@ -116,8 +116,15 @@ class CostTable(BaseModel):
         return size_label(self.batch, self.seq) if self.batch else WHOLE_MODEL
 
     def saving(self, group: str, count: int) -> float:
-        """What a group saves at a number of units, against all of them."""
-        return next(row.saving(count) for row in self.rows if group in row.groups)
+        """What a group saves at a number of units, against all of them, in the unit of the table.
+
+        Raises:
+            KeyError: no row has the group.
+        """
+        row = next((row for row in self.rows if group in row.groups), None)
+        if row is None:
+            raise KeyError(group)
+        return row.saving(count)
 
     def sum_of(self, counts: Mapping[str, int]) -> float:
         """Sum of the costs of a plan, from the number of kept units of each group; those not named keep all."""

@@ -49,7 +49,7 @@ class ModelFolder:
         notes: facts for the reader, e.g. tensors of the folder that the model does not use.
         example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
         sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
-        own_task: the task of one's own that reads its rows; None: that of `task` does.
+        own_task: the custom task that reads its rows; None: that of `task` does.
         image_size: size of the images that the processor of an image classifier makes; None for other models.
     """
 
@@ -90,7 +90,7 @@ def load(
 
     Args:
         path: the folder.
-        task: the task of the model, if its class does not determine it, or a task of one's own.
+        task: the task of the model, if its class does not determine it, or a custom task.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
         needs_processor: raise an error for a text model without a tokenizer.

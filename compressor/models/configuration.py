@@ -146,6 +146,8 @@ def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
 class AllAttentionConfig(SegmentConfig):
     """All-attention Transformer: persistent key and value vectors replace the feed-forward layer.
 
+    Source: Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory, in the form of Shim et al. 2021.
+
     Attributes:
         num_persistent: persistent vectors per head.
     """
@@ -158,6 +160,8 @@ class AllAttentionConfig(SegmentConfig):
 @strict
 class TransformerXLConfig(SegmentConfig):
     """Transformer-XL in pre-norm form.
+
+    Source: Dai et al. 2019, Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context.
 
     Attributes:
         intermediate_size: width of the feed-forward layer; None: 4 * hidden_size.

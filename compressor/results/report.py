@@ -50,7 +50,7 @@ class SiteBlocks(Row):
 
 
 class TaskCode(Row):
-    """The code of a task of one's own: `path` is `module:class`, `source` the hash `sha256:...` of its files."""
+    """The code of a custom task: `path` is `module:class`, `source` the hash `sha256:...` of its files."""
 
     path: str
     source: str

@@ -31,7 +31,7 @@ def answered_rows(
         count: maximum number of rows.
 
     Raises:
-        UsageError: a task of one's own does not give one answer for each row.
+        UsageError: a custom task does not give one answer for each row.
     """
     changes = _changes(statistics, len(data.test))
     indices = np.argsort(-changes, kind="stable")[: max(count, BATCH_SIZE)].tolist()

@@ -50,6 +50,9 @@ def compress_ladder(
         others: ladders of other methods, which the page shows beside it; see `compared_ladders`. An error ends the
             ladder of its method only. A method that meets no budget of time ends where the ladder does.
 
+    Returns:
+        The rungs with their metrics and speeds, and the fastest of them that is within `max_drop`.
+
     Raises:
         UsageError: there are several processes.
         InputError: the file of `compare_points` is missing or has a bad field; nothing has run.

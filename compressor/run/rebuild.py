@@ -101,7 +101,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
 def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
     """The rows of the run; None where they, its model folder or the dense graph are not on this machine.
 
-    A task of one's own is code, and the folder may come from elsewhere: it is not loaded because a report names it.
+    A custom task is code, and the folder may come from elsewhere: it is not loaded because a report names it.
     """
     if not run.report.scores or "dense" not in run.graphs:
         return None

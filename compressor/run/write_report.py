@@ -176,7 +176,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
 
 
 def code_of(own_task: OwnTask | None) -> TaskCode | None:
-    """The code of a task of one's own, as a report states it."""
+    """The code of a custom task, as a report states it."""
     return None if own_task is None else TaskCode(path=own_task.path, source=own_task.source)
 
 

@@ -40,7 +40,7 @@ class Task(ABC):
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them.
         label_name: the key of the labels in a collated batch.
-        model_task: for a task of one's own, the value of `--task` that a model folder is loaded with; None: its class
+        model_task: for a custom task, the value of `--task` that a model folder is loaded with; None: its class
             is the one that it was saved as.
         notes: how rows are read and scored; complete when all rows are encoded.
         set_aside_by: column of the encoded rows; rows with equal values there are set aside together for another

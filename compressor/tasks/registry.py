@@ -49,10 +49,10 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
 
 
 def _task_class(folder: ModelFolder) -> Any:
-    """The class that reads the rows of a folder: a task of one's own, else the first of its task that accepts it.
+    """The class that reads the rows of a folder: a custom task, else the first of its task that accepts it.
 
     Raises:
-        InputError: the task of one's own does not accept it.
+        InputError: the custom task does not accept it.
     """
     if folder.own_task is None:
         classes = (entry.load() for entry in TASKS if entry.name == folder.task)
@@ -73,7 +73,7 @@ def metric_named(name: str, folder: ModelFolder | None = None) -> Metric:
 
     Args:
         name: the name.
-        folder: a folder that may have a task of one's own, whose metrics count first.
+        folder: a folder that may have a custom task, whose metrics count first.
 
     Raises:
         UsageError: no task has a metric of this name.

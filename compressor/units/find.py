@@ -91,8 +91,9 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        SiteRefusedError: no heads were found.
-        InputError: the model does not run on the inputs.
+        SiteRefusedError: no heads were found, or an attention cannot be run in this form.
+        InputError: the model does not run on the inputs, or is no transformers model.
+        UsageError: `attention` is neither `eager` nor `sdpa`.
     """
     sites = find_units(model, inputs, attention=attention).sites
     if not sites:

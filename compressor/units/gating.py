@@ -125,9 +125,13 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
+    Yields:
+        The model itself.
+
     Raises:
         InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
             lacks a site of the model or has other sizes.
+        SiteRefusedError: an attention cannot be gated in this form.
     """
     bare = unwrap(model)
     modules = dict(bare.named_modules())

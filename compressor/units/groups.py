@@ -115,13 +115,19 @@ def find_groups(
 
     Args:
         model: a transformers model; runs a few times in evaluation mode without gradients, and is restored afterwards.
-        inputs: keyword arguments of its forward, at least two positions long.
+        inputs: keyword arguments of its forward, e.g. `input_ids` `[batch, position]`, at least two positions long.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
         group_by: how query heads that share key/value heads are removed: all those of a key/value head together (`kv`),
             or as many from every key/value head (`query`).
 
+    Returns:
+        One entry for each attention, whose units are its query heads, and for each feed-forward, whose units are its
+        neurons.
+
     Raises:
-        SiteRefusedError: no heads and no neurons were found.
+        SiteRefusedError: no heads and no neurons were found, or an attention cannot be run in this form.
+        InputError: the model does not run on the inputs, or is no transformers model.
+        UsageError: `attention` is neither `eager` nor `sdpa`.
     """
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)

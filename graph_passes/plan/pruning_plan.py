@@ -43,7 +43,8 @@ class Plan(BaseModel):
         options: the method's options.
         seed: the run's seed.
         data: hash of the training rows (`sha256:...`), or None.
-        evidence: metrics before and after, e.g. `{"eval": {"dense": {"accuracy": 0.9}, "compressed": {...}}}`.
+        evidence: metric before and after by split, e.g.
+            `{"test": {"metric": "accuracy", "rows": 346, "dense": 0.87, "compressed": 0.86}}`.
         weights: name of a parameter -> its fingerprints: of those that the run trained or refitted, and of the weights
             that read neurons. Empty where the run changed none; then the graph must hold the weights of the plan.
     """

@@ -20,14 +20,14 @@ class EngineConfig(Config):
 
     target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
         ENGINE,
-        "runtime to build for; auto: the fastest of those installed",
+        "runtime to build for; auto (compress run alone): the fastest of those installed",
         DEFAULT_TARGET,
         choices=(*TARGETS, AUTO),
     )
     precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
-        "numeric precision of the engine, fp8 for TensorRT only; auto: fp32, int8, or what else the target has,"
-        " whichever is fastest and keeps the metric within max_drop",
+        "numeric precision of the engine, fp8 for TensorRT only; auto (compress run alone): fp32, int8, or what"
+        " else the target has, whichever is fastest and keeps the metric within max_drop",
         "fp32",
     )
     calibration_rows: Count = config_field(

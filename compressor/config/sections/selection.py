@@ -19,7 +19,7 @@ class SelectionConfig(Config):
     plan: Path | None = config_field(HEADS, "plan.json to follow; nothing is learned", is_path=True)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
         HEADS,
-        "method that selects the units; with a budget the default is reconstruct",
+        "method that selects the units; the default is reconstruct with a budget, and with max_drop alone",
         "dsp",
         decides_plan=True,
         choices=tuple(METHODS),
@@ -51,7 +51,8 @@ class SelectionConfig(Config):
     max_drop: NonNegative | None = config_field(
         MEASURING,
         "maximum loss of the metric, in its own unit (0.01 is one point of accuracy): the run fails if more is lost;"
-        " a search without --keep removes as many heads as it allows",
+        " alone, units are removed until the engine is as fast as this loss permits; a search without --keep removes"
+        " as many heads as it permits",
     )
 
     @property

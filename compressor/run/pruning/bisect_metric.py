@@ -212,15 +212,18 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
 def _note(plans: Sequence[_FittedPlan], trial_count: int, task: Task) -> Note:
     """What the bisection came to: how fast the last plan is by the cost table, and what it is expected to lose."""
     if len(plans) == 1:
-        text = f"none of {trial_count} plans is expected to keep the metric within --max-drop, with a margin"
+        text = (
+            f"no unit is removed: none of {trial_count} plans is expected to keep the metric within --max-drop, with a"
+            " margin; raise --max-drop, or add evaluation rows (--eval-data)"
+        )
         return Note(code=NoteCode.NOTHING_REMOVED, text=text)
     plan, unit = plans[-1], task.metric_unit
     loss, error = (f"{unit.scale * value:.2g}" for value in plan.loss)
     points = " points" if unit is MetricUnit.POINTS else ""
     text = (
-        f"{1 / plan.cost:.3g} times as fast as the whole model by the cost table: of {trial_count} plans the fastest"
-        f" that is expected to keep the metric within --max-drop, with a margin; expected loss of {task.metric}:"
-        f" {loss} ± {error}{points}"
+        f"of {trial_count} plans, the fastest that is expected to keep the metric within --max-drop, with a margin, is"
+        f" {1 / plan.cost:.3g} times as fast as the whole model by the cost table; expected loss of {task.metric}:"
+        f" {loss}{points}, standard error {error}"
     )
     return Note(code=NoteCode.BUDGET_MET, text=text)
 

@@ -32,7 +32,7 @@ class Constraint:
 
     Attributes:
         table: what plans cost.
-        budget: the bound, in the unit of the table.
+        budget: the bound, in the unit of the table: ms of a call, multiply-accumulates, parameters or heads.
         correction: what costs of the table are multiplied by, from the plans that were measured.
     """
 
@@ -232,14 +232,16 @@ def allocate_until_met(
         groups: the groups whose units may be removed.
         losses: name of the group -> loss at every number of units.
         constraints: the constraints.
-        measure: measures the cost of a plan under each constraint.
+        measure: called at most six times with the number of units of each group; returns the cost of the plan under
+            each constraint, in their order and units.
 
     Returns:
         Of the plans that were measured to meet the budgets within `MAX_BUDGET_RATIO`, the plan whose cost is closest to
         `AIMED_RATIO`; where none meets them, the plan that exceeds them least.
 
     Raises:
-        BudgetError: no plan meets the constraints.
+        BudgetError: no plan meets the constraints; `details["least"]` has the least cost under each.
+        InputError: a loss is not finite.
     """
     attempts: list[Allocation] = []
 

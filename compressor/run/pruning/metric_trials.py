@@ -133,7 +133,8 @@ def require_informed(dense: ResampledScore, task: Task) -> None:
     text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
     if text is not None:
         raise InputError(
-            f"{text} (--data, --eval-data); --max-drop bounds nothing here, unless another metric does (--metric)",
+            f"{text} (--data, --eval-data); --max-drop cannot bound a loss that does not show: name other rows, or"
+            " another metric (--metric)",
             code=ErrorCode.LABEL_MISMATCH,
             metric=task.metric,
             value=dense.metric,

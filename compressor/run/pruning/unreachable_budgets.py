@@ -40,8 +40,8 @@ def unreachable(
         f"{_amount(parts[first][name], table)} of {text}" for name, text in _PARTS.items() if parts[first][name] > 0
     )
     return BudgetError(
-        f"the budget {subject} is {_amount(budgets[first], table)}, but {_amount(minimum, table)} remain{ratio} if"
-        f" every head and neuron is removed that may be: {made_of}; allow more",
+        f"the budget {subject} is {_amount(budgets[first], table)}, but {_amount(minimum, table)} remain{ratio} even"
+        f" when every head and neuron that may be removed is removed: {made_of}; raise the budget",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budgets=tuple(budgets),
         least=tuple(least),

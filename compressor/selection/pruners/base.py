@@ -28,9 +28,9 @@ class PruningInputs:
     Attributes:
         model: the model.
         groups: the groups whose units may be removed, in the order in which the model calls them.
-        statistics: batches by which units are chosen and weights refitted.
-        held_out: batches of other rows, on which the loss is measured.
-        outputs: names of the model's outputs that the task scores.
+        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[row, ...]`.
+        held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
+        outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of every random draw.
         store: folder in which finished parts are kept, so that an interrupted run goes on from them.
     """
@@ -72,7 +72,12 @@ class Pruner(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
-        """Name of the group -> what the model loses at every number of units, if the others keep all."""
+        """The loss of each group alone: name of the group -> number of units -> loss, zero for all units; after `rank`.
+
+        The unit is the method's own, so losses of two methods cannot be compared: `reconstruct` has the mean divergence
+        of a row at temperature 2 (in nats), `fisher` a sum of squared gradients, `magnitude` a share of the squared
+        norm of the weights.
+        """
 
     @abstractmethod
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
