@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.interrupts import interrupts_deferred
@@ -222,6 +223,14 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file; None without one, or where it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def write_json(path: Path, content: object) -> None:

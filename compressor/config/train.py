@@ -78,7 +78,7 @@ class Training(Config):
         if self.hidden % self.heads or self.hidden % 2:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                f"<hidden> {self.hidden}: must be even and divisible by <heads> {self.heads}; choose one that is",
+                f"<hidden> {self.hidden}: must be even and divisible by <heads> {self.heads}; choose another width",
                 *("hidden", "heads"),
             )
         if self.final_learning_rate > self.learning_rate:

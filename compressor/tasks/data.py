@@ -251,7 +251,10 @@ def _draw_indices(rows: int, count: int, seed: int, together: int) -> np.ndarray
 
 
 def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows."""
+    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
+
+    Rows of a custom task that have neither tokens nor images count with all of their columns.
+    """
     return _read_contents(examples).digest
 
 
@@ -274,6 +277,9 @@ def _read_contents(examples: Dataset) -> _Contents:
     digest, rows = hashlib.sha256(), list[int]()
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
+    if not has_inputs:
+        names = sorted(examples.column_names)
+        digest.update(repr(names).encode())
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from compressor.models.sentence_encoder import EMBEDDING
-from compressor.tasks.forwards import scored_mask
+from compressor.tasks.forwards import SPAN_ENDS, scored_mask
 
 _SMALLEST_VARIANCE = 1e-12
 
@@ -27,13 +27,13 @@ def divergence(
 ) -> Tensor:
     """KL(dense || outputs) of each row, in nats.
 
-    Several outputs are logits over the positions of the row (start and end of a span); padded positions are left out,
-    and the divergences of the outputs are summed. A single output is one of these, by its axes:
+    The divergences of several outputs are summed. An output is one of these, by its axes and its name:
 
     1. `[rows, positions, classes]`: a language model or a tagger; the mean over the positions of the row that count.
     2. `[rows, classes]`.
     3. `[rows, 1]` or `[rows]`: a regression; the squared difference over the variance of the dense outputs.
     4. `sentence_embedding` `[rows, width]`: one minus the cosine of both embeddings.
+    5. `start_logits` and `end_logits` `[rows, positions]`: the ends of a span; padded positions are left out.
 
     Args:
         dense: outputs of the dense model.
@@ -48,12 +48,11 @@ def divergence(
     Returns:
         `[rows]`, of `dtype`, on the device of the outputs. A row without positions that count has zero.
     """
-    is_span = len(names) > 1
     return torch.stack(
         [
             _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
             if name == EMBEDDING
-            else _output_divergence(dense[name], outputs[name], batch, variance, is_span, temperature, dtype)
+            else _output_divergence(dense[name], outputs[name], name, batch, variance, temperature, dtype)
             for name in names
         ]
     ).sum(0)
@@ -89,7 +88,21 @@ def is_regression(logits: Tensor) -> bool:
     return logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
 
 
-def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """The logits of outputs, float32: those of the ends of a span without padded positions.
+
+    Args:
+        outputs: the outputs that the task scores.
+        names: their names.
+        batch: the inputs, of which the masks tell padded positions.
+    """
+    return [
+        _without_padding(output.float(), batch) if name in SPAN_ENDS else output.float()
+        for name, output in zip(names, outputs, strict=True)
+    ]
+
+
+def _without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits over positions, `[rows, positions]`, with those of padded positions at the lowest finite number."""
     mask = scored_mask(batch, *logits.shape).to(logits.device)
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
@@ -98,13 +111,13 @@ def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 def _output_divergence(
     dense: Tensor,
     logits: Tensor,
+    name: str,
     batch: Mapping[str, Tensor],
     variance: float | None,
-    is_span: bool,
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    if not is_span and is_regression(dense):  # case 3
+    if name not in SPAN_ENDS and is_regression(dense):  # case 3
         difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
@@ -112,9 +125,9 @@ def _output_divergence(
     def softened(values: Tensor) -> Tensor:
         return values.to(dtype) / temperature
 
-    if is_span:
+    if name in SPAN_ENDS:  # case 5
         # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
-        rows = _kl(without_padding(softened(dense), batch), without_padding(softened(logits), batch))
+        rows = _kl(_without_padding(softened(dense), batch), _without_padding(softened(logits), batch))
     elif dense.dim() == 2:  # case 2
         rows = _kl(softened(dense), softened(logits))
     else:  # case 1, row by row, since these outputs are large

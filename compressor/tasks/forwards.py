@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 LABELS = "labels"
 IGNORED = -100
 """Label of a position that is not scored."""
+SPAN_ENDS = ("start_logits", "end_logits")
+"""Outputs that are logits over the positions of a row."""
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 
 

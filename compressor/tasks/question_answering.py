@@ -19,6 +19,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import longest_row, pad, padding_id, require_fast_tokenizer
+from compressor.tasks.forwards import SPAN_ENDS
 from compressor.tasks.metrics import Metric
 from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, windows_of
 from compressor.tasks.squad import answers_of, exact_match, f1
@@ -59,7 +60,7 @@ class QuestionAnswering(Task):
         Metric("f1", _mean_f1, MetricUnit.POINTS, maximum=1.0),
         Metric("exact-match", _mean_exact_match, MetricUnit.POINTS, maximum=1.0),
     )
-    outputs = ("start_logits", "end_logits")
+    outputs = SPAN_ENDS
     label_name = "spans"  # transformers' Trainer would divide the loss by the number of `labels`
     text_columns: ClassVar[TextColumns] = TextColumns(
         usual=(("question", "context"), ("question", "passage"), ("question", "paragraph"), ("query", "context")),

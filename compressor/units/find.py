@@ -243,6 +243,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for config, use_cache in caches:
             config.use_cache = use_cache
+        model.train()  # LeViT drops here what it cached in evaluation, which cannot be copied
         for module, training in modes:
             module.training = training
 

@@ -24,15 +24,15 @@ AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]
 
 
 def outermost_layers(model: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost module lists of a model; none of them is inside another."""
+    """The elements of the outermost module lists of a model; none of them is inside another, and none is a list."""
     layers: list[nn.Module] = []
 
     def visit(module: nn.Module) -> None:
-        for child in module.children():
+        for child in module.children():  # without the gaps of Informer's list
             if isinstance(child, ParametrizationList):
                 continue  # what a weight is computed by
-            if isinstance(child, nn.ModuleList):
-                layers.extend(layer for layer in child if layer is not None)  # Informer's list has gaps
+            if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
+                layers.append(child)
             else:
                 visit(child)
 

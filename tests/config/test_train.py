@@ -41,7 +41,7 @@ def test_a_missing_value_is_named(flags: dict[str, Any], field: str) -> None:
 def test_messages() -> None:
     with pytest.raises(UsageError) as error:
         training_of(out="out", data="text.txt", hidden="30")
-    assert str(error.value) == "--hidden 30: not an even multiple of --heads 8; choose one that is"
+    assert str(error.value) == "--hidden 30: must be even and divisible by --heads 8; choose another width"
 
 
 def test_the_texts_are_rows_whose_length_is_a_segment() -> None:

@@ -219,3 +219,8 @@ def test_rows_that_are_named_to_be_scored_need_labels(
     assert len(data.test) > 0
     with fails_with(ErrorCode.COLUMN_MISSING, field="label_column"):
         open_data(rows_config(train, **{split: train}), classifier, drawn_rows=8)
+
+
+def test_rows_without_tokens_and_images_count_with_all_columns() -> None:
+    rows = [{"values": [[1.0]], "labels": [0]}, {"values": [[2.0]], "labels": [0]}, {"others": [[1.0]], "labels": [0]}]
+    assert len({rows_hash(Dataset.from_dict(columns)) for columns in rows}) == 3

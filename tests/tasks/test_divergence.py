@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.models.sentence_encoder import EMBEDDING
-from compressor.tasks.divergence import divergence, fisher_outputs
+from compressor.tasks.divergence import distributions, divergence, fisher_outputs
 
 LOG3 = math.log(3)
 EVEN_TO_QUARTERS = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
@@ -117,3 +117,13 @@ def test_the_fisher_information_of_embeddings_is_that_of_their_cosine() -> None:
     (rows,) = fisher_outputs({EMBEDDING: embeddings}, (EMBEDDING,), torch.Generator().manual_seed(0))
     (gradients,) = torch.autograd.grad(rows.sum(), embeddings)
     assert torch.allclose((gradients.T @ gradients).double() / len(rows), expected, atol=5e-3)
+
+
+def test_several_outputs_of_classes_have_no_padding() -> None:
+    """As many classes as the row has positions are no positions."""
+    dense = {"topic": torch.zeros(1, 3), "mood": torch.tensor([[0.0, 0.0, 50.0]])}
+    changed = {"topic": torch.zeros(1, 3), "mood": torch.tensor([[50.0, 0.0, 0.0]])}
+    batch = {"attention_mask": torch.tensor([[1, 1, 0]])}
+    assert divergence(dense, changed, ("topic", "mood"), batch).item() == pytest.approx(50)
+    kept = distributions(list(dense.values()), tuple(dense), batch)
+    assert all(torch.equal(logits, dense[name]) for name, logits in zip(dense, kept, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.units import Site, find_sites, hooked
+from compressor.units.find import evaluation_mode
 from tests.faults import fails_with
 from tests.projection_zoo import FAMILIES as OUTSIDE_THE_INTERFACE
 from tests.projection_zoo import WITHOUT_HEADS
@@ -133,3 +135,16 @@ def test_the_model_is_restored_after_an_error() -> None:
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, family="t5"):
         find_sites(model, {})
     assert are_equal(before, snapshot(model))
+
+
+def test_what_a_module_cached_in_evaluation_is_dropped() -> None:
+    """LeViT caches biases in evaluation; with gradients they are no leaves, which cannot be copied."""
+    config = hf.LevitConfig(
+        image_size=32, hidden_sizes=[16, 24], num_attention_heads=[2, 2], depths=[1, 1], key_dim=[8, 8]
+    )
+    config.down_ops = [["Subsample", 8, 2, 2, 2, 2], [""]]
+    model = hf.LevitForImageClassification(config).eval()
+    with evaluation_mode(model):
+        expected = model(pixel_values=torch.ones(1, 3, 32, 32)).logits.detach()
+    assert not any(module.training for module in model.modules())
+    torch.testing.assert_close(copy.deepcopy(model)(pixel_values=torch.ones(1, 3, 32, 32)).logits, expected)

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
@@ -76,15 +77,18 @@ def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, networ
 def _timed_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
     """Seconds of a step: the mean of a few after one that is not counted. Weights keep their values."""
     rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
-    optimizer = torch.optim.AdamW([weight for weight in network.parameters() if weight.requires_grad], lr=0.0)
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
+    copies = [nn.Parameter(torch.zeros_like(weight)) for weight in trained]  # what the optimizer changes
+    optimizer = torch.optim.AdamW(copies)
     times = []
     for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
         start = time.perf_counter()
         inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
         loss = distillation.loss(network, inputs)
         loss.backward()
+        for copied, weight in zip(copies, trained, strict=True):
+            copied.grad, weight.grad = weight.grad, None
         optimizer.step()
-        optimizer.zero_grad()
         loss.item()  # a GPU computes on after the call
         times.append(time.perf_counter() - start)
     return float(np.mean(times[1:] or times))

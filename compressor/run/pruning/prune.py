@@ -14,7 +14,7 @@ import torch
 
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.run.accelerator import on_accelerator
@@ -163,14 +163,27 @@ def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> boo
 
 
 def _fold_gates(run: BudgetRun, plan: Plan) -> None:
-    """Multiply the gates of a plan into the weights of the linears that its groups end in, so that none is needed."""
+    """Multiply the gates of a plan into the weights of the linears that its groups end in, so that none is needed.
+
+    Raises:
+        SiteRefusedError: the linear of a group that the plan changes was not recognized.
+    """
     network, gates = run.model.folder.model, {group.name: group.gate for group in plan.groups}
     with torch.no_grad():
         for group in run.model.groups:
-            if group.linear is not None and group.name in gates:
+            if group.name not in gates:
+                continue
+            if group.linear is not None:
                 gate = torch.tensor(gates[group.name]).repeat_interleave(group.width)
                 weight = linear_weight(linear_of(network, group))
                 weight.mul_(gate.to(weight))
+            elif any(gate != 1 for gate in gates[group.name]):
+                raise SiteRefusedError(
+                    f"{group.name}: its output projection was not recognized, so a budget cannot go on from a plan that"
+                    " removes or scales its heads; follow the plan alone, or keep these heads",
+                    code=ErrorCode.SITE_REFUSED,
+                    site=group.name,
+                )
 
 
 def _is_unbounded(recipe: Recipe) -> bool:

@@ -13,7 +13,7 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.mask_gradients import loaded_gradients, mask_gradients
+from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.reconstruct.in_order import DenseSums, calls_in_order
@@ -56,8 +56,7 @@ class FisherPruner(Pruner[MethodOptions]):
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRADIENTS
         rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
-        stored = safetensors.numpy.load_file(path) if path.is_file() else {}
-        gradients = loaded_gradients(stored, inputs.groups, rows)
+        gradients = stored_gradients(path, inputs.groups, rows)
         if gradients is None:
             gradients = mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
             path.parent.mkdir(parents=True, exist_ok=True)

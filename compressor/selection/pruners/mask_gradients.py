@@ -6,11 +6,14 @@ gives the gradients of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -22,7 +25,7 @@ from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.reconstruct.forward import without_parameter_gradients
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
 from compressor.selection.pruners.unit_importance import bundles_of
-from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
+from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
@@ -56,7 +59,7 @@ def mask_gradients(
             masks = [torch.ones(rows, bundles_of(g), device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
                 outputs: Any = model(**forward_arguments(model, batch))
-            loss = answer_loss(fisher_outputs(outputs, names, generator), batch).sum()
+            loss = answer_loss(fisher_outputs(outputs, names, generator), names, batch).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())
@@ -64,11 +67,11 @@ def mask_gradients(
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
-def answer_loss(outputs: Sequence[Tensor], batch: Batch) -> Tensor:
+def answer_loss(outputs: Sequence[Tensor], names: Sequence[str], batch: Batch) -> Tensor:
     """The loss of each row on the model's own answer, `[rows]`; no labels are read.
 
-    1. Several outputs, logits over positions (start and end of a span): the sum of their cross entropies, each against
-       its largest logit; padded positions are left out.
+    1. Several outputs (start and end of a span, or classes): the sum of their cross entropies, each against its largest
+       logit; padded positions of a span are left out.
     2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
        model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
        the gradient of the output times the noise, whose expected square is the squared gradient of the output.
@@ -77,11 +80,12 @@ def answer_loss(outputs: Sequence[Tensor], batch: Batch) -> Tensor:
 
     Args:
         outputs: the outputs that the task scores.
+        names: their names.
         batch: the inputs, of which the masks tell padded positions; see `scored_mask`.
     """
     logits = outputs[0].float()
     if len(outputs) > 1:  # case 1
-        return torch.stack([_cross_entropy(without_padding(output.float(), batch)) for output in outputs]).sum(0)
+        return torch.stack([_cross_entropy(output) for output in distributions(outputs, names, batch)]).sum(0)
     if is_regression(logits):  # case 2
         return logits.reshape(len(logits))
     losses = _cross_entropy(logits)
@@ -113,10 +117,16 @@ def _mask_hooks(
         yield model.get_submodule(str(group.linear)).register_forward_pre_hook(hook)
 
 
-def loaded_gradients(
-    tensors: Mapping[str, np.ndarray], groups: Sequence[PrunableGroup], rows: int
-) -> dict[str, np.ndarray] | None:
-    """The gradients among stored tensors; None unless they are those of these groups and of so many rows."""
+def stored_gradients(path: Path, groups: Sequence[PrunableGroup], rows: int) -> dict[str, np.ndarray] | None:
+    """The gradients in a file.
+
+    None without the file, where it is damaged, and where its gradients are not those of these groups and of so many
+    rows.
+    """
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except (OSError, safetensors.SafetensorError):
+        return None
     shapes = {group.name: (rows, bundles_of(group)) for group in groups}
     if any(name not in tensors or tensors[name].shape != shape for name, shape in shapes.items()):
         return None

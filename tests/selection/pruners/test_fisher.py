@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import FisherPruner, dropped_bundles
 from compressor.selection.pruners.magnitude import MagnitudePruner
-from compressor.selection.pruners.mask_gradients import loaded_gradients, mask_gradients
+from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.reconstruct.in_order import TargetedCall
@@ -79,10 +80,16 @@ def test_resumes_from_stored_gradients(tmp_path: Path) -> None:
 
 def test_gradients_of_fewer_rows_are_not_used(tmp_path: Path) -> None:
     groups = family_inputs("bert", tmp_path).groups
+    path = tmp_path / "gradients.safetensors"
     stored = {group.name: np.zeros((5, group.units), np.float32) for group in groups}
-    assert loaded_gradients(stored, groups, 5) == stored
-    assert loaded_gradients(stored, groups, 6) is None
-    assert loaded_gradients({groups[0].name: stored[groups[0].name]}, groups, 5) is None
+    assert stored_gradients(path, groups, 5) is None
+    safetensors.numpy.save_file(stored, path)
+    assert set(stored_gradients(path, groups, 5) or {}) == set(stored)
+    assert stored_gradients(path, groups, 6) is None
+    path.write_bytes(path.read_bytes()[:-4])
+    assert stored_gradients(path, groups, 5) is None
+    safetensors.numpy.save_file({groups[0].name: stored[groups[0].name]}, path)
+    assert stored_gradients(path, groups, 5) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
-from compressor.selection.pruners.reconstruct.choice import Batch
+from compressor.selection.pruners.reconstruct.choice import Batch, linear_at
 from compressor.selection.pruners.reconstruct.forward import token_mask
 from compressor.selection.pruners.reconstruct.layerwise import LayerwiseRun, LinearCall
 from compressor.selection.pruners.reconstruct.residual_sum import find_sum
-from compressor.units.layers import is_linear, linear_sizes
+from compressor.selection.pruners.reconstruct.statistics import count_tokens
+from compressor.units.layers import linear_sizes
 
 _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""
@@ -58,6 +59,7 @@ class DenseSums:
         example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
+        self._tokens = count_tokens(model, batches, self._linears)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
         self._limit = kept_bytes(model)
 
@@ -90,10 +92,8 @@ class DenseSums:
         return self._linears[first:end]
 
     def _bytes(self, linears: Sequence[str]) -> int:
-        """Size of the sums of some linears, padding included."""
-        modules = [module for module in map(self._model.get_submodule, linears) if is_linear(module)]
-        tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
-        return 4 * tokens * sum(linear_sizes(module)[1] for module in modules)
+        """Size of the sums of some linears, float32."""
+        return sum(4 * self._tokens[name] * linear_sizes(linear_at(self._model, name))[1] for name in linears)
 
     def _observed(self, linears: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
         """The sums of consecutive linears; the run goes on to the linear behind them."""

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
-from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
+from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
 
@@ -71,7 +72,7 @@ def sensitivity_of(
     2. Up to four classes: exactly.
     3. More classes: from two draws of c.
     4. Classes at each position (language models): from two draws at all positions that count, over their number.
-    5. Several outputs (start and end of a span): from two draws of a position for each of them.
+    5. Several outputs (start and end of a span, or classes): from two draws for each of them.
     6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
 
     Rows do not depend on each other, so that one backward pass per draw or class serves several rows and all linears.
@@ -83,6 +84,9 @@ def sensitivity_of(
         names: the outputs that the task scores, see `Task.outputs`.
         seed: seed of the draws.
         on_progress: called with (batches, all batches).
+
+    Raises:
+        InputError: an output from whose distribution classes or positions are drawn is not finite.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     weights: list[dict[str, list[Tensor]]] = []
@@ -130,7 +134,7 @@ def _fisher(
         outputs: Any = model(**forward_arguments(model, batch))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
-    for values, row_weights in _terms(fisher_outputs(outputs, names, generator), batch, generator):
+    for values, row_weights in _terms(fisher_outputs(outputs, names, generator), names, batch, generator):
         tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
         for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):
@@ -159,7 +163,9 @@ def _offset_hooks(model: nn.Module, offsets: dict[str, list[Tensor]]) -> Iterato
         yield model.get_submodule(name).register_forward_hook(partial(add, name), prepend=True)
 
 
-def _terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[Term]:
+def _terms(
+    outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor], generator: torch.Generator
+) -> Iterator[Term]:
     """The functions whose squared gradients make up the Fisher information; the numbers are those of `sensitivity_of`.
 
     Independent draws at several positions or of several outputs are summed: the products of different gradients have
@@ -168,7 +174,7 @@ def _terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], generator: to
     logits = outputs[0].float()
     ones = torch.ones(len(logits), device=logits.device)
     if len(outputs) > 1:  # case 5
-        logs = [without_padding(output.float(), batch).log_softmax(-1) for output in outputs]
+        logs = [output.log_softmax(-1) for output in distributions(outputs, names, batch)]
         for _ in range(_DRAWS):
             yield torch.stack([_drawn(log, generator) for log in logs]).sum(0), ones / _DRAWS
     elif is_regression(logits):  # case 6
@@ -193,15 +199,20 @@ def _terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], generator: to
 def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:
     """log p_c `[...]` for one c drawn from each of the distributions `[..., classes]`."""
     p = log.detach().exp().reshape(-1, log.shape[-1])
+    if not torch.isfinite(p).all():
+        raise InputError(
+            "the outputs of the model on the calibration rows are NaN or infinite; check its weights and the rows"
+            " (--data)",
+            code=ErrorCode.NOT_FINITE,
+        )
     drawn = torch.multinomial(p, 1, generator=generator).reshape(*log.shape[:-1], 1)
     return log.gather(-1, drawn).squeeze(-1)
 
 
 def _per_token(row_weights: Tensor, squares: Tensor) -> Tensor:
-    """Weights of rows for tokens `[rows, positions]`, or `[rows * positions]` if they are flattened row by row."""
-    if squares.dim() == 1:
-        return row_weights.repeat_interleave(len(squares) // len(row_weights))
-    return row_weights.reshape(-1, *(1,) * (squares.dim() - 1))
+    """Weights `[rows]` for tokens whose first axis is rows, windows of rows, or tokens flattened row by row."""
+    weights = row_weights.repeat_interleave(len(squares) // len(row_weights))
+    return weights.reshape(-1, *(1,) * (squares.dim() - 1))
 
 
 def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:

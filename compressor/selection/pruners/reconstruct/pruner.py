@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 from collections.abc import Mapping
 
@@ -31,7 +30,7 @@ from compressor.selection.pruners.reconstruct.statistics import TokenWeights
 from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
 from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
-from compressor.workdir import write_json
+from compressor.workdir import read_json, write_json
 
 _GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
 
@@ -72,7 +71,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
         linears = [str(group.linear) for group in inputs.groups]
-        grams = StoredGrams(path) if path.is_file() else {}
+        grams = StoredGrams.read(path)
         has_grams = grams.keys() >= set(linears)
 
         def progress_of(number: int) -> ProgressCallback:
@@ -94,7 +93,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, path = self.inputs, self.inputs.store / _CURVES
-        stored = json.loads(path.read_text()) if path.is_file() else {}
+        stored = read_json(path) or {}
         curves = {
             name: {int(count): loss for count, loss in curve.items()}
             for name, curve in stored.items()

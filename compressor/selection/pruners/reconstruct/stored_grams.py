@@ -27,6 +27,14 @@ class StoredGrams(Mapping[str, Gram]):
         self._linears = [key.removesuffix(".matrix") for key in keys if key.endswith(".matrix")]
 
     @classmethod
+    def read(cls, path: Path) -> Mapping[str, Gram]:
+        """The matrices of a file; none without the file, or where it is damaged."""
+        try:
+            return cls(path)
+        except (OSError, safetensors.SafetensorError):
+            return {}
+
+    @classmethod
     def write(cls, path: Path, grams: Mapping[str, Gram]) -> StoredGrams:
         """Write the matrices; the file is complete or not there."""
         tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}

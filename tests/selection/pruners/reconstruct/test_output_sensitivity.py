@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
 from compressor.selection.pruners.reconstruct import output_sensitivity
 from compressor.selection.pruners.reconstruct.output_sensitivity import FLOOR, sensitivity_of
+from tests.faults import fails_with
 from tests.selection.pruners.reconstruct.shared import CASES, albert, bert, bert_spans, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import FAMILIES, text
@@ -174,3 +176,12 @@ def test_parts_of_a_batch_equal_the_whole(classes: int, rows: int, monkeypatch: 
         np.testing.assert_allclose(parts.metrics[name], whole.metrics[name], rtol=1e-4, atol=1e-7)
         for actual, expected in zip(parts.weights, whole.weights, strict=True):
             torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_output_that_is_not_finite_is_refused() -> None:
+    model = bert(7)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] = torch.nan
+    batch = {"input_ids": torch.full((2, 4), 5), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+    with fails_with(ErrorCode.NOT_FINITE, InputError):
+        sensitivity_of(model, [batch], LINEARS, ("logits",))

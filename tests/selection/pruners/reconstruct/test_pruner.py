@@ -196,3 +196,12 @@ def test_a_curve_covers_every_number_of_units(tmp_path: Path) -> None:
         assert tuple(losses[group.name]) == group.counts
         assert losses[group.name][group.units] == 0
         assert losses[group.name][0] > 0
+
+
+def test_damaged_files_of_the_store_are_made_again(tmp_path: Path) -> None:
+    inputs = family_inputs("bert", tmp_path / "damaged")
+    expected = result_of(ReconstructPruner, replace(inputs, store=tmp_path / "whole"))
+    inputs.store.mkdir()
+    for name in (path.name for path in (tmp_path / "whole").iterdir()):
+        (inputs.store / name).write_bytes(b'{"a')
+    assert are_equal(result_of(ReconstructPruner, inputs), expected)

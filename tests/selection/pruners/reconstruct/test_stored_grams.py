@@ -25,3 +25,19 @@ def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert (stored[name].has_ones, stored[name].weight) == (gram.has_ones, gram.weight)
     with pytest.raises(KeyError):
         stored["encoder.layer.2.output"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"a', b"\xff" * 100])
+def test_a_damaged_file_counts_as_none(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "grams.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    assert StoredGrams.read(path) == {}
+
+
+def test_a_file_that_was_cut_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "grams.safetensors"
+    StoredGrams.write(path, {"linear": Gram(np.ones((4, 4)), has_ones=False, weight=1.0)})
+    assert set(StoredGrams.read(path)) == {"linear"}
+    path.write_bytes(path.read_bytes()[:-8])
+    assert StoredGrams.read(path) == {}
