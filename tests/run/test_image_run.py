@@ -118,3 +118,23 @@ def test_lengths_and_block_masks_are_refused(folder: Path, tmp_path: Path) -> No
         compressor.compress(Recipe(**rows, macs=0.7, seq=(16,)))
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, UsageError, field="drop_blocks"):
         compressor.compress(Recipe(**rows, drop_blocks=0.5))
+
+
+@pytest.mark.zoo
+def test_windows_of_images_meet_a_budget(folder: Path, tmp_path: Path) -> None:
+    """Swin attends within windows, which are rows of their own in its layers."""
+    sizes = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "initializer_range": 0.3}
+    model = hf.SwinForImageClassification(hf.SwinConfig(image_size=16, patch_size=2, num_labels=len(CLASSES), **sizes))
+    save_classifier(tmp_path / "model", model, size={"height": 16, "width": 16})
+    recipe = Recipe(
+        model=tmp_path / "model",
+        data=str(folder / "images"),
+        macs=0.8,
+        prune_rows=16,
+        batch=(1,),
+        seconds=0.01,
+        out=tmp_path / "out",
+    )
+    report = compressor.compress(recipe)
+    assert all(proof.holds for proof in report.proofs)
+    assert report.compressed.macs < report.dense.macs
