@@ -46,7 +46,7 @@ from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-STATISTICS_VERSION = 3
+STATISTICS_VERSION = 4
 """Version of the statistics and losses; those of another version are not read."""
 
 

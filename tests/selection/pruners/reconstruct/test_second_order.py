@@ -23,7 +23,7 @@ def draw(seed: int, inputs: int = 12, outputs: int = 5) -> tuple[np.ndarray, np.
 
 def gram_of(inputs: np.ndarray, *, has_ones: bool) -> Gram:
     rows = np.column_stack([inputs, np.ones(len(inputs))]) if has_ones else inputs
-    return Gram(rows.T @ rows, has_ones, float(len(rows)))
+    return Gram(rows.T @ rows, has_ones)
 
 
 def damped_rows(inputs: np.ndarray, *, has_ones: bool, damp: float = DAMP) -> np.ndarray:
@@ -217,7 +217,7 @@ def test_inputs_that_are_all_zero_lose_nothing() -> None:
 
 def test_sums_without_tokens_are_refused() -> None:
     with fails_with(ErrorCode.INVALID_ROWS):
-        removal_order(draw(0)[1], Gram(np.zeros((13, 13)), has_ones=True, weight=0.0), 12)
+        removal_order(draw(0)[1], Gram(np.zeros((13, 13)), has_ones=True), 12)
 
 
 def test_sums_that_are_not_finite_are_refused() -> None:
