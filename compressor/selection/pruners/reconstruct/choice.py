@@ -165,7 +165,7 @@ def gather_grams(
 
     for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
         on_progress(number, len(batches))
-        collect_inputs(model, [batch], list(linears), observe, [batch_weights])
+        collect_inputs(model, batch, list(linears), observe, batch_weights)
     on_progress(len(batches), len(batches))
     return {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
 
