@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping
 
@@ -88,8 +87,7 @@ class FisherPruner(Pruner[MethodOptions]):
     def _dense_sums(self) -> DenseSums:
         """The residual stream of the dense model; computed before the first scales are."""
         inputs = self.inputs
-        linears = [str(group.linear) for group in inputs.groups]
-        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
+        return DenseSums.of_copy(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics)
 
 
 def dropped_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:

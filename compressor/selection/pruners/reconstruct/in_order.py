@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 from torch import Tensor, nn
@@ -62,6 +64,29 @@ class DenseSums:
         self._tokens = count_tokens(model, batches, self._linears)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
         self._limit = kept_bytes(model)
+
+    @classmethod
+    def of_copy(
+        cls,
+        model: PreTrainedModel,
+        linears: Sequence[str],
+        batches: Sequence[Batch],
+        unsummed: Collection[str] = (),
+    ) -> Self:
+        """The sums of a copy of a model, which stays dense while the linears of the model are changed in place.
+
+        The copy has its own weights of these linears alone; it shares all other parameters and buffers with the model,
+        which must not change.
+
+        Args:
+            model: the dense model.
+            linears: module paths of the linears, in the order in which the model calls them.
+            batches: calibration inputs `[rows, ...]`.
+            unsummed: those of the linears for which no sum is searched.
+        """
+        changed = {id(value) for name in linears for value in model.get_submodule(name).parameters()}
+        shared = {id(value): value for value in (*model.parameters(), *model.buffers()) if id(value) not in changed}
+        return cls(copy.deepcopy(model, shared), linears, batches, unsummed)
 
     def start(self) -> None:
         """Begin a pass from the first linear on."""
