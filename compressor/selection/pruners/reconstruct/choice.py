@@ -70,10 +70,9 @@ class GroupChoice:
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
-        group = self.group
-        bundles, step = group.units // group.bundle, group.step // group.bundle
+        group, step = self.group, self.group.step // self.group.bundle
         return removal_order(
-            self.weight, self.gram, bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
+            self.weight, self.gram, group.bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
         )
 
     def kept(self, count: int) -> tuple[int, ...]:
