@@ -104,20 +104,25 @@ def _refit(
     weights: Sequence[TokenWeights],
     ridge: float,
 ) -> Damping:
-    """Refit the linear of one group; only the kept inputs are summed up."""
+    """Refit the linear of one group; only the kept inputs are summed up.
+
+    Where there are none, and no bias, the weights are zero and no call is read.
+    """
     columns, has_ones = choice.columns(count), choice.bias is not None
+    if not len(columns) and not has_ones:
+        set_weights(linear, np.zeros(choice.weight.shape), None)
+        return Damping(choice.removal.damp, ridge)
     statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
         statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
     start = choice.reconstruction(count)
-    weight, bias = np.zeros_like(start.weight), start.bias
-    if len(columns) or has_ones:
-        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
-        weight[:, columns], bias, ridge = refit.weight, refit.bias, refit.ridge
-    set_weights(linear, weight, bias)
-    return Damping(max(choice.removal.damp, start.damp), ridge)
+    weight = np.zeros_like(start.weight)
+    refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+    weight[:, columns] = refit.weight
+    set_weights(linear, weight, refit.bias)
+    return Damping(max(choice.removal.damp, start.damp), refit.ridge)
 
 
 def _refit_feeders(
