@@ -12,7 +12,7 @@ from compressor.measure import macs
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.macs import uncounted_product
 from compressor.progress import ProgressCallback
-from compressor.run.pruning.measure_costs import Size, keep_counts
+from compressor.run.pruning.measure_times import Size, keep_counts
 from compressor.units import PrunableGroup
 from graph_passes import Plan
 

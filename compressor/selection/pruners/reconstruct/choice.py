@@ -32,7 +32,7 @@ from compressor.units.layers import Linear, linear_sizes, linear_weight
 
 logger = logging.getLogger(__name__)
 
-_SHARES = (1 / 8, 3 / 8, 3 / 4)
+_LOSS_SHARES = (1 / 8, 3 / 8, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and one step: between none and few
 units lies most of the loss. More widths do not make the interpolated curve more exact than the rows do."""
 
@@ -198,7 +198,7 @@ def choices_of(
 def loss_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
-    shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
+    shares = {counts[round(share * (len(counts) - 1))] for share in _LOSS_SHARES}
     return tuple(sorted({*counts[:2], counts[-1], *shares}))
 
 

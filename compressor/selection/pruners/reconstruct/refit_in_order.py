@@ -77,13 +77,13 @@ def refit_in_order(
     """
     steps: list[tuple[Sequence[str], GroupChoice]] = []
     # In a layer that is called several times, inputs differ from the dense model's even before the first group.
-    is_whole = all(len(calls) == 1 for calls in weights[0].values())
+    inputs_are_dense = all(len(calls) == 1 for calls in weights[0].values())
     for choice in choices:
         linear, count = str(choice.group.linear), counts[choice.group.name]
-        if count and feeders[linear] and not is_whole:
+        if count and feeders[linear] and not inputs_are_dense:
             steps.append((feeders[linear], choice))
         steps.append(((linear,), choice))
-        is_whole = is_whole and count == choice.group.counts[-1]
+        inputs_are_dense = inputs_are_dense and count == choice.group.counts[-1]
     calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
     used: dict[str, Damping] = {}
     for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
