@@ -94,7 +94,15 @@ class DenseSums:
             self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
 
     def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
-        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch."""
+        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch.
+
+        Args:
+            linears: module paths; consecutive ones of all linears, and since `start` never before those of an earlier
+                request.
+
+        Raises:
+            ValueError: a linear is not among all linears, or the pass is already past its layer.
+        """
         if not self._keeps(linears):
             self._kept = ()
             self._run.advance(self._run.layers_of(linears[0]).start)
@@ -161,11 +169,14 @@ def calls_in_order(
     sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> Iterator[Iterator[TargetedCall]]:
-    """For each step, the calls of its linears on all batches.
+    """For each step, the calls of its linears on all batches; steps and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
     model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
-    linears before it lost. The linears of a step are changed before the next step is requested.
+    linears before it lost.
+
+    The linears of a step must be changed between its request and that of the next step, whose calls are those of the
+    model as it is then. The calls of a step may be left unread, but must not be read after that.
 
     Args:
         model: the model; it is dense at the start.
@@ -174,6 +185,10 @@ def calls_in_order(
         batches: inputs `[rows, ...]`.
         sums: the sums y' + R' of the dense model.
         on_progress: called with (steps, all steps).
+
+    Raises:
+        KeyError: a linear has no sums.
+        ValueError: a forward does not call a linear, or the steps are in another order than the calls.
     """
     run = LayerwiseRun(model, batches)
     sums.start()
