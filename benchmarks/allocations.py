@@ -23,7 +23,7 @@ from compressor.cli.console import Console
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable
 from compressor.run.pruning.budget import Constraint, choose_counts
-from compressor.run.pruning.measure_costs import keep_counts
+from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.run_log import RunLog
 from compressor.workdir import open_workdir
 

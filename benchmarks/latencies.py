@@ -38,7 +38,7 @@ from compressor.run.load import load_model, read_rows
 from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Constraint, allocate_until_met, macs_of
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
-from compressor.run.pruning.measure_costs import keep_counts
+from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prune import pruner_of
 from compressor.run.run_log import RunLog

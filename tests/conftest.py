@@ -53,12 +53,12 @@ def shared_exports() -> Iterator[None]:
 @pytest.fixture
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of cost tables and of plans are timed in as few rounds as possible."""
-    from compressor.run.pruning import cost_tables, measure_costs
+    from compressor.run.pruning import cost_tables, measure_times
 
     for module, name in (
         (cost_tables, "_SECONDS_OF_PLAN"),
         (cost_tables, "SECONDS_OF_WHOLE"),
-        (measure_costs, "SECONDS_OF_WHOLE"),
-        (measure_costs, "_SECONDS"),
+        (measure_times, "SECONDS_OF_WHOLE"),
+        (measure_times, "_SECONDS"),
     ):
         monkeypatch.setattr(module, name, 0.0)

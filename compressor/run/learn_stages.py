@@ -28,7 +28,7 @@ from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.early_checks import check_before_heads
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker
-from compressor.run.pruning.measure_costs import keep_counts
+from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import prunable_groups, prunable_types
 from compressor.run.pruning.prune import prune

@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from compressor.units.layers import Linear, is_linear
+from compressor.units.layers import Linear, is_linear, linear_weight
 
 FULL_RANGE, REDUCED_RANGE = 127, 63
 """Largest integer of a weight, and where the graph uses 7 of 8 bits."""
@@ -68,7 +67,7 @@ def _forward(
     """The output `[..., outputs]` of a linear for inputs `[..., inputs]`."""
     if not is_active() or not inputs.numel() or not linear.weight.numel():
         return exact(inputs)
-    weight = linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+    weight = linear_weight(linear)
     factors = _smoothing_factors(inputs.detach(), weight.detach())
     rounded = _round_weight(weight * factors, weight_levels)
     return nn.functional.linear(_round_input(inputs / factors), rounded, linear.bias)

@@ -77,6 +77,15 @@ class PrunableGroup:
         most = self.units if self.limit is None else self.limit
         return (*range(0, most, self.step), most)
 
+    @property
+    def bundles(self) -> int:
+        """Number of bundles."""
+        return self.units // self.bundle
+
+    def dropped_bundles(self, count: int) -> int:
+        """Number of bundles that are dropped if `count` units are kept."""
+        return self.bundles - count // self.bundle
+
     def first(self, count: int) -> tuple[int, ...]:
         """Ids of the first units of each part, `count` in all, ascending.
 

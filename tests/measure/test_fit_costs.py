@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.fit_costs import fit_times, with_curve
-from compressor.run.pruning.measure_costs import measured_counts, timed_plans
+from compressor.run.pruning.measure_times import measured_counts, timed_plans
 from compressor.units import PrunableGroup
 
 CLASSES = [

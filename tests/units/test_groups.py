@@ -66,7 +66,8 @@ def test_attentions_and_convolutions_are_no_experts(family: str) -> None:
 def test_heads_that_share_keys_are_kept_together() -> None:
     model, inputs = FAMILIES["llama"](0)
     heads = next(group for group in find_groups(model, inputs) if group.type == "heads")
-    assert (heads.units, heads.bundle, heads.counts) == (4, 2, (0, 2, 4))
+    assert (heads.units, heads.bundle, heads.bundles, heads.counts) == (4, 2, 2, (0, 2, 4))
+    assert [heads.dropped_bundles(count) for count in heads.counts] == [2, 1, 0]
 
 
 def test_query_heads_of_each_key_value_head_are_a_part() -> None:

@@ -11,7 +11,7 @@ from compressor.config.run import Recipe
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss, Note
-from compressor.run.pruning.measure_costs import Size
+from compressor.run.pruning.measure_times import Size
 from compressor.run.pruning.unreachable_budgets import unreachable
 from compressor.selection.allocation import Curve, allocate, require_finite_losses
 from compressor.units import PrunableGroup

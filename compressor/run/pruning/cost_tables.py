@@ -15,9 +15,9 @@ from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, StoredTables, load_tables, read_tables, save_tables
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.count_costs import count_costs
-from compressor.run.pruning.measure_costs import (
+from compressor.run.pruning.measure_times import (
+    MEASURED_SHARES,
     SECONDS_OF_WHOLE,
-    TIMED_SHARES,
     Size,
     keep_counts,
     measure_times,
@@ -190,7 +190,7 @@ def _structure(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
 def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
     """How and on which machine times are measured."""
     return {
-        "measured shares": json.dumps(TIMED_SHARES),
+        "measured shares": json.dumps(MEASURED_SHARES),
         "form of engines": _FORM,
         "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
     }

@@ -12,7 +12,7 @@ from compressor.measure import macs
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.macs import uncounted_product
 from compressor.progress import ProgressCallback
-from compressor.run.pruning.measure_costs import Size, keep_counts
+from compressor.run.pruning.measure_times import Size, keep_counts
 from compressor.units import PrunableGroup
 from graph_passes import Plan
 
@@ -26,7 +26,8 @@ def count_costs(
 ) -> list[CostTable]:
     """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
 
-    Both are linear in the number of units, so one graph a group is counted; see `_counted_savings` for the exception.
+    Both are taken as linear in the number of units, so one graph a group is counted; see `_counted_savings` for the
+    exception. A group that keeps nothing can also lose its norm, so its saving at zero units is a lower bound.
 
     Args:
         graph_of: gives the graph of a plan, in floats.

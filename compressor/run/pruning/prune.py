@@ -46,7 +46,7 @@ from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-STATISTICS_VERSION = 3
+STATISTICS_VERSION = 4
 """Version of the statistics and losses; those of another version are not read."""
 
 
@@ -87,7 +87,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         _fold_gates(run, earlier)
     pruner = pruner_of(run, groups)
     fixed = _fixed_counts(groups, earlier)
-    costs = _measure_costs(run, groups, fixed)
+    costs = _costs_of(run, groups, fixed)
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
         allocation = _prune(run, groups, pruner, costs, fixed)
@@ -115,7 +115,7 @@ def _fixed_counts(groups: Sequence[PrunableGroup], earlier: Plan | None) -> dict
     return {} if earlier is None else {plan.name: len(plan.kept) for plan in earlier.groups if plan.name not in names}
 
 
-def _measure_costs(run: BudgetRun, groups: Sequence[PrunableGroup], fixed: Mapping[str, int]) -> _Costs:
+def _costs_of(run: BudgetRun, groups: Sequence[PrunableGroup], fixed: Mapping[str, int]) -> _Costs:
     """What plans cost.
 
     Raises:

@@ -81,7 +81,11 @@ class Pruner(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
-        """Ids of the units that a group keeps if `count` are, ascending."""
+        """Ids of the units that a group keeps if `count` are, ascending; after `rank`.
+
+        Raises:
+            KeyError: the units of the group have not been ranked.
+        """
 
     @abstractmethod
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:

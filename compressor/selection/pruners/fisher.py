@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping
 
@@ -17,13 +16,7 @@ from compressor.selection.pruners.mask_gradients import mask_gradients, stored_g
 from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.reconstruct.in_order import DenseSums, calls_in_order
-from compressor.selection.pruners.unit_importance import (
-    bundles_of,
-    by_importance,
-    dropped_importance,
-    scale_units,
-    units_without,
-)
+from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.units import PrunableGroup
 from graph_passes.files import atomic_replace
 
@@ -70,8 +63,7 @@ class FisherPruner(Pruner[MethodOptions]):
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         if (group.name, count) not in self._kept:
-            number = bundles_of(group) - count // group.bundle
-            dropped = dropped_bundles(self._gradients[group.name], number, group.parts)
+            dropped = dropped_bundles(self._gradients[group.name], group.dropped_bundles(count), group.parts)
             self._kept[group.name, count] = units_without(group, dropped)
         return self._kept[group.name, count]
 
@@ -88,8 +80,7 @@ class FisherPruner(Pruner[MethodOptions]):
     def _dense_sums(self) -> DenseSums:
         """The residual stream of the dense model; computed before the first scales are."""
         inputs = self.inputs
-        linears = [str(group.linear) for group in inputs.groups]
-        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
+        return DenseSums.of_copy(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics)
 
 
 def dropped_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:

@@ -11,13 +11,7 @@ from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.reconstruct.choice import linear_of
-from compressor.selection.pruners.unit_importance import (
-    bundles_of,
-    by_importance,
-    dropped_importance,
-    scale_units,
-    units_without,
-)
+from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.units import PrunableGroup
 from compressor.units.layers import linear_weight
 
@@ -42,15 +36,15 @@ class MagnitudePruner(Pruner[MethodOptions]):
         for number, group in enumerate(groups):
             on_progress(number, len(groups))
             weight = linear_weight(linear_of(self.inputs.model, group)).detach().double().cpu().numpy()
-            self._importance[group.name] = np.square(weight).sum(0).reshape(bundles_of(group), -1).sum(1)
+            self._importance[group.name] = np.square(weight).sum(0).reshape(group.bundles, -1).sum(1)
         on_progress(len(groups), len(groups))
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         return {group.name: dropped_importance(group, self._shares(group)) for group in self.inputs.groups}
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
-        dropped = bundles_of(group) - count // group.bundle
-        return units_without(group, by_importance(self._importance[group.name], group.parts)[:dropped])
+        order = by_importance(self._importance[group.name], group.parts)
+        return units_without(group, order[: group.dropped_bundles(count)])
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         groups = self.inputs.groups

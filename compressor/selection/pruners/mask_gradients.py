@@ -24,7 +24,6 @@ from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.reconstruct.forward import without_parameter_gradients
 from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
-from compressor.selection.pruners.unit_importance import bundles_of
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
@@ -56,7 +55,7 @@ def mask_gradients(
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
             rows = len(next(iter(batch.values())))
-            masks = [torch.ones(rows, bundles_of(g), device=model.device, requires_grad=True) for g in groups]
+            masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
                 outputs: Any = model(**forward_arguments(model, batch))
             loss = answer_loss(fisher_outputs(outputs, names, generator), names, batch).sum()
@@ -127,7 +126,7 @@ def stored_gradients(path: Path, groups: Sequence[PrunableGroup], rows: int) -> 
         tensors = safetensors.numpy.load_file(path)
     except (OSError, safetensors.SafetensorError):
         return None
-    shapes = {group.name: (rows, bundles_of(group)) for group in groups}
+    shapes = {group.name: (rows, group.bundles) for group in groups}
     if any(name not in tensors or tensors[name].shape != shape for name, shape in shapes.items()):
         return None
     return {name: tensors[name] for name in shapes}

@@ -14,11 +14,6 @@ from compressor.units import PrunableGroup
 from compressor.units.layers import Linear, linear_weight
 
 
-def bundles_of(group: PrunableGroup) -> int:
-    """Number of bundles of a group."""
-    return group.units // group.bundle
-
-
 def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
     """Bundles in rounds of one of each part, from the least important of its part to the most important.
 
@@ -35,7 +30,7 @@ def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
 
 def units_without(group: PrunableGroup, dropped: np.ndarray) -> tuple[int, ...]:
     """Ids of the units of all bundles but the dropped ones, ascending."""
-    kept = np.ones(bundles_of(group), bool)
+    kept = np.ones(group.bundles, bool)
     kept[dropped] = False
     return tuple(np.flatnonzero(kept.repeat(group.bundle)).tolist())
 
@@ -43,7 +38,7 @@ def units_without(group: PrunableGroup, dropped: np.ndarray) -> tuple[int, ...]:
 def dropped_importance(group: PrunableGroup, importance: np.ndarray) -> Curve:
     """Number of units -> the sum of the importances of the bundles that are dropped, the least important first."""
     sums = np.concatenate([[0.0], np.cumsum(importance[by_importance(importance, group.parts)])])
-    return {count: float(sums[len(importance) - count // group.bundle]) for count in group.counts}
+    return {count: float(sums[group.dropped_bundles(count)]) for count in group.counts}
 
 
 def scale_units(linear: Linear, group: PrunableGroup, kept: tuple[int, ...], scales: np.ndarray) -> None:

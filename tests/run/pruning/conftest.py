@@ -13,7 +13,7 @@ from compressor.results import Report
 from compressor.run.pruning import cost_tables
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.count_costs import count_costs
-from compressor.run.pruning.measure_costs import Size
+from compressor.run.pruning.measure_times import Size
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from tests.run.pruning.budget_runs import run, seconds_by_macs

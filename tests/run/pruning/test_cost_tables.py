@@ -18,7 +18,7 @@ from compressor.environment import machine
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.pruning import cost_tables, measure_costs
+from compressor.run.pruning import cost_tables, measure_times
 from compressor.run.pruning.cost_tables import CostSource, latest_tables
 from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup, keep_all
@@ -210,8 +210,8 @@ def test_an_interrupted_measurement_goes_on_after_the_plans_that_were_timed(
         timed.extend(engines[1:])
         return [(sum(counts.values()) / 192 + noise.uniform(0.1, 0.2), 0.01) for counts in engines[1:]]
 
-    monkeypatch.setattr(measure_costs, "paired_ratios", ratios)
-    monkeypatch.setattr(measure_costs, "paired_times", lambda *args: [5e-3, 10e-3])
+    monkeypatch.setattr(measure_times, "paired_ratios", ratios)
+    monkeypatch.setattr(measure_times, "paired_times", lambda *args: [5e-3, 10e-3])
     state = noise.bit_generator.state
     whole, plans = source.time_tables(counted), [*timed]
     assert len(plans) > 15

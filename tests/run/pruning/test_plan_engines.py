@@ -14,7 +14,7 @@ from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.run.pruning.count_costs import count_costs
-from compressor.run.pruning.measure_costs import equal_groups, keep_counts, measured_counts
+from compressor.run.pruning.measure_times import equal_groups, keep_counts, measured_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products

@@ -110,7 +110,7 @@ def row_gradient(
     model: PreTrainedModel, group: PrunableGroup, row: dict[str, Tensor], loss: Callable[..., Tensor]
 ) -> Tensor:
     """The gradient of one row's loss, from a forward of this row alone."""
-    mask = torch.ones(group.units // group.bundle, requires_grad=True)
+    mask = torch.ones(group.bundles, requires_grad=True)
     wide = mask.repeat_interleave(group.bundle * group.width)
     hook = model.get_submodule(str(group.linear)).register_forward_pre_hook(lambda _, args: (args[0] * wide,))
     value = loss(model(**row))

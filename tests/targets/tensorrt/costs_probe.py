@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from compressor.config.sections import EngineConfig
 from compressor.run.products import SYMMETRIC, Choice
-from compressor.run.pruning import measure_costs
+from compressor.run.pruning import measure_times as times_module
 from compressor.run.pruning.count_costs import count_costs
-from compressor.run.pruning.measure_costs import keep_counts, measure_times
+from compressor.run.pruning.measure_times import keep_counts, measure_times
 from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions, Engine, Feeds
@@ -38,7 +38,7 @@ CHOICES = {
 def main(precision: str, folder: str) -> dict[str, Any]:
     sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
     stand_ins.install(module)
-    table_module = cast(Any, measure_costs)
+    table_module = cast(Any, times_module)
     table_module.paired_times = lambda engines, *args: [seconds_by_macs(engine, *SIZE) for engine in engines]
     table_module.paired_ratios = _ratios
     return table(CHOICES[precision], Path(folder))

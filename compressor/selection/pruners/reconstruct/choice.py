@@ -32,7 +32,7 @@ from compressor.units.layers import Linear, linear_sizes, linear_weight
 
 logger = logging.getLogger(__name__)
 
-_SHARES = (1 / 8, 3 / 8, 3 / 4)
+_LOSS_SHARES = (1 / 8, 3 / 8, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and one step: between none and few
 units lies most of the loss. More widths do not make the interpolated curve more exact than the rows do."""
 
@@ -70,10 +70,9 @@ class GroupChoice:
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
-        group = self.group
-        bundles, step = group.units // group.bundle, group.step // group.bundle
+        group, step = self.group, self.group.step // self.group.bundle
         return removal_order(
-            self.weight, self.gram, bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
+            self.weight, self.gram, group.bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
         )
 
     def kept(self, count: int) -> tuple[int, ...]:
@@ -165,7 +164,7 @@ def gather_grams(
 
     for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
         on_progress(number, len(batches))
-        collect_inputs(model, [batch], list(linears), observe, [batch_weights])
+        collect_inputs(model, batch, list(linears), observe, batch_weights)
     on_progress(len(batches), len(batches))
     return {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
 
@@ -199,7 +198,7 @@ def choices_of(
 def loss_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
-    shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
+    shares = {counts[round(share * (len(counts) - 1))] for share in _LOSS_SHARES}
     return tuple(sorted({*counts[:2], counts[-1], *shares}))
 
 

@@ -15,7 +15,7 @@ from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.reconstruct.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import scored_logits_only
-from compressor.units.layers import AroundLayer
+from compressor.units.layers import AroundLayer, Linear, linear_weight
 
 TEMPERATURE = 2.0
 """Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
@@ -130,14 +130,13 @@ def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -
     Raises:
         ValueError: a shape differs from the module's own, or there is a bias and the module has none.
     """
-    own_weight, own_bias = module.weight, module.bias
-    assert isinstance(own_weight, Tensor)
-    value = weight.T if isinstance(module, Conv1D) else weight
-    if value.shape != own_weight.shape:
-        raise ValueError(f"weight {tuple(value.shape)}: the module has {tuple(own_weight.shape)}")
+    assert isinstance(module, Linear)
+    own_bias, shape = module.bias, linear_weight(module).shape
+    if weight.shape != shape:
+        raise ValueError(f"weight {tuple(weight.shape)}: the module has {tuple(shape)}")
     if bias is not None and (not isinstance(own_bias, Tensor) or bias.shape != own_bias.shape):
         raise ValueError(f"bias {tuple(bias.shape)}: the module has {getattr(own_bias, 'shape', None)}")
-    changes = [(own_weight, value)]
+    changes = [(module.weight, weight.T if isinstance(module, Conv1D) else weight)]
     if bias is not None and isinstance(own_bias, Tensor):
         changes.append((own_bias, bias))
     former = [(parameter, parameter.data) for parameter, _ in changes]

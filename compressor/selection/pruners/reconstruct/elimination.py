@@ -24,8 +24,8 @@ class Elimination:
         parts: number of consecutive parts of equal size, which lose units in turn.
 
     Attributes:
-        original: weight of the working columns before any removal, `[out, columns]`; zero for the column of ones.
-        weight: their re-optimised weight, `[out, columns]`; zero for removed columns.
+        weight: re-optimised weight of the working columns, `[out, columns]`; zero for removed columns. That of the
+            column of ones is the change of the bias.
         inverse: G, the inverse of the damped Gram matrix of the working columns that remain, `[columns, columns]`.
         columns: index of each working column in the original weight; the column of ones is the last.
         remaining: whether each working column belongs to a unit that remains; false for the column of ones.
@@ -36,9 +36,8 @@ class Elimination:
     def __init__(self, weight: np.ndarray, gram: Gram, factor: np.ndarray, width: int, parts: int) -> None:
         self.width = width
         self.has_ones = gram.has_ones
-        self.original = np.column_stack([weight, np.zeros((len(weight), int(gram.has_ones)))])
-        self.squared_norm = np.vdot(weight, weight)
-        self.weight = self.original.copy()
+        extended = np.column_stack([weight, np.zeros((len(weight), int(gram.has_ones)))])
+        self.weight = np.ascontiguousarray(extended)
         self.inverse = _inverse(factor)
         self.columns = np.arange(len(factor))
         self.remaining = self.columns < gram.inputs
@@ -47,29 +46,18 @@ class Elimination:
         # The diagonal of an inverse is at least the inverse of the diagonal, which rounding could violate.
         self.floor = 1 / (factor**2).sum(1)
 
-    def remove(self, count: int) -> tuple[list[int], float]:
-        """Remove `count` units; return them in the order of their removal, and the sum of their costs."""
+    def remove(self, count: int) -> list[int]:
+        """Remove `count` units; return them in the order of their removal."""
         if self.width == 1:
             return self._remove_columns(count)
-        chosen, total = [], 0.0
-        for _ in range(count):
-            unit, cost = self._remove_unit()
-            chosen.append(unit)
-            total += cost
-        return chosen, total
-
-    def squared_change(self) -> float:
-        """||W' - W||^2 over the original columns, without the change of the bias."""
-        bias_change = self.weight[:, len(self.columns) - self.has_ones :]
-        squared = np.vdot(self.weight, self.weight) - np.vdot(bias_change, bias_change)
-        return float(squared - 2 * np.vdot(self.weight, self.original) + self.squared_norm)
+        return [self._remove_unit() for _ in range(count)]
 
     def _removable(self) -> np.ndarray:
         """Whether each working column belongs to a unit that may go next: it remains, and no part has lost fewer."""
         parts = len(self.removed) - self.has_ones
         return self.remaining & (self.removed == self.removed[:parts].min())[self.part_of]
 
-    def _remove_unit(self) -> tuple[int, float]:
+    def _remove_unit(self) -> int:
         width = self.width
         starts = np.flatnonzero(self._removable())[::width]
         members = starts[:, None] + np.arange(width)
@@ -84,9 +72,9 @@ class Elimination:
         unit = int(self.columns[starts[best]]) // width
         self.removed[self.part_of[starts[best]]] += 1
         self._eliminate(chosen, part, rows)
-        return unit, float(np.vdot(part, part))
+        return unit
 
-    def _remove_columns(self, count: int) -> tuple[list[int], float]:
+    def _remove_columns(self, count: int) -> list[int]:
         """Remove `count` columns one at a time, as a pivoted Cholesky factorisation does; update the matrices once."""
         chosen: list[int] = []
         rows = np.empty((count, len(self.columns)))
@@ -106,9 +94,9 @@ class Elimination:
             self.removed[self.part_of[pivot]] += 1
             chosen.append(pivot)
             rows[index], parts[:, index] = row, part
-        units = self.columns[chosen].tolist()
+        units: list[int] = self.columns[chosen].tolist()
         self._eliminate(np.array(chosen), parts, rows)
-        return units, float(np.vdot(parts, parts))
+        return units
 
     def _eliminate(self, chosen: np.ndarray, parts: np.ndarray, rows: np.ndarray) -> None:
         """Subtract `parts @ rows` from the weight and `rows' @ rows` from the inverse."""
@@ -120,7 +108,6 @@ class Elimination:
         used[len(used) - self.has_ones :] = True
         if used.mean() < _COMPACT_BELOW:
             self.weight = np.ascontiguousarray(self.weight[:, used])
-            self.original = np.ascontiguousarray(self.original[:, used])
             self.inverse = np.ascontiguousarray(self.inverse[np.ix_(used, used)])
             self.columns, self.remaining, self.floor = self.columns[used], self.remaining[used], self.floor[used]
             self.part_of = self.part_of[used]

@@ -24,12 +24,10 @@ class Gram:
     Attributes:
         matrix: `[inputs, inputs]`, or `[inputs + 1, inputs + 1]` with `has_ones`, float64.
         has_ones: whether the last row and column belong to an input that is always one, whose weight is the bias.
-        weight: sum of the token weights.
     """
 
     matrix: np.ndarray
     has_ones: bool
-    weight: float
 
     @property
     def inputs(self) -> int:
@@ -54,7 +52,7 @@ class Gram:
     def select(self, columns: np.ndarray) -> Gram:
         """The Gram matrix of some input columns, and of the ones if there are any."""
         kept = self.with_ones(columns)
-        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones, self.weight)
+        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
 
 
 def extend(weight: np.ndarray, bias: np.ndarray | None, has_ones: bool) -> np.ndarray:

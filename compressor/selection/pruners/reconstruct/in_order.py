@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 from torch import Tensor, nn
@@ -63,13 +65,44 @@ class DenseSums:
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
         self._limit = kept_bytes(model)
 
+    @classmethod
+    def of_copy(
+        cls,
+        model: PreTrainedModel,
+        linears: Sequence[str],
+        batches: Sequence[Batch],
+        unsummed: Collection[str] = (),
+    ) -> Self:
+        """The sums of a copy of a model, which stays dense while the linears of the model are changed in place.
+
+        The copy has its own weights of these linears alone; it shares all other parameters and buffers with the model,
+        which must not change.
+
+        Args:
+            model: the dense model.
+            linears: module paths of the linears, in the order in which the model calls them.
+            batches: calibration inputs `[rows, ...]`.
+            unsummed: those of the linears for which no sum is searched.
+        """
+        changed = {id(value) for name in linears for value in model.get_submodule(name).parameters()}
+        shared = {id(value): value for value in (*model.parameters(), *model.buffers()) if id(value) not in changed}
+        return cls(copy.deepcopy(model, shared), linears, batches, unsummed)
+
     def start(self) -> None:
         """Begin a pass from the first linear on."""
         if self._run.start > self._run.layers_of(self._linears[0]).start:
             self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
 
     def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
-        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch."""
+        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch.
+
+        Args:
+            linears: module paths; consecutive ones of all linears, and since `start` never before those of an earlier
+                request.
+
+        Raises:
+            ValueError: a linear is not among all linears, or the pass is already past its layer.
+        """
         if not self._keeps(linears):
             self._kept = ()
             self._run.advance(self._run.layers_of(linears[0]).start)
@@ -136,11 +169,14 @@ def calls_in_order(
     sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> Iterator[Iterator[TargetedCall]]:
-    """For each step, the calls of its linears on all batches.
+    """For each step, the calls of its linears on all batches; steps and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
     model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
-    linears before it lost. The linears of a step are changed before the next step is requested.
+    linears before it lost.
+
+    The linears of a step must be changed between its request and that of the next step, whose calls are those of the
+    model as it is then. The calls of a step may be left unread, but must not be read after that.
 
     Args:
         model: the model; it is dense at the start.
@@ -149,6 +185,10 @@ def calls_in_order(
         batches: inputs `[rows, ...]`.
         sums: the sums y' + R' of the dense model.
         on_progress: called with (steps, all steps).
+
+    Raises:
+        KeyError: a linear has no sums.
+        ValueError: a forward does not call a linear, or the steps are in another order than the calls.
     """
     run = LayerwiseRun(model, batches)
     sums.start()

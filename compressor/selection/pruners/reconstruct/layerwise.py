@@ -130,17 +130,13 @@ class LayerwiseRun:
             for _ in self.observe({}, advance_to=layer_call):
                 pass
 
-    def outputs(self) -> Iterator[Any]:
-        """The model's output on each batch, from layer call `start` on."""
-        return (self._forward(number) for number in range(len(self._batches)))
-
-    def _forward(self, batch: int, stop: int = 0, observation: _Observation | None = None) -> Any:
+    def _forward(self, batch: int, stop: int, observation: _Observation) -> None:
         """A forward from `start` on.
 
         Args:
             batch: number of the batch.
             stop: the outputs of layer calls before this one are recorded.
-            observation: ends the forward, but not before layer call `stop`; None: the forward is whole.
+            observation: ends the forward, but not before layer call `stop`.
         """
         latest = self._latest[batch]
 
@@ -151,11 +147,11 @@ class LayerwiseRun:
             output = run()
             if number < stop:
                 latest[group] = output
-                if number + 1 == stop and observation is not None:
+                if number + 1 == stop:
                     observation.end_recording()
             return output
 
-        return run_layers(self._model, self._batches[batch], around)
+        run_layers(self._model, self._batches[batch], around)
 
 
 @dataclass

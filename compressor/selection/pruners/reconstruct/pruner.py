@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Mapping
@@ -153,11 +152,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         """The activations of the dense model that refits restore; computed before the first one."""
         inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
         linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
-        feeders = set(linears) - set(ends)
-        changed = {id(value) for name in linears for value in inputs.model.get_submodule(name).parameters()}
-        tensors = (*inputs.model.parameters(), *inputs.model.buffers())
-        shared = {id(value): value for value in tensors if id(value) not in changed}
-        return DenseSums(copy.deepcopy(inputs.model, shared), linears, inputs.statistics, unsummed=feeders)
+        return DenseSums.of_copy(inputs.model, linears, inputs.statistics, unsummed=set(linears) - set(ends))
 
     @functools.cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:

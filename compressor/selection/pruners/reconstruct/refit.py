@@ -53,14 +53,13 @@ class RefitStatistics:
         self.outputs = outputs
         self.has_ones = has_ones
         self._sums: tuple[Tensor, Tensor] | None = None
-        self._weight = 0.0
 
     @property
     def gram(self) -> Gram:
         """The Gram matrix of the inputs so far."""
         size = self.inputs + self.has_ones
         matrix = np.zeros((size, size)) if self._sums is None else self._sums[0].cpu().numpy().copy()
-        return Gram(matrix, self.has_ones, self._weight)
+        return Gram(matrix, self.has_ones)
 
     @property
     def cross(self) -> np.ndarray:
@@ -120,7 +119,6 @@ class RefitStatistics:
         else:
             self._sums[0].add_(gram.to(self._sums[0].device))
             self._sums[1].add_(cross.to(self._sums[1].device))
-        self._weight += float(scales.double().sum())
 
     def solve(self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float) -> Refit:
         """The weights of some columns that fit the targets, near those of `start`.

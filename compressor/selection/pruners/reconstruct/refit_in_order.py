@@ -77,13 +77,13 @@ def refit_in_order(
     """
     steps: list[tuple[Sequence[str], GroupChoice]] = []
     # In a layer that is called several times, inputs differ from the dense model's even before the first group.
-    is_whole = all(len(calls) == 1 for calls in weights[0].values())
+    inputs_are_dense = all(len(calls) == 1 for calls in weights[0].values())
     for choice in choices:
         linear, count = str(choice.group.linear), counts[choice.group.name]
-        if count and feeders[linear] and not is_whole:
+        if count and feeders[linear] and not inputs_are_dense:
             steps.append((feeders[linear], choice))
         steps.append(((linear,), choice))
-        is_whole = is_whole and count == choice.group.counts[-1]
+        inputs_are_dense = inputs_are_dense and count == choice.group.counts[-1]
     calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
     used: dict[str, Damping] = {}
     for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
@@ -104,20 +104,25 @@ def _refit(
     weights: Sequence[TokenWeights],
     ridge: float,
 ) -> Damping:
-    """Refit the linear of one group; only the kept inputs are summed up."""
+    """Refit the linear of one group; only the kept inputs are summed up.
+
+    Where there are none, and no bias, the weights are zero and no call is read.
+    """
     columns, has_ones = choice.columns(count), choice.bias is not None
+    if not len(columns) and not has_ones:
+        set_weights(linear, np.zeros(choice.weight.shape), None)
+        return Damping(choice.removal.damp, ridge)
     statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
         statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
     start = choice.reconstruction(count)
-    weight, bias = np.zeros_like(start.weight), start.bias
-    if len(columns) or has_ones:
-        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
-        weight[:, columns], bias, ridge = refit.weight, refit.bias, refit.ridge
-    set_weights(linear, weight, bias)
-    return Damping(max(choice.removal.damp, start.damp), ridge)
+    weight = np.zeros_like(start.weight)
+    refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+    weight[:, columns] = refit.weight
+    set_weights(linear, weight, refit.bias)
+    return Damping(max(choice.removal.damp, start.damp), refit.ridge)
 
 
 def _refit_feeders(

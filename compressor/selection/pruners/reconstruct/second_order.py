@@ -9,7 +9,7 @@ for a neuron, `head_dim` columns for a head. One run to zero units gives the cho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,17 +22,14 @@ from compressor.selection.pruners.reconstruct.gram import Gram, extend, factoriz
 
 @dataclass(frozen=True)
 class Removal:
-    """The order in which the units of a group are removed, and the error after each step.
+    """The order in which the units of a group are removed.
 
     Attributes:
         order: every unit, the first to be removed first.
-        errors: kept count -> ||X(W' - W)'|| / ||XW'||, where W' is reconstructed for the kept units; for the multiples
-            of the step, for zero and for all units.
         damp: the damping used; more than requested if the matrix has no Cholesky factor with that.
     """
 
     order: tuple[int, ...]
-    errors: Mapping[int, float]
     damp: float
 
     def kept(self, count: int) -> tuple[int, ...]:
@@ -85,17 +82,18 @@ def removal_order(
         weight: weight of the linear that reads the units, `[out, in]`; a unit is `in / units` consecutive columns.
         gram: Gram matrix of the inputs of the linear.
         units: number of units.
-        step: interval between the kept counts whose errors are computed. The order does not depend on it. Single
-            columns are eliminated in blocks of this size, so larger steps are faster.
+        step: number of units in a block. Single columns are eliminated in blocks, of which larger ones are faster; the
+            order does not depend on it.
         parts: number of consecutive parts of equal size, which lose units in turn: no part loses one while another has
             lost fewer, so that after every `parts` units all have lost equally many.
         damp: share of the mean diagonal that is added to the diagonal.
         metric: positive semidefinite matrix D `[out, out]` that weights output errors: a unit costs
-            trace(D W_S (G_SS)^-1 W_S'), and the errors are in this metric too; None: the identity.
+            trace(D W_S (G_SS)^-1 W_S'); None: the identity.
 
     Raises:
         InputError: the Gram matrix is not finite.
-        ValueError: the columns do not divide into these units, steps and parts, or the Gram matrix has other inputs.
+        ValueError: the columns do not divide into these units and parts, the step is not positive, or the Gram matrix
+            has other inputs.
     """
     _check_shapes(weight, gram)
     if units < 1 or gram.inputs % units or step < 1 or units % parts:
@@ -105,22 +103,12 @@ def removal_order(
         weight = _root(metric) @ weight
     factor, damp = factorize(gram.matrix, gram.damping, damp)
     elimination = Elimination(weight, gram, factor, gram.inputs // units, parts)
-    total = np.vdot(weight, weight @ gram.matrix[: gram.inputs, : gram.inputs])
-    penalty = damp * gram.damping[0]
-
-    errors = {units: 0.0}
     order: list[int] = []
-    damped_error = 0.0
     # The products with vectors are bound by memory: more threads gain little, and on a busy machine they wait.
     with threadpool_limits(1, user_api="blas"):
         for count in range((units - 1) // step * step, -1, -step):
-            chosen, cost = elimination.remove(units - len(order) - count)
-            order += chosen
-            damped_error += cost
-            # The costs add up to the error under the damped matrix.
-            error = max(damped_error - penalty * elimination.squared_change(), 0.0)
-            errors[count] = float(np.sqrt(error / total)) if total > 0 else 0.0
-    return Removal(tuple(order), dict(sorted(errors.items())), damp)
+            order += elimination.remove(units - len(order) - count)
+    return Removal(tuple(order), damp)
 
 
 def reconstruct(

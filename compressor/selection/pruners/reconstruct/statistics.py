@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,37 +22,22 @@ InputObserver = Callable[[str, Tensor, Tensor], None]
 
 def collect_inputs(
     model: PreTrainedModel,
-    batches: Iterable[Mapping[str, Tensor]],
+    batch: Mapping[str, Tensor],
     linears: Sequence[str],
     observer: InputObserver,
-    weights: Iterable[TokenWeights] | None = None,
+    weights: TokenWeights | None = None,
 ) -> None:
-    """Run the whole model on each batch and pass on the inputs of all linears; nothing is stored.
+    """Run the whole model on one batch and pass on the inputs of all linears; nothing is stored.
 
     A linear that a forward calls several times is observed as often.
 
     Args:
         model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
-        batches: inputs `[rows, ...]`, with or without `labels`.
+        batch: inputs `[rows, ...]`, with or without `labels`.
         linears: module paths.
         observer: receives the inputs.
-        weights: the weights of each batch, see `Sensitivity`; None: one for each token.
+        weights: the weights of the batch, see `Sensitivity`; None: one for each token.
     """
-    if weights is None:
-        for batch in batches:
-            _collect(model, batch, linears, observer, None)
-    else:
-        for batch, batch_weights in zip(batches, weights, strict=True):
-            _collect(model, batch, linears, observer, batch_weights)
-
-
-def _collect(
-    model: PreTrainedModel,
-    batch: Mapping[str, Tensor],
-    linears: Sequence[str],
-    observer: InputObserver,
-    weights: TokenWeights | None,
-) -> None:
     counts = dict.fromkeys(linears, 0)
 
     def on_input(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -84,7 +69,7 @@ def count_tokens(
     def count(name: str, inputs: Tensor, weights: Tensor) -> None:
         tokens[name] += len(inputs)
 
-    collect_inputs(model, batches[:1], linears, count)
+    collect_inputs(model, batches[0], linears, count)
     for name in linears:
         sizes = [_size(model, name, batch) for batch in batches]
         tokens[name] = tokens[name] * sum(sizes) // max(sizes[0], 1)

@@ -38,7 +38,7 @@ class StoredGrams(Mapping[str, Gram]):
     def write(cls, path: Path, grams: Mapping[str, Gram]) -> StoredGrams:
         """Write the matrices; the file is complete or not there."""
         tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
-        tensors |= {f"{name}.weight": np.array([gram.weight, float(gram.has_ones)]) for name, gram in grams.items()}
+        tensors |= {f"{name}.has_ones": np.array(gram.has_ones) for name, gram in grams.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary:
             safetensors.numpy.save_file(tensors, temporary)
@@ -48,8 +48,7 @@ class StoredGrams(Mapping[str, Gram]):
         if linear not in self._linears:
             raise KeyError(linear)
         with safetensors.safe_open(self._path, "numpy") as file:
-            weight, has_ones = file.get_tensor(f"{linear}.weight")
-            return Gram(file.get_tensor(f"{linear}.matrix"), bool(has_ones), float(weight))
+            return Gram(file.get_tensor(f"{linear}.matrix"), bool(file.get_tensor(f"{linear}.has_ones")))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._linears)

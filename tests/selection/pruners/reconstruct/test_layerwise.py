@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ def flipped(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.flip(0)[:-1] for name, value in batch.items()}
 
 
-def whole_forward(model: PreTrainedModel, batch: dict[str, Tensor], linears: Sequence[str]) -> tuple[Seen, Any]:
-    """Input and output of each call of some linears in a plain forward, and the model's output."""
+def whole_forward(model: PreTrainedModel, batch: dict[str, Tensor], linears: Sequence[str]) -> Seen:
+    """Input and output of each call of some linears in a plain forward."""
     seen: Seen = {name: [] for name in linears}
     handles = [
         model.get_submodule(name).register_forward_hook(
@@ -34,10 +33,22 @@ def whole_forward(model: PreTrainedModel, batch: dict[str, Tensor], linears: Seq
         for name in linears
     ]
     with torch.no_grad():
-        output = model(**batch)
+        model(**batch)
     for handle in handles:
         handle.remove()
-    return seen, output
+    return seen
+
+
+def last_module(model: PreTrainedModel, batch: dict[str, Tensor]) -> str:
+    """Module path of the last module without children that a forward calls."""
+    called: list[str] = []
+    leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+    handles = [module.register_forward_hook(lambda *args, name=name: called.append(name)) for name, module in leaves]
+    with torch.no_grad():
+        model(**batch)
+    for handle in handles:
+        handle.remove()
+    return called[-1]
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["in two passes", "in one pass"])
@@ -45,7 +56,7 @@ def whole_forward(model: PreTrainedModel, batch: dict[str, Tensor], linears: Seq
 def test_inputs_and_outputs_are_those_of_whole_forwards(family: str, *, at_once: bool) -> None:
     model, batch = CASES[family]()
     batches, linears = [batch, flipped(batch)], linears_in_layers(model)
-    expected = [whole_forward(model, item, linears)[0] for item in batches]
+    expected = [whole_forward(model, item, linears) for item in batches]
     model.train()
     with unchanged(model):
         run = LayerwiseRun(model, batches)
@@ -74,8 +85,11 @@ def test_a_model_that_changes_on_the_way_ends_as_the_changed_model(family: str) 
                 if run.layers_of(name).start == layer:
                     next(model.get_submodule(name).parameters())[::2] *= 0.5
         run.advance(layer + 1)
-    for item, output in zip(batches, run.outputs(), strict=True):
-        torch.testing.assert_close(output[0], whole_forward(model, item, ())[1][0])
+    last = last_module(model, batch)
+    assert run.layers_of(last).start == run.end
+    for item, (call,) in zip(batches, run.observe({last: None}), strict=True):
+        ((_, output),) = whole_forward(model, item, [last])[last]
+        torch.testing.assert_close(call.output, output)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,7 @@ def test_a_model_that_changes_on_the_way_ends_as_the_changed_model(family: str) 
 )
 def test_sums_are_the_inputs_of_norms(family: str, linear: str, norm: str) -> None:
     model, batch = CASES[family]()
-    inputs = whole_forward(model, batch, [norm])[0][norm]
+    inputs = whole_forward(model, batch, [norm])[norm]
     run = LayerwiseRun(model, [batch])
     run.advance(run.layers_of(linear).start)
     (calls,) = run.observe({linear: find_sum(model, batch, linear)})
@@ -108,7 +122,7 @@ def test_the_last_reader_of_a_shared_layer_is_the_final_norm() -> None:
     run = LayerwiseRun(model, [batch])
     assert run.layers_of(linear) == range(3)
     (calls,) = run.observe({linear: find_sum(model, batch, linear)})
-    ((last, _),) = whole_forward(model, batch, ["model.norm"])[0]["model.norm"]
+    ((last, _),) = whole_forward(model, batch, ["model.norm"])["model.norm"]
     assert [call.number for call in calls] == [0, 1, 2]
     torch.testing.assert_close(calls[-1].sum, last)
 
@@ -157,7 +171,7 @@ def test_layers_behind_are_not_run_again() -> None:
         linear.register_forward_hook(lambda *args, number=number: ran.append(number))
     list(run.observe({"bert.encoder.layer.2.attention.output.dense": None}))
     assert ran == []
-    list(run.outputs())
+    list(run.observe({"classifier": None}))
     assert ran == [2]
 
 

@@ -19,13 +19,13 @@ LINEAR = "bert.encoder.layer.1.output.dense"
 def gram(batch: dict[str, Tensor]) -> Tensor:
     """X'X of the inputs of one linear, weighted."""
     model, total = bert(2), torch.zeros(44, 44)
-    weights = sensitivity_of(model, [batch], [LINEAR], ("logits",)).weights
+    (weights,) = sensitivity_of(model, [batch], [LINEAR], ("logits",)).weights
 
     def add(name: str, x: Tensor, weight: Tensor) -> None:
         total.add_(x.T @ (x * weight[:, None]))
 
     with unchanged(model):
-        collect_inputs(model, [batch], [LINEAR], add, weights)
+        collect_inputs(model, batch, [LINEAR], add, weights)
     return total
 
 
@@ -50,7 +50,8 @@ def test_tokens_are_counted_by_one_batch(family: str) -> None:
     def add(name: str, x: Tensor, weight: Tensor) -> None:
         counts[name] = counts.get(name, 0) + len(x)
 
-    collect_inputs(model, batches, linears, add)
+    for item in batches:
+        collect_inputs(model, item, linears, add)
     with unchanged(model):
         assert count_tokens(model, batches, linears) == counts
 
@@ -65,7 +66,8 @@ def test_tokens_of_each_side(family: str) -> None:
         assert torch.equal(weight, torch.ones(len(x)))
         counts[name] = counts.get(name, 0) + len(x)
 
-    collect_inputs(model, [batch, batch], linears, add)
+    for _ in range(2):
+        collect_inputs(model, batch, linears, add)
     expected = {
         "bert": 2 * 19,
         "gpt2": 2 * 19,

@@ -22,7 +22,7 @@ Size = tuple[int, int | None]
 """Batch size, and length in tokens; None: the model has one size."""
 Counts = dict[str, int]
 """Name of the group -> number of units."""
-_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+_TIMED_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
 """Shares of the units of groups that account for a small share of the multiply-accumulates."""
@@ -34,7 +34,7 @@ _SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8).tolist())
 """Mean shares of the units in plans in which every group keeps another number."""
 _SPREAD = 0.7
 """Standard deviation of the logarithm of the shares of groups in such a plan."""
-TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE_SHARE, _SPREAD))
+MEASURED_SHARES = (_TIMED_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE_SHARE, _SPREAD))
 """Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
@@ -76,7 +76,7 @@ def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
         share: its share of the multiply-accumulates of the model.
     """
     grid = group.counts[:-1]
-    shares = _SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
+    shares = _TIMED_SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
     if group.units // group.step <= 12 and share >= _SMALL_SHARE:
         nearest = {count for number, count in enumerate(grid) if number % 2 == 0 or number == 1}
