@@ -63,7 +63,7 @@ class FisherPruner(Pruner[MethodOptions]):
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         if (group.name, count) not in self._kept:
-            dropped = dropped_bundles(self._gradients[group.name], group.dropped_bundles(count), group.parts)
+            dropped = least_costly_bundles(self._gradients[group.name], group.dropped_bundles(count), group.parts)
             self._kept[group.name, count] = units_without(group, dropped)
         return self._kept[group.name, count]
 
@@ -83,7 +83,7 @@ class FisherPruner(Pruner[MethodOptions]):
         return DenseSums.of_copy(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics)
 
 
-def dropped_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
+def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
     """The bundles of a group that are dropped, by mask rearrangement.
 
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the

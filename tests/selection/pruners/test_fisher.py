@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.fisher import FisherPruner, dropped_bundles
+from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
 from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
@@ -187,10 +187,10 @@ def test_a_dead_unit_goes_first(tmp_path: Path) -> None:
 
 def test_units_that_make_up_for_each_other_are_dropped_together() -> None:
     gradients = np.array([[1.0, -1.0, 0.9]])
-    assert dropped_bundles(gradients, 1).tolist() == [2]
-    assert dropped_bundles(gradients, 2).tolist() == [0, 1]
-    assert dropped_bundles(gradients, 0).tolist() == []
-    assert dropped_bundles(gradients, 3).tolist() == [0, 1, 2]
+    assert least_costly_bundles(gradients, 1).tolist() == [2]
+    assert least_costly_bundles(gradients, 2).tolist() == [0, 1]
+    assert least_costly_bundles(gradients, 0).tolist() == []
+    assert least_costly_bundles(gradients, 3).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -204,7 +204,7 @@ def test_rearrangement_follows_the_sums_of_gradients(seed: int) -> None:
             dropped.append(unit)
             without = gradients[:, dropped].sum(1, keepdims=True) - gradients[:, dropped]
             del dropped[int(np.square(without).sum(0).argmin())]
-        assert dropped_bundles(gradients, count).tolist() == sorted(dropped)
+        assert least_costly_bundles(gradients, count).tolist() == sorted(dropped)
         assert np.square(gradients[:, dropped].sum(1)).sum() <= start + 1e-12
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.fisher import FisherPruner, dropped_bundles
+from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
 from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.reconstruct.gram import Gram
@@ -84,7 +84,7 @@ def test_units_are_exchanged_within_their_part(count: int) -> None:
         def cost(units: np.ndarray, fisher: np.ndarray = fisher) -> float:
             return float(fisher[np.ix_(units, units)].sum())
 
-        dropped = dropped_bundles(gradients, count, 2)
+        dropped = least_costly_bundles(gradients, count, 2)
         assert np.bincount(dropped // 3, minlength=2).tolist() == [count // 2] * 2
         assert cost(dropped) <= cost(by_importance(np.diagonal(fisher), 2)[:count]) + 1e-9
 
