@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,13 @@ def test_lengths_and_block_masks_are_refused(folder: Path, tmp_path: Path) -> No
 @pytest.mark.zoo
 def test_windows_of_images_meet_a_budget(folder: Path, tmp_path: Path) -> None:
     """Swin attends within windows, which are rows of their own in its layers."""
-    sizes = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "initializer_range": 0.3}
+    sizes: dict[str, Any] = {
+        "embed_dim": 8,
+        "depths": [2],
+        "num_heads": [2],
+        "window_size": 4,
+        "initializer_range": 0.3,
+    }
     model = hf.SwinForImageClassification(hf.SwinConfig(image_size=16, patch_size=2, num_labels=len(CLASSES), **sizes))
     save_classifier(tmp_path / "model", model, size={"height": 16, "width": 16})
     recipe = Recipe(
@@ -137,4 +144,6 @@ def test_windows_of_images_meet_a_budget(folder: Path, tmp_path: Path) -> None:
     )
     report = compressor.compress(recipe)
     assert all(proof.holds for proof in report.proofs)
+    assert report.compressed.macs is not None
+    assert report.dense.macs is not None
     assert report.compressed.macs < report.dense.macs

@@ -181,7 +181,7 @@ def test_parts_of_a_batch_equal_the_whole(classes: int, rows: int, monkeypatch: 
 def test_an_output_that_is_not_finite_is_refused() -> None:
     model = bert(7)
     with torch.no_grad():
-        model.get_input_embeddings().weight[5] = torch.nan
+        model.get_parameter("bert.embeddings.word_embeddings.weight")[5] = torch.nan
     batch = {"input_ids": torch.full((2, 4), 5), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
     with fails_with(ErrorCode.NOT_FINITE, InputError):
         sensitivity_of(model, [batch], LINEARS, ("logits",))
