@@ -131,7 +131,8 @@ def test_windows_of_images_meet_a_budget(folder: Path, tmp_path: Path) -> None:
         "window_size": 4,
         "initializer_range": 0.3,
     }
-    model = hf.SwinForImageClassification(hf.SwinConfig(image_size=16, patch_size=2, num_labels=len(CLASSES), **sizes))
+    sizes |= {"image_size": 16, "patch_size": 2, "num_labels": len(CLASSES)}
+    model = hf.SwinForImageClassification(hf.SwinConfig(**sizes))
     save_classifier(tmp_path / "model", model, size={"height": 16, "width": 16})
     recipe = Recipe(
         model=tmp_path / "model",
