@@ -41,6 +41,16 @@ def _exports_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["COMPRESSOR_TEST_EXPORTS"] = str(folder / "exports")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """Engines are timed in few rounds: most of the time of a round is a wait for idle threads."""
+    from compressor.measure import timing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "ROUNDS", (3, timing.ROUNDS[1]))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_exports() -> Iterator[None]:
     """Until the end of the session, runs in this process export each structure of a model once."""

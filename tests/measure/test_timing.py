@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.measure import interleave, saved_share
+from compressor.measure import interleave, saved_share, timing
 from compressor.measure.timing import (
     OVERTIME,
     PROBE_CALLS,
@@ -22,6 +22,12 @@ from compressor.measure.timing import (
 )
 from compressor.results import NoteCode, Speed
 from tests.targets.engines import FakeClock, FakeEngine, NoisyEngine
+
+
+@pytest.fixture(autouse=True)
+def _all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rounds as outside of tests."""
+    monkeypatch.setattr(timing, "ROUNDS", ROUNDS)
 
 
 def do_not_wait() -> None:

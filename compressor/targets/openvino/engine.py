@@ -21,6 +21,7 @@ from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import fixed_shapes, model_cache
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.conversion import convert
 from compressor.targets.openvino.fixed_shapes import FixedRequest
 from compressor.targets.openvino.session import DeferredRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
@@ -175,7 +176,7 @@ def build_engine(
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
         # An engine that was there before stays if this graph cannot be compiled.
         written = Path(folder) / out.name
-        sessions.write_model(sessions.convert(onnx), written, info)
+        sessions.write_model(convert(onnx), written, info)
         # What is reported of a build is measured without the cache.
         engine = _open(written, threads, out, free_axes=free_axes or not shapes)
         for path in (written.with_suffix(".bin"), written):

@@ -1,27 +1,25 @@
-"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, running, and what is executed."""
+"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, running, and what is executed.
+
+The process that measures memory loads this module first, so it imports no more than running a graph needs.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cores import usable_cores
-from compressor.targets.graph_facts import is_quantized
 from compressor.targets.openvino.batches import EngineRequest
 from compressor.targets.options import Shape
-from graph_passes import load, save
-from graph_passes.passes import TransposeSingleQuery
 
 try:
     import openvino
@@ -91,26 +89,6 @@ def session_settings(threads: int | None, shapes: Iterable[Shape] = ()) -> dict[
     if shapes := list(shapes):
         settings["shapes"] = [f"{batch}x{seq}" for batch, seq in shapes]
     return settings
-
-
-def convert(onnx: Path) -> openvino.Model:
-    """An ONNX graph in OpenVINO. Functions are inlined, which OpenVINO does not do itself.
-
-    In a quantized graph, attentions of one query are rewritten, which OpenVINO computes wrongly at a fixed shape.
-
-    Raises:
-        InputError: OpenVINO cannot read it; the message names the operator where there is one.
-    """
-    model = load(onnx)
-    changed = common.InlinePass()(model).modified
-    if is_quantized(model):
-        changed = TransposeSingleQuery()(model).modified or changed
-    if not changed:
-        return read_model(onnx)
-    with tempfile.TemporaryDirectory() as folder:
-        rewritten = Path(folder) / onnx.name
-        save(model, rewritten)
-        return read_model(rewritten)
 
 
 def read_model(path: Path) -> openvino.Model:
