@@ -25,7 +25,7 @@ from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.closeness import is_close
 from compressor.units.find import SUPPORTED, Site, evaluation_mode, find_units
 from compressor.units.hook import Attention, family, unwrap
-from compressor.units.layers import Linear, linear_sizes
+from compressor.units.layers import Linear, linear_at, linear_sizes
 from compressor.units.trace import Trace, TracedLinear, float_outputs, trace_calls
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
@@ -109,6 +109,12 @@ class PrunableGroup:
             return NeuronPlan(self.name, self.units, tuple(kept))
         site = self.site
         return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
+
+
+def linear_of(model: nn.Module, group: PrunableGroup) -> Linear:
+    """The linear that a group ends in."""
+    assert group.linear is not None
+    return linear_at(model, group.linear)
 
 
 def find_groups(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -60,6 +61,19 @@ def routed_forwards(layers: Sequence[nn.Module], around: AroundLayer) -> Iterato
             del layer.forward
             if former is not None:
                 layer.forward = former
+
+
+def linear_at(model: nn.Module, path: str) -> Linear:
+    """The linear at a module path."""
+    linear = model.get_submodule(path)
+    assert isinstance(linear, Linear)
+    return linear
+
+
+def unit_columns(units: Iterable[int], width: int) -> np.ndarray:
+    """Indices of the inputs of a linear that belong to units of `width` consecutive inputs each."""
+    starts = np.fromiter(units, np.intp) * width
+    return (starts[:, None] + np.arange(width)).reshape(-1)
 
 
 def linear_sizes(linear: Linear) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compressor.selection.pruners.reconstruct.statistics import collect_inputs
+from compressor.selection.pruners.layerwise.linear_inputs import collect_inputs
 from compressor.units import find_groups
 from compressor.units.functional_attention import called_projections
 from tests.projection_zoo import FAMILIES

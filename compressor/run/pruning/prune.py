@@ -41,8 +41,8 @@ from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.units import PrunableGroup, keep_all
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 

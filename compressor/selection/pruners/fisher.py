@@ -12,12 +12,12 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.selection.pruners.layerwise.in_order import DenseSums, calls_in_order
 from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import tuned_scales
-from compressor.selection.pruners.reconstruct.choice import linear_of
-from compressor.selection.pruners.reconstruct.in_order import DenseSums, calls_in_order
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.units import PrunableGroup
+from compressor.units.groups import linear_of
 from graph_passes.files import atomic_replace
 
 _GRADIENTS = "checkpoint-mask-gradients.safetensors"

@@ -10,9 +10,9 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.units import PrunableGroup
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 
 

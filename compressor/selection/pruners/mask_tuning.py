@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import lsmr
 
-from compressor.selection.pruners.reconstruct.in_order import TargetedCall
-from compressor.selection.pruners.reconstruct.refit import RefitStatistics
-from compressor.selection.pruners.reconstruct.second_order import unit_columns
+from compressor.selection.pruners.layerwise.in_order import TargetedCall
+from compressor.selection.pruners.layerwise.refit import RefitStatistics
 from compressor.units import PrunableGroup
-from compressor.units.layers import Linear, linear_sizes, linear_weight
+from compressor.units.layers import Linear, linear_sizes, linear_weight, unit_columns
 
 DAMP = 1.0
 """Weight of the squared distance of the scales from one, against the squared residual of the normal equations."""

@@ -17,8 +17,8 @@ from compressor.config.values import GroupBy
 from compressor.progress import ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.reconstruct.choice import linear_of
 from compressor.units import PrunableGroup, find_groups, gated, keep_all
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 from tests.selection.tiny import have_same_weights

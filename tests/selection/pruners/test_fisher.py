@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
+from compressor.selection.pruners.layerwise.in_order import TargetedCall
 from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
-from compressor.selection.pruners.reconstruct.choice import linear_of
-from compressor.selection.pruners.reconstruct.in_order import TargetedCall
 from compressor.selection.pruners.unit_importance import scale_units
 from compressor.units import PrunableGroup, find_groups
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from tests.selection.pruners.pruning import (
     Interrupter,

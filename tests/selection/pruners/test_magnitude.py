@@ -11,7 +11,7 @@ import torch
 
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.magnitude import MagnitudePruner
-from compressor.selection.pruners.reconstruct.choice import linear_of
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from tests.selection.pruners.pruning import (
     are_equal,

@@ -12,13 +12,13 @@ import pytest
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
+from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.magnitude import MagnitudePruner
-from compressor.selection.pruners.reconstruct.choice import linear_of
-from compressor.selection.pruners.reconstruct.gram import Gram
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
-from compressor.selection.pruners.reconstruct.second_order import reconstruct, removal_order, unit_columns
+from compressor.selection.pruners.reconstruct.second_order import reconstruct, removal_order
 from compressor.selection.pruners.unit_importance import by_importance
-from compressor.units.layers import linear_weight
+from compressor.units.groups import linear_of
+from compressor.units.layers import linear_weight, unit_columns
 from tests.selection.pruners.pruning import (
     check_dropped_units_have_no_effect,
     check_kept_counts,

@@ -16,19 +16,19 @@ from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
 from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.layerwise.gram import Gram
+from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
+from compressor.selection.pruners.layerwise.refit import RefitStatistics
 from compressor.selection.pruners.reconstruct.curves import PartialKL
-from compressor.selection.pruners.reconstruct.gram import Gram
-from compressor.selection.pruners.reconstruct.refit import RefitStatistics
 from compressor.selection.pruners.reconstruct.second_order import (
     Reconstruction,
     Removal,
     reconstruct,
     removal_order,
-    unit_columns,
 )
-from compressor.selection.pruners.reconstruct.statistics import TokenWeights, collect_inputs, count_tokens
 from compressor.units import PrunableGroup
-from compressor.units.layers import Linear, linear_sizes, linear_weight
+from compressor.units.groups import linear_of
+from compressor.units.layers import linear_sizes, linear_weight, unit_columns
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +87,6 @@ class GroupChoice:
     def reconstruction(self, count: int) -> Reconstruction:
         """The weights of the kept inputs that reproduce the linear's outputs best."""
         return reconstruct(self.weight, self.bias, self.gram, self.columns(count), damp=self.damp)
-
-
-def linear_of(model: PreTrainedModel, group: PrunableGroup) -> Linear:
-    """The linear that a group ends in."""
-    assert group.linear is not None
-    return linear_at(model, group.linear)
-
-
-def linear_at(model: PreTrainedModel, path: str) -> Linear:
-    """The linear at a module path."""
-    linear = model.get_submodule(path)
-    assert isinstance(linear, Linear)
-    return linear
 
 
 def require_tokens(model: PreTrainedModel, groups: Sequence[PrunableGroup], batches: Sequence[Batch]) -> None:

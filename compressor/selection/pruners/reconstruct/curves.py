@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from compressor.selection.prefix_cache import tensors_of
-from compressor.selection.pruners.reconstruct.layer_calls import CallOrder, run_layers
+from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import scored_logits_only
 from compressor.units.layers import AroundLayer, Linear, linear_weight

@@ -7,7 +7,7 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.blas import dgemm
 from scipy.linalg.lapack import dpotri
 
-from compressor.selection.pruners.reconstruct.gram import Gram
+from compressor.selection.pruners.layerwise.gram import Gram
 
 _COMPACT_BELOW = 0.85
 """Share of columns in use below which the working arrays are copied without the others."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.layer_calls import CallOrder, removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.forward import first_tensor
+from compressor.selection.pruners.layerwise.layer_calls import CallOrder, removed_afterwards, run_layers
 from compressor.units.layers import is_linear
 
 _ROWS = 2

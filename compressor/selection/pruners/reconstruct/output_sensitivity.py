@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.reconstruct.forward import token_mask, without_parameter_gradients
-from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards
+from compressor.selection.pruners.layerwise.forward import token_mask, without_parameter_gradients
+from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode

@@ -13,6 +13,8 @@ from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.selection.pruners.layerwise.in_order import DenseSums
+from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
 from compressor.selection.pruners.reconstruct.choice import (
     GroupChoice,
     choices_of,
@@ -22,10 +24,8 @@ from compressor.selection.pruners.reconstruct.choice import (
 )
 from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
-from compressor.selection.pruners.reconstruct.in_order import DenseSums
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
-from compressor.selection.pruners.reconstruct.statistics import TokenWeights
 from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
 from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup

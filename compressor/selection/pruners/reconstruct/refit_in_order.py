@@ -11,11 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
-from compressor.selection.pruners.reconstruct.choice import Batch, GroupChoice, linear_at, linear_of
-from compressor.selection.pruners.reconstruct.in_order import DenseSums, TargetedCall, calls_in_order
-from compressor.selection.pruners.reconstruct.refit import RefitStatistics
-from compressor.selection.pruners.reconstruct.statistics import TokenWeights
-from compressor.units.layers import Linear, linear_sizes, linear_weight
+from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
+from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
+from compressor.selection.pruners.layerwise.refit import RefitStatistics
+from compressor.selection.pruners.reconstruct.choice import GroupChoice
+from compressor.units.groups import linear_of
+from compressor.units.layers import Linear, linear_at, linear_sizes, linear_weight
 
 
 class Damping(NamedTuple):

@@ -9,15 +9,14 @@ for a neuron, `head_dim` columns for a head. One run to zero units gives the cho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve
 from threadpoolctl import threadpool_limits
 
+from compressor.selection.pruners.layerwise.gram import Gram, extend, factorize, split
 from compressor.selection.pruners.reconstruct.elimination import Elimination
-from compressor.selection.pruners.reconstruct.gram import Gram, extend, factorize, split
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,6 @@ class Reconstruction:
     weight: np.ndarray
     bias: np.ndarray | None
     damp: float
-
-
-def unit_columns(units: Iterable[int], width: int) -> np.ndarray:
-    """Indices of the columns of units that have `width` consecutive columns each."""
-    starts = np.fromiter(units, np.intp) * width
-    return (starts[:, None] + np.arange(width)).reshape(-1)
 
 
 def removal_order(

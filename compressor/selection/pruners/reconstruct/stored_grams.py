@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from compressor.selection.pruners.reconstruct.gram import Gram
+from compressor.selection.pruners.layerwise.gram import Gram
 from graph_passes.files import atomic_replace
 
 

@@ -13,7 +13,7 @@ import torch
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ignore_progress
 from compressor.results import NoteCode
-from compressor.selection.pruners.reconstruct import in_order
+from compressor.selection.pruners.layerwise import in_order
 from compressor.selection.pruners.reconstruct import pruner as reconstruct
 from compressor.selection.pruners.reconstruct.choice import GroupChoice
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions, ReconstructPruner

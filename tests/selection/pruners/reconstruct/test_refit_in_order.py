@@ -10,10 +10,11 @@ import pytest
 from torch import Tensor
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.reconstruct.choice import choices_of, gather_grams, linear_of
-from compressor.selection.pruners.reconstruct.in_order import DenseSums
+from compressor.selection.pruners.layerwise.in_order import DenseSums
+from compressor.selection.pruners.reconstruct.choice import choices_of, gather_grams
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
+from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from tests.selection.pruners.pruning import family_inputs
 

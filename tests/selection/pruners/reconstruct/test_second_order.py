@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.reconstruct.gram import Gram
-from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order, unit_columns
+from compressor.selection.pruners.layerwise.gram import Gram
+from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
+from compressor.units.layers import unit_columns
 from tests.faults import fails_with
 
 DAMP = 0.01

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.selection.pruners.reconstruct.gram import Gram
+from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
 
 

@@ -16,7 +16,7 @@ from scipy.linalg import cho_solve
 from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
-from compressor.selection.pruners.reconstruct.gram import Gram, extend, factorize, split
+from compressor.selection.pruners.layerwise.gram import Gram, extend, factorize, split
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from compressor.selection.pruners.reconstruct.forward import token_mask
+from compressor.selection.pruners.layerwise.forward import token_mask
 from compressor.tasks.forwards import forward_arguments, scored_mask
 from tests.zoo import FAMILIES, text
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.reconstruct.forward import padding_mask, token_mask
-from compressor.selection.pruners.reconstruct.layer_calls import removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.forward import padding_mask, token_mask
+from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards, run_layers
 from compressor.tasks.forwards import scored_logits_only
 
 TokenWeights = Mapping[str, Sequence[Tensor]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.reconstruct.refit import RefitStatistics
+from compressor.selection.pruners.layerwise.refit import RefitStatistics
 from compressor.selection.pruners.reconstruct.second_order import reconstruct
 from tests.faults import fails_with
 

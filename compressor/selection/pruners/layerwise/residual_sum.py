@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.layer_calls import EndForwardError, removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.forward import first_tensor
+from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, removed_afterwards, run_layers
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""

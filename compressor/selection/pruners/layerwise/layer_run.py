@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.reconstruct.forward import first_tensor
-from compressor.selection.pruners.reconstruct.layer_calls import (
+from compressor.selection.pruners.layerwise.forward import first_tensor
+from compressor.selection.pruners.layerwise.layer_calls import (
     CallOrder,
     EndForwardError,
     layer_groups,
     removed_afterwards,
     run_layers,
 )
-from compressor.selection.pruners.reconstruct.residual_sum import SumReader, readers_of
+from compressor.selection.pruners.layerwise.residual_sum import SumReader, readers_of
 
 
 @dataclass(frozen=True)

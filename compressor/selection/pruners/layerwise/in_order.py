@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
-from compressor.selection.pruners.reconstruct.choice import Batch, linear_at
-from compressor.selection.pruners.reconstruct.forward import token_mask
-from compressor.selection.pruners.reconstruct.layerwise import LayerwiseRun, LinearCall
-from compressor.selection.pruners.reconstruct.residual_sum import find_sum
-from compressor.selection.pruners.reconstruct.statistics import count_tokens
-from compressor.units.layers import linear_sizes
+from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.layerwise.forward import token_mask
+from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, LinearCall
+from compressor.selection.pruners.layerwise.linear_inputs import count_tokens
+from compressor.selection.pruners.layerwise.residual_sum import find_sum
+from compressor.units.layers import linear_at, linear_sizes
 
 _ROWS_OF_SEARCH = 2
 """Rows on which the sum is searched that a linear's output is added to."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.selection.pruners.layerwise.linear_inputs import collect_inputs, count_tokens
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
-from compressor.selection.pruners.reconstruct.statistics import collect_inputs, count_tokens
 from tests.selection.pruners.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import text
