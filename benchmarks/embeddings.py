@@ -3,6 +3,7 @@
     python -m benchmarks.embeddings                                     # 75%, 50% and 33% of the MACs
     python -m benchmarks.embeddings --shares 0.75 0.5 --engines openvino --distill 1000      # trained for 1,000 steps
     python -m benchmarks.embeddings --shares 0.5 --seeds 3              # the metric with further seeds
+    python -m benchmarks.embeddings --prune-rows 4096                   # chosen by more rows
     python -m benchmarks.embeddings --match-dense                       # for an index that the dense model filled
     python -m benchmarks.embeddings --texts-of sst2                     # pruned by texts of another domain
     python -m benchmarks.embeddings --library                           # and the int8 of sentence-transformers itself

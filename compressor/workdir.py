@@ -226,7 +226,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of a JSON file; None without one, or where it is damaged."""
+    """The content of a JSON file; None without one, or where it is no JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -13,10 +13,10 @@ from compressor.cli.command_group import common
 from compressor.cli.console import Console, text_table
 from compressor.cli.field_options import FieldsCommand, option_of, options_of, renamed_options
 from compressor.config.fields import flag_of, usage_error
-from compressor.config.recipe_file import recipe_of
+from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import FIELDS, FORMER_NAMES
 from compressor.config.sections import SelectionConfig
-from compressor.config.study import RESERVED, StudyAxes, axes_of
+from compressor.config.study import RESERVED, UNREAD, StudyAxes, axes_of
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 _SEPARATE = ("model", "data", "ray")
@@ -32,7 +32,7 @@ _FIELDS = {**StudyAxes.model_fields, **FIELDS}
 @options_of(StudyAxes)
 @option_of("data", FIELDS["data"], multiple=True, help_text=f"{FIELDS['data'].description}; repeat to compare several")
 @option_of("ray", FIELDS["ray"], help_text=f"{FIELDS['ray'].description} (astar, ablate)")
-@options_of(FIELDS, without=(*RESERVED, *_SEPARATE))
+@options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
 @renamed_options({former: name for former, name in FORMER_NAMES.items() if name not in RESERVED})
 @common
 @click.pass_obj
@@ -48,7 +48,11 @@ def study(console: Console, kind: str, model: str | None, size: str, file: str |
     fields = {name: value for name, value in flags.items() if name in FIELDS and value is not None}
     if sources:
         fields["data"] = sources[0]
-    recipe = recipe_of(model, file, fields, reserved=RESERVED)
+    recipe = recipe_of(model, file, fields, reserved=(*RESERVED, *UNREAD))
+    stored = stored_recipe(model, file)
+    unread = [name for name in stored.fields if name in UNREAD]
+    if unread:
+        console.note(f"{stored.path}: studies do not read {', '.join(unread)}")
     from compressor import studies
 
     if size not in studies.SIZES:

@@ -64,8 +64,6 @@ class Recipe(RecipeSections):
         measure: sizes to time.
         output: the folder to write.
 
-    Fields of sections may be given directly, by keyword.
-
     Raises:
         UsageError: a field is missing, unknown or out of its range, or two fields contradict each other.
     """

@@ -19,11 +19,10 @@ AXES = "Axes"
 RESERVED = (
     *("plan", "method", "keep", "certify", "max_drop", "ray", "force"),
     *("drop_blocks", "drop_blocks_by_kind", "maps", "random_blocks", "mask_all_sites", "entmax"),
-    *BudgetConfig.model_fields,
-    *DistillationConfig.model_fields,
 )
-"""Fields of a recipe that a study sets itself, or that it does not read: a ladder compares methods under budgets. `ray`
-is among them: the flag of that name applies to the study."""
+"""Fields of a recipe that a study sets itself. `ray` is among them: the flag of that name applies to the study."""
+UNREAD = (*BudgetConfig.model_fields, *DistillationConfig.model_fields)
+"""Fields of a recipe that no study reads: ladders compare methods under budgets."""
 
 
 class StudyAxes(Config):

@@ -38,7 +38,8 @@ class Task(ABC):
         metrics: the metrics of the task, the default first.
         in_order: whether rows follow each other in a text and must not be shuffled.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
-        outputs: the model outputs that are scored, in the order in which the model returns them.
+        outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
+            `end_logits` are logits over positions; any other output `[rows, n]` is logits of n classes.
         label_name: the key of the labels in a collated batch.
         model_task: for a custom task, the value of `--task` that a model folder is loaded with; None: its class
             is the one that it was saved as.

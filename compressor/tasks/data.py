@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 
 from compressor.config.sections import RowsConfig
@@ -278,11 +279,21 @@ def _read_contents(examples: Dataset) -> _Contents:
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
     if not has_inputs:
-        names = sorted(examples.column_names)
-        digest.update(repr(names).encode())
+        return _Contents(_hash_of_columns(examples), ())
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
-            if has_inputs:
-                rows.append(hash(repr(row[0])))
+            rows.append(hash(repr(row[0])))
     return _Contents(f"sha256:{digest.hexdigest()}", rows)
+
+
+def _hash_of_columns(examples: Dataset) -> str:
+    """`sha256:...` of all columns of rows as they are stored, whatever they are decoded to."""
+    digest = hashlib.sha256()
+    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
+    for table in columns.iter(batch_size=64):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        digest.update(sink.getvalue())
+    return f"sha256:{digest.hexdigest()}"

@@ -27,7 +27,7 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
     if folder.own_task is None and folder.task not in TASK_NAMES:
         raise InputError(
             f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
-            " one of these or one of your own (--task), or run without data and with a plan",
+            " one of these or a custom task (--task), or run without data and with a plan",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=folder.path,
             task=folder.task,

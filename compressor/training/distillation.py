@@ -19,7 +19,7 @@ from compressor.model_folder import fingerprint
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
-from compressor.tasks.forwards import DECODER_MASK, forward_arguments, scored_logits_only
+from compressor.tasks.forwards import DECODER_MASK, SPAN_ENDS, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
@@ -124,7 +124,7 @@ class Distillation:
         ).hexdigest()[:16]
 
         def by_position(name: str, value: Tensor) -> bool:
-            return value.dim() > 2 or (len(self.outputs) > 1 and name in self.outputs)
+            return value.dim() > 2 or name in SPAN_ENDS
 
         return replace(self, kept=KeptOutputs(self._teach, folder / name, rows, tokens, by_position))
 

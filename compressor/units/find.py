@@ -232,7 +232,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
     Its output projections are called as modules; see `called_projections`.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
     try:
         model.eval()
@@ -243,7 +243,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for config, use_cache in caches:
             config.use_cache = use_cache
-        model.train()  # LeViT drops here what it cached in evaluation, which cannot be copied
+        model.train()  # LeViT drops here what its forward cached, which cannot be copied
+        if not was_training:
+            model.eval()  # where others cache what their forward reads
         for module, training in modes:
             module.training = training
 

@@ -76,3 +76,8 @@ def test_tables_are_read_only_under_their_own_key(tmp_path: Path) -> None:
     assert load_tables(path, {**key, "threads": "4"}) == ((), ("threads",))
     path.write_text("{")
     assert load_tables(path, key) == ((), ())
+
+
+def test_a_group_without_a_row_has_no_saving() -> None:
+    with pytest.raises(KeyError, match="missing"):
+        table().saving("missing", 1)

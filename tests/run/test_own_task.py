@@ -1,4 +1,4 @@
-"""The page on tasks of one's own: its commands run, with a class from a folder outside of the tree."""
+"""The page on custom tasks: its commands run, with a class from a folder outside of the tree."""
 
 from __future__ import annotations
 

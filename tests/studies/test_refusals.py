@@ -167,3 +167,16 @@ def test_options_go_to_the_methods_that_have_them() -> None:
     check_options({"cooldown": 0.5, "taylor.share": 0.2}, ["dsp", "taylor"])
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="taylor.shar"):
         check_options({"taylor.shar": 0.2}, ["dsp", "taylor"])
+
+
+@pytest.mark.parametrize("flags", [["--macs", "50%"], ["--distill"], ["--prune-rows", "8"]])
+def test_flags_of_budgets_and_distillation_are_refused(flags: list[str], tmp_path: Path, capfd: Cap) -> None:
+    assert compress(capfd, "study", "grid", tmp_path / "model", *flags).code == 2
+
+
+def test_keys_of_budgets_in_a_recipe_are_noted(tmp_path: Path, capfd: Cap) -> None:
+    (tmp_path / "recipe.toml").write_text('macs = "50%"\ndistill = true\nseed = 1\n')
+    recipe = ["--recipe", tmp_path / "recipe.toml"]
+    result = compress(capfd, "study", "grid", tmp_path / "model", *recipe, "--size", "smal")
+    assert "recipe.toml: studies do not read macs, distill" in " ".join(result.err.split())
+    assert result.error_code == UNKNOWN

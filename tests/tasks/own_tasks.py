@@ -1,4 +1,4 @@
-"""Packages with tasks of one's own, in folders outside of the tree."""
+"""Packages with custom tasks, in folders outside of the tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_package(folder: Path, entry_points: str) -> None:
 
 
 def task_of_the_page() -> str:
-    """The module on the page of tasks of one's own."""
+    """The module on the page of custom tasks."""
     return python_block(PAGE)
 
 

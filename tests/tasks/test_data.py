@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
@@ -15,6 +16,7 @@ from compressor.tasks import Data, open_data, training_texts
 from compressor.tasks.data import draw_rows, rows_hash
 from tests.faults import fails_with
 from tests.folders import rows_config
+from tests.tasks.pictures import png
 from tests.tasks.rows import labelled_rows, text, token_ids, tsv
 
 SPLITS = "split\tlabel\ttext"
@@ -224,3 +226,19 @@ def test_rows_that_are_named_to_be_scored_need_labels(
 def test_rows_without_tokens_and_images_count_with_all_columns() -> None:
     rows = [{"values": [[1.0]], "labels": [0]}, {"values": [[2.0]], "labels": [0]}, {"others": [[1.0]], "labels": [0]}]
     assert len({rows_hash(Dataset.from_dict(columns)) for columns in rows}) == 3
+
+
+def test_columns_are_hashed_as_they_are_stored() -> None:
+    """Images would be decoded to objects without a content of their own, and long arrays be abbreviated."""
+    files = [png(number) for number in (0, 1)]
+    images = [
+        Dataset.from_dict({"image": [{"bytes": file, "path": None}]}, features=Features({"image": Image()}))
+        for file in (files[0], files[0], files[1])
+    ]
+    assert rows_hash(images[0]) == rows_hash(images[1]) != rows_hash(images[2])
+    numbers = np.zeros((1, 5000), np.float32)
+    first = Dataset.from_dict({"values": numbers}).with_format("torch")
+    numbers[0, 2500] = 1
+    second = Dataset.from_dict({"values": numbers}).with_format("torch")
+    assert rows_hash(first) != rows_hash(second)
+    assert rows_hash(first) == rows_hash(first.with_format("numpy"))

@@ -1,4 +1,4 @@
-"""Tasks of one's own are found by module or entry point, checked, and never named by a folder that is not trusted."""
+"""Custom tasks are found by module or entry point, checked, and never named by a folder that is not trusted."""
 
 from __future__ import annotations
 

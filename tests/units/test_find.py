@@ -148,3 +148,31 @@ def test_what_a_module_cached_in_evaluation_is_dropped() -> None:
         expected = model(pixel_values=torch.ones(1, 3, 32, 32)).logits.detach()
     assert not any(module.training for module in model.modules())
     torch.testing.assert_close(copy.deepcopy(model)(pixel_values=torch.ones(1, 3, 32, 32)).logits, expected)
+
+
+class Biases(torch.nn.Module):
+    """Attention of LeViT as its authors wrote it: what a forward reads in evaluation is cached by `train`."""
+
+    def train(self, mode: bool = True) -> Biases:
+        super().train(mode)
+        if mode:
+            vars(self).pop("cached", None)
+        else:
+            self.cached = torch.ones(2)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x + self.cached
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_module_caches_for_evaluation_is_there_afterwards(training: bool) -> None:
+    model, biases, zeros = FAMILIES["bert"](0)[0], Biases(), torch.zeros(2)
+    model.add_module("biases", biases)
+    model.train(training)
+    expected = biases(zeros)
+    for _ in range(2):
+        with evaluation_mode(model):
+            assert biases(zeros).tolist() == [1.0, 1.0]
+    assert all(module.training is training for module in model.modules())
+    assert torch.equal(biases(zeros), expected)

@@ -179,8 +179,8 @@ def _fold_gates(run: BudgetRun, plan: Plan) -> None:
                 weight.mul_(gate.to(weight))
             elif any(gate != 1 for gate in gates[group.name]):
                 raise SiteRefusedError(
-                    f"{group.name}: its output projection was not recognized, so a budget cannot go on from a plan that"
-                    " removes or scales its heads; follow the plan alone, or keep these heads",
+                    f"{group.name}: its output projection was not recognized, so a budget cannot prune further once"
+                    " heads of it are removed or scaled; use either the budget or the former plan and heads",
                     code=ErrorCode.SITE_REFUSED,
                     site=group.name,
                 )

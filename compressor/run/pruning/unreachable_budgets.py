@@ -41,7 +41,7 @@ def unreachable(
     )
     return BudgetError(
         f"the budget {subject} is {_amount(budgets[first], table)}, but {_amount(minimum, table)} remain{ratio} even"
-        f" when every head and neuron that may be removed is removed: {made_of}; raise the budget",
+        f" when every head and neuron that may be removed is removed: {made_of}; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budgets=tuple(budgets),
         least=tuple(least),

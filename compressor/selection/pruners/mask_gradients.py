@@ -25,7 +25,7 @@ from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.forward import without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
-from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
 
@@ -69,8 +69,10 @@ def mask_gradients(
 def answer_loss(outputs: Sequence[Tensor], names: Sequence[str], batch: Batch) -> Tensor:
     """The loss of each row on the model's own answer, `[rows]`; no labels are read.
 
-    1. Several outputs (start and end of a span, or classes): the sum of their cross entropies, each against its largest
-       logit; padded positions of a span are left out.
+    The losses of several outputs are summed. That of an output is, by its axes and its name:
+
+    1. An end of a span, `start_logits` or `end_logits`: cross entropy against the largest logit; padded positions are
+       left out.
     2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
        model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
        the gradient of the output times the noise, whose expected square is the squared gradient of the output.
@@ -82,13 +84,15 @@ def answer_loss(outputs: Sequence[Tensor], names: Sequence[str], batch: Batch) -
         names: their names.
         batch: the inputs, of which the masks tell padded positions; see `scored_mask`.
     """
-    logits = outputs[0].float()
-    if len(outputs) > 1:  # case 1
-        return torch.stack([_cross_entropy(output) for output in distributions(outputs, names, batch)]).sum(0)
-    if is_regression(logits):  # case 2
+    pairs = zip(distributions(outputs, names, batch), names, strict=True)
+    return torch.stack([_output_loss(logits, name, batch) for logits, name in pairs]).sum(0)
+
+
+def _output_loss(logits: Tensor, name: str, batch: Batch) -> Tensor:
+    if name not in SPAN_ENDS and is_regression(logits):  # case 2
         return logits.reshape(len(logits))
     losses = _cross_entropy(logits)
-    if losses.dim() == 1:  # case 3
+    if losses.dim() == 1:  # cases 1 and 3
         return losses
     mask = scored_mask(batch, *losses.shape).to(losses.device)  # case 4
     return (losses * mask).sum(1) / mask.sum(1).clamp(min=1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +14,13 @@ import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, CompressorError, ErrorCode, InputError, UsageError
+from compressor.errors import BudgetError, CompressorError, ErrorCode, InputError, SiteRefusedError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
 from compressor.run.pruning import cost_tables
-from compressor.units import find_groups, gated
+from compressor.run.pruning.prune import _fold_gates
+from compressor.units import find_groups, gated, keep_all
 from graph_passes import Plan
 from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
@@ -25,6 +28,7 @@ from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.pruning.budget_runs import budget_recipe, codes, run
 from tests.run.runs import learning_recipe
+from tests.zoo import FAMILIES
 
 
 @pytest.fixture
@@ -253,3 +257,18 @@ def test_groups_of_the_tiny_model(inputs: Path) -> None:
     folder = load(inputs / "model")
     groups = find_groups(folder.model, example_inputs(folder, 2, 8))
     assert [group.type for group in groups] == ["heads", "neurons"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_gates_that_cannot_be_folded_are_refused(kept: bool) -> None:
+    """Heads of an attention without a known output projection were removed before."""
+    model, inputs = FAMILIES["bert"](0)
+    groups = [replace(group, linear=None) for group in find_groups(model, inputs)]
+    heads = next(group for group in groups if group.type == "heads")
+    plan = keep_all(groups).replace_groups([heads.plan(range(not kept, heads.units))])
+    budget_run: Any = SimpleNamespace(model=SimpleNamespace(folder=SimpleNamespace(model=model), groups=groups))
+    if kept:
+        _fold_gates(budget_run, plan)
+    else:
+        with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, site=heads.name):
+            _fold_gates(budget_run, plan)

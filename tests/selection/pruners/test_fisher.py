@@ -19,7 +19,7 @@ from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
 from compressor.selection.pruners.layerwise.in_order import TargetedCall
 from compressor.selection.pruners.magnitude import MagnitudePruner
-from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
+from compressor.selection.pruners.mask_gradients import answer_loss, mask_gradients, stored_gradients
 from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
 from compressor.selection.pruners.unit_importance import scale_units
 from compressor.units import PrunableGroup, find_groups
@@ -286,3 +286,17 @@ def test_gradients_choose_other_units_than_weights(tmp_path: Path) -> None:
     group = inputs.groups[1]
     fisher, magnitude = (ranked(method, inputs).kept(group, 22) for method in (FisherPruner, MagnitudePruner))
     assert fisher != magnitude
+
+
+def test_losses_of_several_outputs_are_those_of_each() -> None:
+    """As many classes as the row has positions are no positions; a number has a gradient beside classes."""
+    torch.manual_seed(0)
+    outputs = {"topic": torch.randn(2, 3), "score": torch.randn(2, 1), "tags": torch.randn(2, 3, 4)}
+    batch = {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
+    each = [answer_loss([output], (name,), batch) for name, output in outputs.items()]
+    torch.testing.assert_close(answer_loss(list(outputs.values()), tuple(outputs), batch), torch.stack(each).sum(0))
+    assert torch.equal(each[0], cross_entropy(outputs["topic"], outputs["topic"].argmax(-1), reduction="none"))
+    assert torch.equal(each[1], outputs["score"][:, 0])
+    (span,) = (answer_loss([outputs["topic"]], ("start_logits",), batch),)
+    assert span[0] < each[0][0]
+    assert span[1] == each[0][1]

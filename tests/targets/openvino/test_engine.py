@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -146,3 +147,13 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
         target("openvino").check()
     assert (error.value.code, error.value.details["package"]) == (ErrorCode.PACKAGE_MISSING, "openvino")
     assert "pip install" in str(error.value)
+
+
+def test_a_graph_runs_without_the_passes_of_graphs() -> None:
+    """The process that measures memory starts with these imports."""
+    code = (
+        "import sys, compressor.targets.openvino.fixed_shapes\n"
+        "print([name for name in ('torch', 'onnx_ir', 'onnx', 'graph_passes') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

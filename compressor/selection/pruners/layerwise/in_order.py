@@ -61,9 +61,9 @@ class DenseSums:
         example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
         self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
         self._run = LayerwiseRun(model, batches)
-        self._tokens = count_tokens(model, batches, self._linears)
         self._kept: Sequence[dict[str, list[Tensor]]] = ()
-        self._limit = kept_bytes(model)
+        self._limit = kept_bytes(model)  # before the forward below, whose memory the process may hold on to
+        self._tokens = count_tokens(model, batches, self._linears)
 
     @classmethod
     def of_copy(

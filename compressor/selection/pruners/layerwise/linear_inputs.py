@@ -71,11 +71,14 @@ def count_tokens(
 
     collect_inputs(model, batches[0], linears, count)
     for name in linears:
-        sizes = [_size(model, name, batch) for batch in batches]
-        tokens[name] = tokens[name] * sum(sizes) // max(sizes[0], 1)
+        sizes = [_unpadded(model, name, batch) for batch in batches]
+        if sizes[0] is None or not sizes[0] or tokens[name] % sizes[0]:  # the mask is not that of the linear's inputs
+            sizes = [next(iter(batch.values())).numel() for batch in batches]
+        tokens[name] = tokens[name] * sum(size or 0 for size in sizes) // max(sizes[0] or 0, 1)
     return tokens
 
 
-def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int:
+def _unpadded(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int | None:
+    """Number of positions that are not padding; None: the batch has no mask."""
     mask = padding_mask(model, linear, batch)
-    return next(iter(batch.values())).numel() if mask is None else int(mask.count_nonzero())
+    return None if mask is None else int(mask.count_nonzero())

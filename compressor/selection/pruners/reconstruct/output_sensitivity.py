@@ -21,7 +21,7 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.layerwise.forward import token_mask, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
-from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
 
 FLOOR = 0.1
@@ -72,7 +72,7 @@ def sensitivity_of(
     2. Up to four classes: exactly.
     3. More classes: from two draws of c.
     4. Classes at each position (language models): from two draws at all positions that count, over their number.
-    5. Several outputs (start and end of a span, or classes): from two draws for each of them.
+    5. Start and end of a span, or several outputs: from two draws for each of them, and random signs for numbers.
     6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
 
     Rows do not depend on each other, so that one backward pass per draw or class serves several rows and all linears.
@@ -171,29 +171,33 @@ def _terms(
     Independent draws at several positions or of several outputs are summed: the products of different gradients have
     mean zero, since the mean gradient of log p is zero.
     """
-    logits = outputs[0].float()
+    values = distributions(outputs, names, batch)
+    logits, is_single = values[0], len(values) == 1 and names[0] not in SPAN_ENDS
     ones = torch.ones(len(logits), device=logits.device)
-    if len(outputs) > 1:  # case 5
-        logs = [output.log_softmax(-1) for output in distributions(outputs, names, batch)]
-        for _ in range(_DRAWS):
-            yield torch.stack([_drawn(log, generator) for log in logs]).sum(0), ones / _DRAWS
-    elif is_regression(logits):  # case 6
+    if is_single and is_regression(logits):  # case 6
         yield logits.reshape(len(logits)), ones
-    elif logits.dim() == 2 and logits.shape[1] == 2:  # case 1
+    elif is_single and logits.dim() == 2 and logits.shape[1] == 2:  # case 1
         p = logits.detach().softmax(-1).prod(-1)
         yield logits[:, 1] - logits[:, 0], p.clamp(min=_MARGIN_FLOOR)
-    elif logits.dim() == 2 and logits.shape[1] <= _EXACT_CLASSES:  # case 2
+    elif is_single and logits.dim() == 2 and logits.shape[1] <= _EXACT_CLASSES:  # case 2
         log = logits.log_softmax(-1)
         yield from zip(log.unbind(1), log.detach().exp().unbind(1), strict=True)
     else:
-        log = logits.log_softmax(-1)
         for _ in range(_DRAWS):
-            values = _drawn(log, generator)
-            if values.dim() == 1:  # case 3
-                yield values, ones / _DRAWS
-            else:  # case 4
-                mask = scored_mask(batch, *values.shape).to(values.device)
-                yield (values * mask).sum(1), ones / (_DRAWS * mask.sum(1).clamp(min=1))
+            terms = [_random_term(value, name, batch, generator) for value, name in zip(values, names, strict=True)]
+            yield torch.stack(terms).sum(0), ones / _DRAWS
+
+
+def _random_term(logits: Tensor, name: str, batch: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+    """A function of one output, `[rows]`, whose squared gradient is its Fisher information in expectation."""
+    if name not in SPAN_ENDS and is_regression(logits):
+        signs = 2 * torch.randint(2, (len(logits),), generator=generator, device=logits.device) - 1
+        return logits.reshape(len(logits)) * signs
+    drawn = _drawn(logits.log_softmax(-1), generator)
+    if drawn.dim() == 1:  # cases 3 and 5
+        return drawn
+    mask = scored_mask(batch, *drawn.shape).to(drawn.device)  # case 4
+    return (drawn * mask).sum(1) / mask.sum(1).clamp(min=1).sqrt()
 
 
 def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:

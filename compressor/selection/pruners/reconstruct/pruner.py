@@ -92,10 +92,10 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, path = self.inputs, self.inputs.store / _CURVES
-        stored = read_json(path) or {}
+        stored = read_json(path)
         curves = {
             name: {int(count): loss for count, loss in curve.items()}
-            for name, curve in stored.items()
+            for name, curve in (stored.items() if isinstance(stored, dict) else ())
             if all(map(math.isfinite, curve.values()))
         }
         divergence = None

@@ -185,3 +185,22 @@ def test_an_output_that_is_not_finite_is_refused() -> None:
     batch = {"input_ids": torch.full((2, 4), 5), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
     with fails_with(ErrorCode.NOT_FINITE, InputError):
         sensitivity_of(model, [batch], LINEARS, ("logits",))
+
+
+def test_terms_of_several_outputs_have_the_information_of_each() -> None:
+    """The mean of squared gradients over many draws is the trace of the Fisher information, p (1 - p) for logits."""
+    torch.manual_seed(0)
+    values = {"topic": torch.randn(1, 5), "score": torch.randn(1, 1), "tags": torch.randn(1, 3, 4)}
+    batch = {"attention_mask": torch.tensor([[1, 1, 0]])}
+    squares = {name: torch.zeros_like(value) for name, value in values.items()}
+    generator, draws = torch.Generator().manual_seed(0), 4000
+    for _ in range(draws // 2):
+        inputs = [value.clone().requires_grad_() for value in values.values()]
+        for term, weight in output_sensitivity._terms(inputs, tuple(values), batch, generator):
+            for name, gradient in zip(values, torch.autograd.grad(term.sum(), inputs), strict=True):
+                squares[name] += gradient.square() * weight
+    p, tags = values["topic"].softmax(-1), values["tags"].softmax(-1)
+    torch.testing.assert_close(squares["topic"] / (draws // 2), p * (1 - p), rtol=0.15, atol=0.01)
+    assert squares["score"].item() / (draws // 2) == pytest.approx(1)
+    expected = tags * (1 - tags) / 2 * torch.tensor([1.0, 1.0, 0.0])[None, :, None]
+    torch.testing.assert_close(squares["tags"] / (draws // 2), expected, rtol=0.15, atol=0.01)

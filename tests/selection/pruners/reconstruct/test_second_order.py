@@ -103,17 +103,13 @@ def test_each_removed_unit_costs_least(seed: int, has_ones: bool, units: int, wi
 
 
 @pytest.mark.parametrize("units", [12, 4])
-def test_errors_are_in_the_metric(units: int) -> None:
-    """With a metric that sees one output alone, the errors of that output are those of a linear with no other."""
+def test_the_order_is_that_of_the_metric(units: int) -> None:
+    """With a metric that sees one output alone, units go as in a linear without the others."""
     inputs, weight = draw(0)
     gram = gram_of(inputs, has_ones=True)
     removal = removal_order(weight, gram, units, metric=np.diag([1.0, 0, 0, 0, 0]))
     expected = removal_order(weight[:1], gram, units)
     assert removal.order == expected.order != removal_order(weight, gram, units).order
-    for count in range(units + 1):
-        fitted = least_squares(inputs, weight, unit_columns(removal.kept(count), 12 // units), has_ones=True)
-        error = relative_error(inputs, weight[:1], fitted[0][:1], fitted[1][:1])
-        assert error_with(inputs, weight[:1], expected, count, has_ones=True) == pytest.approx(error, abs=1e-7)
 
 
 @pytest.mark.parametrize("units", [12, 4])
