@@ -171,11 +171,10 @@ def _pooling(file: Path) -> str:
     modes = _modes(file, config)
     unknown = next((mode for mode in modes if mode not in POOLINGS), None)
     if unknown is not None:
-        raise _unsupported(
-            file, "pooling_mode", unknown, f"the pooling {unknown} is not supported; use one of {', '.join(POOLINGS)}"
-        )
+        text = f"the pooling {unknown} (pooling_mode) is not supported; use one of {', '.join(POOLINGS)}"
+        raise _unsupported(file, "pooling_mode", unknown, text)
     if len(modes) > 1:
-        text = f"the poolings {' and '.join(modes)} are joined; use a model with one of them"
+        text = f"the poolings {' and '.join(modes)} are joined (pooling_mode); use a model with one of them"
         raise _unsupported(file, "pooling_mode", "+".join(modes), text)
     if not config.get("include_prompt", True):
         text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
