@@ -1,25 +1,22 @@
-"""Pruning by the Fisher information of a mask: gradients row by row, rearrangement, tuning of scales."""
+"""Pruning by the Fisher information of a mask: losses, rearrangement, tuning of scales."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
 from compressor.selection.pruners.layerwise.in_order import TargetedCall
 from compressor.selection.pruners.magnitude import MagnitudePruner
-from compressor.selection.pruners.mask_gradients import answer_loss, mask_gradients, stored_gradients
+from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
 from compressor.selection.pruners.unit_importance import scale_units
 from compressor.units import PrunableGroup, find_groups
@@ -37,7 +34,7 @@ from tests.selection.pruners.pruning import (
     ranked,
     result_of,
 )
-from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans
+from tests.selection.pruners.reconstruct.shared import bert
 from tests.unchanged import unchanged
 from tests.zoo import text
 
@@ -78,20 +75,6 @@ def test_resumes_from_stored_gradients(tmp_path: Path) -> None:
     assert are_equal(result_of(FisherPruner, inputs), expected)
 
 
-def test_gradients_of_fewer_rows_are_not_used(tmp_path: Path) -> None:
-    groups = family_inputs("bert", tmp_path).groups
-    path = tmp_path / "gradients.safetensors"
-    stored = {group.name: np.zeros((5, group.units), np.float32) for group in groups}
-    assert stored_gradients(path, groups, 5) is None
-    safetensors.numpy.save_file(stored, path)
-    assert set(stored_gradients(path, groups, 5) or {}) == set(stored)
-    assert stored_gradients(path, groups, 6) is None
-    path.write_bytes(path.read_bytes()[:-4])
-    assert stored_gradients(path, groups, 5) is None
-    safetensors.numpy.save_file({groups[0].name: stored[groups[0].name]}, path)
-    assert stored_gradients(path, groups, 5) is None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_are_sums_of_squared_gradients(family: str, tmp_path: Path) -> None:
     inputs = family_inputs(family, tmp_path)
@@ -104,65 +87,6 @@ def test_losses_are_sums_of_squared_gradients(family: str, tmp_path: Path) -> No
         assert curve[group.units] == 0
         assert curve[0] == pytest.approx(squares.sum())
         assert curve[group.units - group.step] == pytest.approx(np.sort(squares)[: group.step // group.bundle].sum())
-
-
-def row_gradient(
-    model: PreTrainedModel, group: PrunableGroup, row: dict[str, Tensor], loss: Callable[..., Tensor]
-) -> Tensor:
-    """The gradient of one row's loss, from a forward of this row alone."""
-    mask = torch.ones(group.bundles, requires_grad=True)
-    wide = mask.repeat_interleave(group.bundle * group.width)
-    hook = model.get_submodule(str(group.linear)).register_forward_pre_hook(lambda _, args: (args[0] * wide,))
-    value = loss(model(**row))
-    hook.remove()
-    return torch.autograd.grad(value, mask)[0]
-
-
-def class_loss(outputs: dict[str, Tensor]) -> Tensor:
-    logits = outputs["logits"]
-    return cross_entropy(logits, logits.argmax(-1))
-
-
-def regression_loss(outputs: dict[str, Tensor]) -> Tensor:
-    return outputs["logits"].sum()
-
-
-def span_loss(outputs: dict[str, Tensor]) -> Tensor:
-    start, end = outputs["start_logits"], outputs["end_logits"]
-    return cross_entropy(start, start.argmax(-1)) + cross_entropy(end, end.argmax(-1))
-
-
-def token_loss(outputs: dict[str, Tensor]) -> Tensor:
-    logits = outputs["logits"][0]
-    return cross_entropy(logits, logits.argmax(-1))
-
-
-CASES_OF_TASKS: dict[str, tuple[Callable[[], PreTrainedModel], tuple[str, ...], Callable[..., Tensor]]] = {
-    "classes": (lambda: bert(3), ("logits",), class_loss),
-    "regression": (lambda: bert(1), ("logits",), regression_loss),
-    "span": (bert_spans, SPANS, span_loss),
-    "tokens": (lambda: CASES["gpt2"]()[0], ("logits",), token_loss),
-    "grouped heads": (lambda: CASES["llama"]()[0], ("logits",), token_loss),
-    "layer called several times": (lambda: CASES["albert"]()[0], ("logits",), class_loss),
-}
-
-
-@pytest.mark.parametrize("task", CASES_OF_TASKS)
-def test_gradients_equal_those_of_rows_alone(task: str) -> None:
-    make, names, loss = CASES_OF_TASKS[task]
-    model, batches = make(), [text(seed=1), text(length=5, seed=2)]
-    groups = find_groups(model, batches[0])
-    with unchanged(model):
-        gradients = mask_gradients(model, groups, batches, names, ignore_progress)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    for group in groups:
-        expected = []
-        for batch in batches:
-            for index, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-                row = {name: value[index : index + 1, :length] for name, value in batch.items()}
-                expected.append(row_gradient(model, group, row, loss).numpy())
-        np.testing.assert_allclose(gradients[group.name], np.stack(expected), rtol=2e-3, atol=1e-5)
-        assert np.abs(gradients[group.name]).max() > 1e-4
 
 
 def test_a_dead_unit_goes_first(tmp_path: Path) -> None:
@@ -286,17 +210,3 @@ def test_gradients_choose_other_units_than_weights(tmp_path: Path) -> None:
     group = inputs.groups[1]
     fisher, magnitude = (ranked(method, inputs).kept(group, 22) for method in (FisherPruner, MagnitudePruner))
     assert fisher != magnitude
-
-
-def test_losses_of_several_outputs_are_those_of_each() -> None:
-    """As many classes as the row has positions are no positions; a number has a gradient beside classes."""
-    torch.manual_seed(0)
-    outputs = {"topic": torch.randn(2, 3), "score": torch.randn(2, 1), "tags": torch.randn(2, 3, 4)}
-    batch = {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
-    each = [answer_loss([output], (name,), batch) for name, output in outputs.items()]
-    torch.testing.assert_close(answer_loss(list(outputs.values()), tuple(outputs), batch), torch.stack(each).sum(0))
-    assert torch.equal(each[0], cross_entropy(outputs["topic"], outputs["topic"].argmax(-1), reduction="none"))
-    assert torch.equal(each[1], outputs["score"][:, 0])
-    (span,) = (answer_loss([outputs["topic"]], ("start_logits",), batch),)
-    assert span[0] < each[0][0]
-    assert span[1] == each[0][1]

@@ -70,15 +70,19 @@ def count_tokens(
         tokens[name] += len(inputs)
 
     collect_inputs(model, batches[0], linears, count)
-    for name in linears:
-        sizes = [_unpadded(model, name, batch) for batch in batches]
-        if sizes[0] is None or not sizes[0] or tokens[name] % sizes[0]:  # the mask is not that of the linear's inputs
-            sizes = [next(iter(batch.values())).numel() for batch in batches]
-        tokens[name] = tokens[name] * sum(size or 0 for size in sizes) // max(sizes[0] or 0, 1)
+    for name, number in tokens.items():
+        sizes = [_size(model, name, batch) for batch in batches]
+        if number % max(sizes[0], 1):  # the mask is not that of the linear's inputs
+            sizes = [_elements(batch) for batch in batches]
+        tokens[name] = number * sum(sizes) // max(sizes[0], 1)
     return tokens
 
 
-def _unpadded(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int | None:
-    """Number of positions that are not padding; None: the batch has no mask."""
+def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int:
+    """Number of positions that are not padding, or of elements where the batch has no mask."""
     mask = padding_mask(model, linear, batch)
-    return None if mask is None else int(mask.count_nonzero())
+    return _elements(batch) if mask is None else int(mask.count_nonzero())
+
+
+def _elements(batch: Mapping[str, Tensor]) -> int:
+    return next(iter(batch.values())).numel()
