@@ -56,6 +56,8 @@ class NoteCode(StrEnum):
     # The run.
     POSITIONS_DROPPED = "positions-dropped"
     """Products compute only the positions that are read."""
+    POSITIONS_UNCERTAIN = "positions-uncertain"
+    """The graph lacks the positions that are not read, and the runtime is known to compute some such graphs wrongly."""
     TARGET_MISSING = "target-missing"
     """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
     NO_EFFECT = "no-effect"

@@ -80,6 +80,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     runtime = target(engine.target)
     runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)
+    _note_positions(run, log)
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         data = _read_rows(run, Path(scratch), log)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
@@ -148,6 +149,19 @@ def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mappin
         for (batch, seq), feeds in inputs.items():
             require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
     return inputs
+
+
+def _note_positions(run: FinishedRun, log: RunLog) -> None:
+    """Note before the build that the runtime may compute the graph wrongly, which the proof of the engine detects."""
+    name = run.recipe.engine.target
+    dropped = any(note.code is NoteCode.POSITIONS_DROPPED for note in run.report.notes)
+    if dropped and not target(name).drops_positions:
+        text = (
+            f"the graph computes only the positions that its outputs depend on, and the installed version of {name}"
+            " computes some such graphs wrongly for padded rows; if the proof of the engine fails, compress the model"
+            " again with --keep-unread-positions"
+        )
+        log.add_notes([Note(code=NoteCode.POSITIONS_UNCERTAIN, text=text)])
 
 
 def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: RunLog, *, lost: bool) -> None:
@@ -227,6 +241,7 @@ _OF_THE_ENGINE = (
     NoteCode.TIMES_DRIFTED,
     NoteCode.ENGINE_CHOSEN,
     NoteCode.LOSS_UNBOUNDED,
+    NoteCode.POSITIONS_UNCERTAIN,
 )
 """Codes of notes on an engine and its measurements, which those of another engine replace."""
 

@@ -22,7 +22,7 @@ from compressor.run import verify
 from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
-from compressor.targets import Precision
+from compressor.targets import Precision, target
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
 from tests.command import compress
@@ -66,6 +66,16 @@ def test_a_run_without_its_target_leaves_proven_graphs(finished: Path) -> None:
     assert set(report.graphs) == {"model.onnx", "dense.onnx"}
     assert all((finished / name).is_file() for name in (*report.graphs, "engine.onnx"))
     assert NoteCode.TARGET_MISSING in [note.code for note in report.notes]
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_build_notes_that_its_runtime_may_fail_on_graphs_without_positions(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, drops: bool
+) -> None:
+    assert NoteCode.POSITIONS_DROPPED in {note.code for note in reports.load(copy).notes}
+    monkeypatch.setattr(type(target("ort")), "drops_positions", drops)
+    report = rebuild(copy, {"target": "ort", "precision": "fp32"}, RecordingListener())
+    assert (NoteCode.POSITIONS_UNCERTAIN in {note.code for note in report.notes}) is not drops
 
 
 def test_the_command_fails_and_names_what_is_missing(
