@@ -91,17 +91,22 @@ class EngineFacts(Row):
     """Facts about the build; None: the runtime does not build engines ahead of time."""
 
     def share_of_limit(self, batch: int, seq: int | None, milliseconds: float) -> float | None:
-        """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`; None: not known.
+        """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`.
 
         Args:
             batch: rows of the call.
             seq: their length in tokens; None: the model has one size.
             milliseconds: its time.
+
+        Returns:
+            The share; None where a part of it is not known, or where the call is faster than the limit: the machine was
+            slower while the limit was measured.
         """
         macs = self.macs_by_length.get(seq or 1)
         if not self.machine_limit or macs is None:
             return None
-        return 2 * macs * batch / (1e-3 * milliseconds) / self.machine_limit
+        share = 2 * macs * batch / (1e-3 * milliseconds) / self.machine_limit
+        return share if share <= 1 else None
 
 
 class Candidate(Row):

@@ -56,6 +56,7 @@ def test_the_share_is_operations_per_second_over_the_limit() -> None:
     assert facts.share_of_limit(8, 128, 100.0) == pytest.approx(2 * 5e6 * 8 / 0.1 / 1e9)
     assert facts.share_of_limit(8, None, 100.0) == pytest.approx(2 * 3e6 * 8 / 0.1 / 1e9)
     assert facts.share_of_limit(8, 64, 100.0) is None
+    assert facts.share_of_limit(8, 128, 10.0) is None, "faster than the limit"
     assert facts.model_copy(update={"machine_limit": None}).share_of_limit(8, 128, 100.0) is None
 
 
