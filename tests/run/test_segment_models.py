@@ -150,6 +150,7 @@ def write_inputs(folder: Path, memory: int) -> tuple[SegmentForCausalLM, Plan, R
     return model, plan, Recipe(**paths, test_data=str(folder / "rows.txt"), max_length=8, **timing)
 
 
+@pytest.mark.zoo
 def test_a_run_proves_a_model_with_memory_at_every_stage(tmp_path: Path) -> None:
     _, plan, recipe = write_inputs(tmp_path, memory=1)
     report = compressor.compress(recipe)

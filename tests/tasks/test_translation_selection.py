@@ -122,7 +122,7 @@ def test_every_method_keeps_as_many_heads_of_a_pool_as_requested(
 # A whole run
 
 
-@pytest.fixture(scope="module", params=["dsp", pytest.param("taylor", marks=pytest.mark.zoo)])
+@pytest.fixture(scope="module", params=[pytest.param(method, marks=pytest.mark.zoo) for method in ("dsp", "taylor")])
 def report(
     request: pytest.FixtureRequest, trained_translator: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Report:

@@ -22,6 +22,8 @@ from tests.training.distillation_process import values_of
 from tests.training.processes import PARTS
 from tests.training.runs import train_model
 
+pytestmark = pytest.mark.zoo
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,7 +84,6 @@ def test_maps_are_those_of_one_process(ranks: list[Any], tmp_path: Path) -> None
             assert together[name][site][1] == counts
 
 
-@pytest.mark.zoo
 def test_a_command_of_two_processes_delivers_one_run_within_its_budget(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     budget = "--method dsp --macs 60% --steps 2 --batch-size 4"
@@ -99,7 +100,6 @@ def test_a_command_of_two_processes_delivers_one_run_within_its_budget(tmp_path:
     assert not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.zoo
 def test_an_interrupted_command_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(language.text(60))
     sizes = "--layers 2 --hidden 16 --heads 4 --persistent 8 --memory 8 --segment 6 --batch-size 2"

@@ -130,16 +130,9 @@ def noisy_times(monkeypatch: pytest.MonkeyPatch) -> np.random.Generator:
     return noise
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("short_timing")
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param("gathering statistics", marks=pytest.mark.zoo),
-        pytest.param("measuring what", marks=pytest.mark.zoo),
-        pytest.param("timing the plan", marks=pytest.mark.zoo),
-        "refitting",
-    ],
-)
+@pytest.mark.parametrize("stage", ["gathering statistics", "measuring what", "timing the plan", "refitting"])
 def test_an_interrupted_run_goes_on_to_the_same_plan(
     stage: str, inputs: Path, tmp_path: Path, noisy_times: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def make() -> Iterator[EvaluatorFactory]:
 
 
 @needs_ray
+@pytest.mark.zoo
 def test_ray_gives_the_numbers_of_one_process(make: EvaluatorFactory, capfd: pytest.CaptureFixture[str]) -> None:
     check_equal(evaluator_of(make), evaluator_of(ModelSubsetEvaluator))
     assert capfd.readouterr() == ("", "")
