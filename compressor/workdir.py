@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.interrupts import interrupts_deferred
 from graph_passes.files import atomic_replace
+from graph_passes.interrupts import interrupts_deferred
 
 QUANTIZED_GRAPH = "model.int8.onnx"
 """File of the portable quantized graph in the output folder of a run."""

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from graph_passes.errors import GraphError, GraphErrorCode
+from graph_passes.interrupts import interrupts_deferred
 
 _logger = logging.getLogger(__name__)
 
@@ -169,7 +170,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         written = Path(folder) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
-        with _signals_blocked():
+        # Between two renames, a graph is beside the weights of another one.
+        with interrupts_deferred(signal.SIGINT, signal.SIGTERM):
             _replace_pair(written, path, data)
     _logger.debug("%s: written, %d nodes", path, model.graph.num_nodes())
 
@@ -194,13 +196,3 @@ def _replace_pair(written: Path, path: Path, data: Path) -> None:
         if former_data.exists():
             former_data.rename(data)
         raise
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM: between two renames, a graph is beside the weights of another one."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

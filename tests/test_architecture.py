@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GRAPH_PASSES = (
-    ("errors", "files"),
+    ("errors", "interrupts", "files"),
     ("block_sparse", "weights"),
     ("plan",),
     ("flow",),
@@ -21,7 +21,7 @@ GRAPH_PASSES = (
     ("shrink",),
 )
 COMPRESSOR = (
-    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory", "interrupts"),
+    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
     ("targets",),
     ("config",),
     ("units",),

@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -220,7 +220,7 @@ def train_with_masks(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )
     if not isinstance(data.task, Streams):
-        data = replace(data, task=data.task.chooser)
+        data = data.of_chooser()
     checkpoints = Checkpoints(checkpoint_dir, {"masks": masks, **schedule_options.model_dump()})
     with gated(model, plan):
         log = fit(model, data, schedule, checkpoints, on_progress=on_progress)

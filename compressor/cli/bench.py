@@ -95,7 +95,7 @@ def _bench_folder(
         if row.failure:
             table.add_row(row.label, Text(row.failure))
             continue
-        cells = [row.label, str(row.batch), str(row.seq), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
+        cells = [row.label, str(row.batch), str(row.seq or "-"), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
         if row.throughput_of_callers is not None:
             cells.append(f"{row.throughput_of_callers:.1f} ({row.callers})")
         if has_attentions:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from compressor.results import Note
 
 
+class _Stdout(RichConsole):
+    """Stdout, whose reader may have gone: rich itself would end the process with exit code 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the exit code to the command."""
+        raise BrokenPipeError
+
+
 class Console:
     """Prints results, notes, progress and errors, according to the common flags.
 
@@ -39,7 +47,7 @@ class Console:
         if self.json:
             print(self.as_json(data), flush=True)
         else:
-            RichConsole(soft_wrap=not sys.stdout.isatty()).print(content)
+            _Stdout(soft_wrap=not sys.stdout.isatty()).print(content)
 
     @staticmethod
     def as_json(content: Any) -> str:

@@ -13,10 +13,11 @@ from rich.text import Text
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
 from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.config.fields import flag_of
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
 from compressor.config.sites import SitesOptions
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, UsageError
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
@@ -46,6 +47,13 @@ def sites(console: Console, model: str, **flags: Any) -> None:
         )
     settings = {name: value for name, value in flags.items() if value is not None}
     if path.suffix == ".onnx":
+        unused = sorted(settings.keys() - {"count"})
+        if unused:
+            raise UsageError(
+                f"{flag_of(unused[0])}: the flag is for a model folder, and {path} is a graph; omit it",
+                code=ErrorCode.CONTRADICTION,
+                field=unused[0],
+            )
         with console.stage("finding units"):
             rows = list(_of_graph(path))
     else:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
 from compressor.config.request import OutputFile, Request
-from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive
+from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive, as_milliseconds
 from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -34,21 +34,9 @@ def _as_slowdown(value: Any) -> float:
 
 
 def _as_milliseconds(value: Any) -> float:
-    """The milliseconds that `10ms`, `0.5s` or a bare number of milliseconds stands for."""
+    """The milliseconds that `10ms`, `800us`, `0.5s` or a number of milliseconds stands for."""
     text = str(value).strip()
-    if text.endswith("ms"):
-        number, scale = text[:-2], 1.0
-    elif text.endswith("s"):
-        number, scale = text[:-1], 1000.0
-    else:
-        number, scale = text, 1.0
-    try:
-        milliseconds = float(number) * scale
-    except ValueError as error:
-        raise InvalidValueError("not a time; give one such as 10ms or 0.5s") from error
-    if not 0 < milliseconds < float("inf"):
-        raise InvalidValueError("out of range; give a time above zero, such as 10ms", ErrorCode.OUT_OF_RANGE)
-    return milliseconds
+    return as_milliseconds(text if text.endswith("s") else f"{text}ms")
 
 
 def _as_scenarios(value: Any) -> tuple[Scenario, ...]:
@@ -136,15 +124,29 @@ class CheckRequest(Request):
 
     @pydantic.model_validator(mode="after")
     def _fields_have_an_effect(self) -> Self:
+        has_arrays = self.inputs is not None and self.inputs.suffix == ".npz"
         unused = [
             ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
             *(
                 (name, self.inputs is None, "inputs are random numbers; name rows (<inputs>), or omit it", "inputs")
                 for name in ("tokenizer", "text_columns", "image_column")
             ),
+            *(
+                (name, has_arrays, "arrays are sent as they are; omit it, or name rows of text or images", "inputs")
+                for name in ("tokenizer", "text_columns", "image_column")
+            ),
+            (
+                "tolerance",
+                self.expect == "any",
+                "outputs are not compared; omit it, or omit <expect>",
+                "expect",
+            ),
+            ("load_seconds", not self.scenarios, "no scenario runs; add <scenario>, or omit it", "scenario"),
+            ("deadline", self.server is None, "no call goes to a server; add <server>, or omit it", "server"),
+            ("force", not str(self.baseline).endswith(".json"), "the baseline is measured here; omit it", "baseline"),
         ]
         for name, is_unused, reason, related in unused:
-            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, ()):
+            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, (), False):
                 raise FieldConflictError(ErrorCode.CONTRADICTION, f"<{name}>: {reason}", name, related)
         return self
 

@@ -215,7 +215,9 @@ def command_line(recipe: Recipe) -> str:
     words = ["compress", "run", str(recipe.source.model), "--recipe", os.devnull]
     for name, field in FIELDS.items():
         value = recipe.value(name)
-        if name in ("model", *_OF_LADDERS) or value == field.default:
+        # A budget implies another method than the default of the field.
+        is_default = value == field.default and not (name == "method" and recipe.budget.is_set)
+        if name in ("model", *_OF_LADDERS) or is_default:
             continue
         if name == "epochs" and recipe.selection.steps is not None:
             continue  # steps replace epochs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,8 @@ def _check_writable(path: Path) -> Path:
     # Checked before the work whose result is written there.
     if not path.absolute().parent.is_dir():
         raise InvalidValueError(f"the folder {path.parent} does not exist; create it first", ErrorCode.FILE_MISSING)
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise InvalidValueError(f"the folder {path.parent} cannot be written", ErrorCode.FILE_UNWRITABLE)
     if path.is_dir():
         raise InvalidValueError("this is a folder; give the name of a file", ErrorCode.FILE_UNWRITABLE)
     return path

@@ -94,6 +94,11 @@ class ServeRequest(Request):
                 f"<engine>: the {self.backend} backend does not run TensorRT engines; omit <backend> or <engine>",
                 *("engine", "backend"),
             )
+        for name in ("text_columns", "image_column"):
+            if self.data is None and getattr(self, name):
+                raise FieldConflictError(
+                    ErrorCode.CONTRADICTION, f"<{name}>: there are no rows; add <data>, or omit it", name, "data"
+                )
         if self.gpus and self.device == "cpu":
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,

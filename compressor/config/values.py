@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -92,18 +93,22 @@ def _check_shape(value: str) -> str:
     return "x".join(str(int(size)) for size in sizes)
 
 
-def _as_milliseconds(value: Any) -> Any:
+def as_milliseconds(value: Any) -> float:
     """The milliseconds that `5ms`, `0.2s` or `800us` stands for; a number without a unit is refused."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(us|ms|s)", str(value).strip())
+    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(us|ms|s)", str(value).strip())
     if match is None:
         raise InvalidValueError("not a time with a unit; give a time such as 5ms, 800us or 0.2s")
     milliseconds = float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[match[2]]
-    if milliseconds <= 0:
+    if not 0 < milliseconds < math.inf:
         raise InvalidValueError("out of range; give a time above zero, such as 5ms", ErrorCode.OUT_OF_RANGE)
-    return f"{milliseconds:g}ms"
+    return milliseconds
 
 
-Milliseconds = Annotated[str, BeforeValidator(_as_milliseconds)]
+def _as_time(value: Any) -> str:
+    return f"{as_milliseconds(value):g}ms"
+
+
+Milliseconds = Annotated[str, BeforeValidator(_as_time)]
 """A time with its unit: `5ms`."""
 Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 """Heads to keep: a count, or a share such as `50%`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import pydantic
 from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.errors import ErrorCode, InputError
 from compressor.latency import artifacts
+from compressor.results.rows import renamed_keys
 from compressor.results.times import size_label
 from compressor.targets.base import Feeds
 from compressor.targets.relative_error import as_bytes
@@ -77,9 +78,7 @@ class Baseline(pydantic.BaseModel):
     @classmethod
     def _read_former_key(cls, values: Any) -> Any:
         """Files of version 0.1 have `answers` for `outputs`."""
-        if isinstance(values, Mapping):
-            return {"outputs" if name == "answers" else name: value for name, value in values.items()}
-        return values
+        return renamed_keys(values, {"answers": "outputs"})
 
     @classmethod
     def load(cls, path: Path) -> Baseline:

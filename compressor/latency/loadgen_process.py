@@ -19,12 +19,12 @@ from multiprocessing.connection import Connection
 
 from compressor.config.check import CheckRequest, Scenario
 from compressor.errors import CompressorError, ErrorCode
-from compressor.interrupts import interrupts_deferred
 from compressor.latency.endpoints import encode_batches, open_endpoint
 from compressor.latency.loadgen import ScenarioSettings, run_until_proven
 from compressor.latency.verdict import ScenarioResult, Slowdown
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
+from graph_passes.interrupts import interrupts_deferred
 
 _WARM_UPS = 3
 """Calls before the scenario: the first ones of a process and of an engine take longer."""

@@ -35,8 +35,9 @@ class Batches:
     random: bool = False
 
     def length(self, default: int) -> int:
-        """Tokens per row: the largest second axis of any input, or `default` where no input has one."""
-        return max((array.shape[1] for array in self.feeds[0].values() if array.ndim > 1), default=default)
+        """Tokens per row, the longest second axis of two; 0 where no input has two axes, `default` without inputs."""
+        arrays = self.feeds[0].values()
+        return max((array.shape[1] for array in arrays if array.ndim == 2), default=0 if arrays else default)
 
 
 def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
@@ -61,14 +62,6 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
         )
     rows = read_arrays(path) if path.suffix == ".npz" else _encode_rows(path, request, endpoint.inputs)
     rows = _check_rows(rows, endpoint.inputs, path)
-    single = next((name for name, array in rows.items() if not array.ndim), None)
-    if single is not None:
-        raise InputError(
-            f"{path}: {single} is a single number; give arrays with an axis of rows",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
-            field="inputs",
-        )
     count = len(next(iter(rows.values())))
     if count < batch:
         raise InputError(
@@ -139,6 +132,14 @@ def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], pa
             shape = ["any" if size == FREE else size for size in tensor.dims]
             raise _mismatch(path, tensor.name, f"the shape is {list(array.shape)}, the model takes {shape}")
     arrays = {tensor.name: arrays[tensor.name] for tensor in inputs}
+    single = next((name for name, array in arrays.items() if not array.ndim), None)
+    if single is not None:
+        raise InputError(
+            f"{path}: {single} is a single number; give arrays with an axis of rows",
+            code=ErrorCode.INVALID_VALUE,
+            path=path,
+            field="inputs",
+        )
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
         raise InputError(

@@ -72,8 +72,10 @@ class RoundTimes:
 def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
     """Bootstrap bounds of the ratio of medians, for sides that were measured at different times."""
     rng = np.random.default_rng(seed)
+    # One draw at a time: all of them together take gigabytes where rounds are many and long.
     medians = [
-        np.median(side[rng.integers(0, len(side), (_RESAMPLES, len(side)))], axis=(1, 2)) for side in (model, baseline)
+        np.array([np.median(side[draw]) for draw in rng.integers(0, len(side), (_RESAMPLES, len(side)))])
+        for side in (model, baseline)
     ]
     low, high = np.quantile(medians[0] / medians[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

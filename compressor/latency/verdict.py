@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from compressor.environment import COMPARABLE_FIELDS
 from compressor.results import Proof
+from compressor.results.rows import renamed_keys
 
 # Unknown keys are ignored: a history may hold lines that a later version wrote.
 _RECORD = ConfigDict(frozen=True, ser_json_inf_nan="strings")
@@ -35,13 +36,6 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-
-
-def _rename_keys(values: Any, former: Mapping[str, str]) -> Any:
-    """A record with the keys of version 0.1 under their present names."""
-    if not isinstance(values, Mapping):
-        return values
-    return {former.get(key, key): value for key, value in values.items()}
 
 
 class OutputAgreement(BaseModel):
@@ -91,7 +85,7 @@ class Slowdown(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_former_keys(cls, values: Any) -> Any:
-        return _rename_keys(values, {"blocks": "rounds"})
+        return renamed_keys(values, {"blocks": "rounds"})
 
     @property
     def holds(self) -> bool:
@@ -182,7 +176,7 @@ class Verdict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_former_keys(cls, values: Any) -> Any:
-        values = _rename_keys(values, {"answers": "outputs", "loads": "scenarios"})
+        values = renamed_keys(values, {"answers": "outputs", "loads": "scenarios"})
         if isinstance(values, Mapping) and values.get("interrupted") and "phase" not in values:
             return {**values, "phase": CheckPhase.TIMING}
         return values

@@ -80,7 +80,7 @@ def bench(
     # Both files are read, and inputs drawn, before anything is built.
     graphs = {path: load(path) for path in (dense, compressed)}
     sizes = [(batch, seq) for batch in batches for seq in seqs]
-    inputs = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch, seq in sizes}
+    inputs = {(batch, seq): sized_feeds(graphs[dense], dense, batch, seq, seed) for batch, seq in sizes}
     options = BuildOptions(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
@@ -134,8 +134,15 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
         )
 
 
-def _feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
     """Random inputs of a requested size.
+
+    Args:
+        model: the graph.
+        path: its file, for the error message.
+        batch: number of rows.
+        seq: their length in tokens.
+        seed: seed of the random numbers.
 
     Raises:
         InputError: the graph fixes another size.

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.measure.bench import require_run, sized_feeds
 from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import wait_until_idle
 from compressor.measure.turns import median_times
 from compressor.progress import Listener, NullListener
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
+from compressor.results.times import size_label
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, target
 from compressor.targets.options import span
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.random_inputs import has_lengths
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 
@@ -31,7 +33,7 @@ class FolderRow:
         target: name of the target.
         precision: numeric precision of the engine.
         batch: rows of a call.
-        seq: their length in tokens.
+        seq: their length in tokens; 0 where the model has one size.
         p50: median milliseconds of a call, with all cores.
         throughput: rows a second, with one caller on all cores.
         callers: number of callers at once, with one thread each.
@@ -108,10 +110,15 @@ def bench_folder(
         )
     with tempfile.TemporaryDirectory() as folder:
         options = BuildOptions(batch=span(batches), seq=span(seqs))
+        graph = out / GRAPHS["fp32"]
+        model = load(graph)
+        sizes = itertools.product(batches, seqs if has_lengths(model) else (0,))
+        inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
         built, rows = _build_all(out, targets, Path(folder), threads, callers, options, listener)
-        for batch, seq in itertools.product(batches, seqs):
-            with listener.stage(f"time batch {batch}, length {seq}"):
-                feeds = random_feeds(load(out / GRAPHS["fp32"]), batch, seq, seed=seed)
+        for each, ((batch, seq), feeds) in itertools.product(built, inputs.items()):
+            require_run(each.engine, graph, feeds, batch, seq)
+        for (batch, seq), feeds in inputs.items():
+            with listener.stage(f"time {size_label(batch, seq or None)}"):
                 medians = median_times([each.engine for each in built], feeds, seconds * len(built))
                 rows += _rows(built, medians, feeds, batch, seq, seconds)
     return rows
@@ -133,7 +140,7 @@ def _build_all(
     """
     built: list[_Built] = []
     failed: list[FolderRow] = []
-    for name, (precision, file) in itertools.product(targets, GRAPHS.items()):
+    for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
         if not (out / (target(name).quantized_graph(precision) or file)).is_file():
             continue
         scratch = folder / f"{name}-{precision}"
@@ -165,9 +172,12 @@ def _build(
     quantized = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
     file = quantized or GRAPHS["fp32"]
     path = scratch / runtime.engine_file
-    engine = runtime.build(out / file, path, precision=precision, threads=threads, options=options)
-    loaded = tuple(runtime.load(path, threads=1, cached=False) for _ in range(callers)) if callers > 1 else ()
-    return _Built(name, precision, engine, loaded)
+    provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
+    engine = runtime.build(out / file, path, precision=precision, provider=provider, threads=threads, options=options)
+    loaded = [
+        runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(callers if callers > 1 else 0)
+    ]
+    return _Built(name, precision, engine, tuple(loaded))
 
 
 def _rows(

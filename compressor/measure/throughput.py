@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -38,23 +39,18 @@ def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seco
     for engine in engines:
         for _ in range(_WARM_UP_CALLS):
             engine.run(feeds)
-    rates = [0.0] * len(engines)
     ready = threading.Barrier(len(engines))
 
-    def call(number: int) -> None:
+    def calls_per_second(engine: Engine) -> float:
         ready.wait()
         calls, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds or not calls:
-            engines[number].run(feeds)
+            engine.run(feeds)
             calls += 1
-        rates[number] = calls / elapsed
+        return calls / elapsed
 
-    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(len(engines))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return batch * sum(rates)
+    with ThreadPoolExecutor(len(engines)) as callers:
+        return batch * sum(callers.map(calls_per_second, engines))
 
 
 def affordable_callers(engines: Iterable[tuple[Engine, int | None]]) -> int:

@@ -130,8 +130,10 @@ def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:
     """The loss of the order of pairs by their cosines: log(1 + sum of exp(20 (cos_j - cos_i)) over label_i > label_j).
 
     It depends on the order of the labels alone, so that labels of any scale serve (CoSENT: Su 2022; `CoSENTLoss` in
-    sentence-transformers).
+    sentence-transformers). Single texts without a pair have no order, and no loss.
     """
+    if len(embedding) != 2 * len(labels):
+        return embedding.new_zeros(())
     first, second = embedding.unflatten(0, (-1, 2)).unbind(1)
     cosines = _SCALE * nn.functional.cosine_similarity(first, second)
     differences = cosines[None, :] - cosines[:, None]

@@ -16,6 +16,8 @@ from compressor.results.report import MissingTarget
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
 
+_UNKNOWN_SPEED = "at an unknown speed"
+
 
 class Rung(BaseModel):
     """One rung of a ladder.
@@ -107,15 +109,17 @@ class Frontier(BaseModel):
             return "no rung was reached"
         first, last = self.rungs[0], self.rungs[-1]
         if self.max_drop is None:
-            return (
-                f"{len(self.rungs)} rungs, from {first.ratio:.3g} to {last.ratio:.3g} times as fast as dense, at"
-                f" {_loss(first)} to {_loss(last)}"
+            if len(self.rungs) == 1:
+                return f"1 rung, {_times_as_fast(first)}, at {_loss(first)}"
+            speeds = (
+                f"from {first.ratio:.3g} to {_times_as_fast(last)}" if first.ratio and last.ratio else _UNKNOWN_SPEED
             )
+            return f"{len(self.rungs)} rungs, {speeds}, at {_loss(first)} to {_loss(last)}"
         if self.fastest is None:
             return f"no rung stays within --max-drop {self.max_drop:g} with the whole interval of its loss"
         return (
             f"{self.fastest.name} is the fastest rung that stays within --max-drop {self.max_drop:g} with the whole"
-            f" interval of its loss: {self.fastest.ratio:.3g} times as fast as dense, {_loss(self.fastest)}"
+            f" interval of its loss: {_times_as_fast(self.fastest)}, {_loss(self.fastest)}"
         )
 
     @property
@@ -182,7 +186,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
             f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}",
             *(["" if rung.macs is None else f"{rung.macs:.1%}"] if has_macs else []),
             *map(_metric_cell, rung.scores),
-            *(f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})" for speed in rung.speeds),
+            *map(_speed_cell, rung.speeds),
             f"{rung.seconds / 60:.1f}",
         )
         for rung in frontier.all_rungs
@@ -205,7 +209,7 @@ def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
             point.name,
             _point_metric(point, score),
             *(
-                _speed_cell(point, milliseconds) if point.is_at(speed) else ""
+                _point_speed(point, milliseconds) if point.is_at(speed) else ""
                 for speed, milliseconds in zip(frontier.rungs[0].speeds, dense, strict=True)
             ),
         )
@@ -219,7 +223,7 @@ def _point_metric(point: ComparisonPoint, score: Score) -> str:
     return f"{value} ({' to '.join(ends)})" if ends else value
 
 
-def _speed_cell(point: ComparisonPoint, dense: float) -> str:
+def _point_speed(point: ComparisonPoint, dense: float) -> str:
     """The speed over dense with its interval, if it has one: `2.10× (2.05 to 2.16)`."""
     ratio, low, high = point.speed_over(dense)
     return f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
@@ -229,6 +233,14 @@ def _metric_cell(score: Score) -> str:
     """The metric, its difference from dense and the interval of that: `89.6, −0.8 points (−2.1 to +0.3)`."""
     difference, ends = formatting.difference_and_range(score)
     return f"{formatting.metric_value(score, score.compressed)}, {difference} ({ends})"
+
+
+def _speed_cell(speed: Speed) -> str:
+    return "void" if speed.void else f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})"
+
+
+def _times_as_fast(rung: Rung) -> str:
+    return f"{rung.ratio:.3g} times as fast as dense" if rung.ratio else _UNKNOWN_SPEED
 
 
 def _loss(rung: Rung) -> str:

@@ -26,7 +26,11 @@ def render(frontier: Frontier) -> str:
     sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and frontier.rungs[0].scores else range(0)
     figures = [(frontier.rungs[0].speeds[size].size_label, figure(frontier, size)) for size in sizes]
     tiles = [
-        (rung.name, f"{rung.ratio:.3g}×", "; ".join(formatting.difference_and_range(s)[0] for s in rung.scores))
+        (
+            rung.name,
+            f"{rung.ratio:.3g}×" if rung.ratio else "not timed",
+            "; ".join(formatting.difference_and_range(score)[0] for score in rung.scores),
+        )
         for rung in frontier.rungs
     ]
     tone = "bad" if frontier.max_drop is not None and frontier.fastest is None else "good"

@@ -102,7 +102,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         sizes = f"{formatting.size(dense.file_bytes)} → {formatting.size(compressed.file_bytes)}"
         products = f"{compressed.quantized.executed} of {compressed.quantized.requested}"
         tiles = [
-            ("products in int8", products, "of the matrix products with weights"),
+            (f"products in {compressed.quantized.type}", products, "of the matrix products with weights"),
             ("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes),
         ]
     rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)

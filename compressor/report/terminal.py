@@ -11,7 +11,7 @@ from rich.text import Text
 from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.frontier import Frontier, frontier_rows
-from compressor.report.verdict import headline_scores, tone, unit_counts
+from compressor.report.verdict import headline_scores, tone, unit_counts, valid_rows
 from compressor.results import Report
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
@@ -75,7 +75,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]
     if quantized is not None:
-        rows.append(("products in int8", "0", f"{quantized.executed} of {quantized.requested}", ""))
+        rows.append((f"products in {quantized.type}", "0", f"{quantized.executed} of {quantized.requested}", ""))
     if dense.macs is not None or compressed.macs is not None:
         rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, formatting.count))
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:
@@ -96,7 +96,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
             )
         )
     rows += _shares_of_limit(report)
-    for speed in report.speeds_over_rewritten:
+    for speed in valid_rows(report.speeds_over_rewritten):
         times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
         rows.append((f"p50, {speed.size_label}, dense rewritten", *times, formatting.ratio(speed)))
     rows += _throughputs(report)

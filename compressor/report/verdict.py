@@ -162,7 +162,8 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
         parameters = f"{change} {fewer} parameters ({before} → {after})"
     kept = [_kept(count) for count in unit_counts(plan)]
     if compressed.quantized is not None:
-        products = f"{compressed.quantized.executed} of {compressed.quantized.requested} matrix products in int8"
+        quantized = compressed.quantized
+        products = f"{quantized.executed} of {quantized.requested} matrix products in {quantized.type}"
         return _joined([products, *kept, parameters])
     if not keeps_all_units(plan):
         return f"{_joined(kept)} kept, {parameters}"

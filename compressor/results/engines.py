@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -48,13 +48,15 @@ class EngineBuild(Row):
 
 
 class QuantizedProducts(Row):
-    """The matrix products with constant weights of an int8 engine.
+    """The matrix products with constant weights of an engine in 8 bits, int8 or fp8 (`type`).
 
-    `requested` is the number of products that the graph has in int8, `executed` the number that the runtime computes in
-    int8. `in_float` names products that it computes in floats although the graph has them in int8; runtimes do not
-    report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left in
-    floats.
+    `requested` is the number of products that the graph has in 8 bits, `executed` the number that the runtime computes
+    in 8 bits. `in_float` names products that it computes in floats although the graph has them in 8 bits; runtimes do
+    not report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left
+    in floats.
     """
+
+    type: Literal["int8", "fp8"] = "int8"
 
     requested: int
     executed: int
@@ -86,7 +88,7 @@ class EngineFacts(Row):
     optimization: str
     """How the graph was optimized for this runtime, in one line."""
     quantized: QuantizedProducts | None = None
-    """The products in int8; None: the engine has another precision."""
+    """The products in 8 bits; None: the engine has another precision."""
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
 

@@ -33,8 +33,10 @@ def build_options(
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]
     batches, seqs = [1, *(shape[0] for shape in shapes)], [1, *(shape[1] for shape in shapes)]
     if data is not None:
-        batches.append(max(BATCH_SIZE, recipe.selection.batch_size) * data.task.beams)
-        seqs.append(max(1, data.task.max_new_tokens, *data.test["length"], *data.eval["length"]))
+        limits = [data.task.size_limits(rows) for rows in (data.test, data.eval)]
+        rows = max(BATCH_SIZE, recipe.selection.batch_size) * max(count for count, _ in limits)
+        batches.append(rows * data.task.beams)
+        seqs.append(max(1, data.task.max_new_tokens, *(length for _, length in limits)))
     engine = recipe.engine
     return BuildOptions(
         batch=span(recipe.measure.batch, batches),

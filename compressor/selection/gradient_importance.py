@@ -56,7 +56,7 @@ def sensitivity(
                 gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
                 loss = model(**inputs).loss
                 (gradient,) = torch.autograd.grad(loss, gate)
-                factor = _loss_factor(inputs["labels"], is_shifted=is_shifted) if "labels" in inputs else rows
+                factor = _loss_factor(inputs["labels"], rows, is_shifted=is_shifted) if "labels" in inputs else rows
                 total += (gradient.abs() * factor).double().sum(0).cpu()
                 examples += rows
     finally:
@@ -64,14 +64,15 @@ def sensitivity(
     return torch.where(mask, total / max(examples, 1), 0.0)
 
 
-def _loss_factor(labels: Tensor, *, is_shifted: bool) -> Tensor:
+def _loss_factor(labels: Tensor, rows: int, *, is_shifted: bool) -> Tensor:
     """Factor `[rows, 1]` that converts a gradient of the batch's loss to one of each example's own loss.
 
     The loss of the batch is the mean over all its labels, the loss of an example the mean over its own labels. With one
-    label per row the factor is the number of rows; with one label per token it differs between rows. A decoder-only
-    model shifts its labels by one, so the first label has no loss; an encoder-decoder model shifts its inputs.
+    label per example the factor is the number of examples, also where the model reads several rows of one; with one
+    label per token it differs between rows. A decoder-only model shifts its labels by one, so the first label has no
+    loss; an encoder-decoder model shifts its inputs.
     """
     if labels.dim() < 2 or labels.is_floating_point():
-        return labels.new_full((len(labels), 1), len(labels), dtype=torch.float32)
+        return labels.new_full((rows, 1), len(labels), dtype=torch.float32)
     counted = (labels[:, int(is_shifted) :] != _IGNORED).sum(1, keepdim=True).float()
     return torch.where(counted > 0, counted.sum() / counted.clamp(min=1.0), 0.0)

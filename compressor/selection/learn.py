@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -56,7 +55,7 @@ def learn(
     keep = None if selection.keep is None else heads_to_keep(selection.keep, heads)
     reported = data.task
     if selection.searches or not isinstance(reported, Streams):  # training on streams uses the reported metric
-        data = replace(data, task=reported.chooser)
+        data = data.of_chooser()
     if method.kind == "gate":
         if keep is None and selection.method not in PENALISED_METHODS:
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def train_pool(
     """
     method = METHODS[selection.method]
     if not isinstance(data.task, Streams):  # training on streams uses the reported metric
-        data = replace(data, task=data.task.chooser)
+        data = data.of_chooser()
     settings = _settings_of(selection, data)
     gate = settings.make_gate(pool.layers, pool.budget, selection.seed)
     log = fit(

@@ -96,7 +96,7 @@ def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[N
             text=f"the warm-up uses random values for {', '.join(rows.random)}, which no row provides",
             code=NoteCode.RANDOM_INPUTS,
         )
-    if kserve.placeholder_uri(request.repository) in service:
+    if request.storage_uri is None and kserve.placeholder_uri(request.repository) in service:
         yield Note(
             text=f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set the cluster's with"
             " --storage-uri",

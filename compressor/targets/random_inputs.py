@@ -67,6 +67,17 @@ def fixed_batch(model: ir.Model) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
+def has_lengths(model: ir.Model) -> bool:
+    """Whether a graph has inputs of tokens, whose length is free or fixed, rather than those of one size alone."""
+    for value in model.graph.inputs:
+        shape = value.shape or ()
+        free = [axis for axis, dim in enumerate(shape) if isinstance(dim, ir.SymbolicDim)]
+        is_integer = value.dtype is not None and not value.dtype.is_floating_point()
+        if any(axis_kind(value, axis) == "length" for axis in free) or (len(shape) == 2 and is_integer):
+            return True
+    return False
+
+
 def random_feeds(
     model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:

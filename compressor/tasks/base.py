@@ -243,6 +243,10 @@ class Task(ABC):
         """
         return None
 
+    def size_limits(self, examples: Dataset) -> tuple[int, int]:
+        """The most rows that the model reads for one of these encoded examples, and the most tokens of such a row."""
+        return 1, max(examples["length"], default=1)
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """Why the metric is not defined on the encoded rows of a split, in a few words; None: it is defined."""
         return None

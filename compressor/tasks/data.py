@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
 from compressor.tasks.run_splits import PURPOSES, SourceRows, read_splits, set_aside, set_aside_note
 from compressor.tasks.splits import Split, named_splits
@@ -62,6 +63,18 @@ class Data:
     tokenizer: Any = None
     scores_eval: bool = True
 
+    def of_chooser(self) -> Data:
+        """The same rows with the task that selects units (`Task.chooser`).
+
+        Raises:
+            InputError: its metric is not defined on the training or evaluation rows, so that it cannot select any.
+        """
+        task = self.task.chooser
+        rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
+        if task is not self.task:
+            require_metric(task, {split: part for split, part in rows.items() if len(part)})
+        return replace(self, task=task)
+
 
 def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
     """Read, check, encode and divide the rows of a run.
@@ -104,7 +117,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
-    _require_metric(task, scored)
+    require_metric(task, scored)
     for split, rows in encoded.items():
         if split != "train" or drawn_rows is None:
             task.check_files(rows)
@@ -147,18 +160,6 @@ def _fill_splits(encoded: dict[Split, Dataset], unlabelled: Sequence[Split], see
         encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
     return notes
-
-
-def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
-    """Raise InputError for encoded rows on which the metric is not defined."""
-    for split, rows in scored.items():
-        if (obstacle := task.metric_obstacle(rows)) is not None:
-            raise InputError(
-                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
-                f" (--{split}-data)",
-                code=ErrorCode.INVALID_ROWS,
-                field=f"{split}_data",
-            )
 
 
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:

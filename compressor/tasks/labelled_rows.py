@@ -68,7 +68,7 @@ class ClassLabels(LabelledRows):
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
         """The class of every row."""
-        return classes_of(rows, column, self._class_ids, source)
+        return classes_of(rows, column, self._class_ids, self.config, source)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, Value
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
 
+_NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
+"""Usual names of columns whose labels are numbers."""
 _LISTED = 6
 """Maximum number of labels that an error message lists."""
 
@@ -37,7 +39,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
             or all rows have the same label.
     """
     classes = int(config.num_labels or 0)
-    texts = label_texts(rows, column, source)
+    texts = _texts_of(rows, column, config, source)
     names = sorted(set(texts))
     if len(names) < 2:
         raise InputError(
@@ -47,9 +49,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
             value=names[0],
         )
     feature = rows.features[column]
-    if isinstance(feature, ClassLabel) and (model_names := _model_ids(feature.names, config)):
-        ids = {str(index): model_names[name] for index, name in enumerate(feature.names)}
-    elif model_names := _model_ids(names, config):
+    known = feature.names if _has_model_names(feature, config) else names
+    if model_names := _model_ids(known, config):
         ids = model_names
     elif all(_whole_number(name) is not None for name in names):
         ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
@@ -114,19 +115,20 @@ def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig
         )
 
 
-def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) -> list[int]:
+def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: PretrainedConfig, source: str) -> list[int]:
     """The class of every row.
 
     Args:
         rows: the rows.
         column: the column of labels.
         ids: label as text to class, from `class_ids`.
+        config: configuration of the model, from `class_ids` too.
         source: name of the rows in error messages.
 
     Raises:
         InputError: a label is missing from `ids`.
     """
-    texts = label_texts(rows, column, source)
+    texts = _texts_of(rows, column, config, source)
     for row, text in enumerate(texts, 1):
         if text not in ids:
             raise RowError.of(
@@ -140,6 +142,20 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) 
                 labels=tuple(ids),
             )
     return [ids[text] for text in texts]
+
+
+def _texts_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[str]:
+    """Every label as text: the name of its number, where a `ClassLabel` column has names of the model's classes.
+
+    Data sets number the same names in different orders.
+    """
+    texts, feature = label_texts(rows, column, source), rows.features[column]
+    return [feature.names[int(text)] for text in texts] if _has_model_names(feature, config) else texts
+
+
+def _has_model_names(feature: Any, config: PretrainedConfig) -> bool:
+    """Whether a column numbers names that are all classes of the model."""
+    return isinstance(feature, ClassLabel) and not _names_unknown_to(config, feature.names)
 
 
 def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
@@ -186,9 +202,20 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
 
 
 def are_withheld(rows: Dataset) -> bool:
-    """Whether every row of a `ClassLabel` column is -1, as in the test rows of public benchmarks."""
-    class_columns = [name for name, feature in rows.features.items() if isinstance(feature, ClassLabel)]
-    return any(set(rows[name]) == {-1} for name in class_columns)
+    """Whether every row of a column of labels is -1, as in the test rows of public benchmarks.
+
+    Columns of labels are those of the type `ClassLabel`, and those of numbers with a usual name.
+    """
+    columns = [
+        name
+        for name, feature in rows.features.items()
+        if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number(feature))
+    ]
+    return any(set(rows[name]) == {-1} for name in columns)
+
+
+def _is_number(feature: Any) -> bool:
+    return isinstance(feature, Value) and feature.dtype.startswith(("int", "float"))
 
 
 def _label_text(value: Any) -> str | None:

@@ -149,6 +149,12 @@ class QuestionAnswering(Task):
             self.questions.append(Question(text, tuple(accepted_texts), row_windows))
         return Dataset.from_dict(columns)
 
+    def size_limits(self, examples: Dataset) -> tuple[int, int]:
+        """The windows of a question, and the tokens of the longest window."""
+        windows = examples["input_ids"]
+        lengths = (len(window) for row in windows for window in row)
+        return max(map(len, windows), default=1), max(lengths, default=1)
+
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
         """The most likely first and last token of each window."""
         return logits.argmax(1)

@@ -64,6 +64,11 @@ class Regression(LabelledTexts):
                 value=numbers[0],
             )
 
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Without differing labels there is no correlation."""
+        labels = examples["labels"]
+        return None if min(labels) < max(labels) else f"every row has the label {labels[0]:g}"
+
     def constant_score(self, statistics: np.ndarray) -> float:
         """The score of an answer that is the same number for every row."""
         return self.score(np.stack([np.zeros(len(statistics)), statistics[:, 1]], axis=-1))

@@ -90,7 +90,7 @@ def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
         return
     blank = 0
     for _, chunk in _line_chunks(text):
-        lines = [""] * blank + chunk.split("\n")
+        lines = [""] * blank + [line.removesuffix("\r") for line in chunk.split("\n")]
         blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
         if blank < len(lines):
             yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})

@@ -153,6 +153,10 @@ class SentenceSimilarity(Task):
         names = self.text_columns.find(rows, self._request.text_columns, source)
         return self._encode_texts(rows, names, [0.0] * len(rows), source)
 
+    def size_limits(self, examples: Dataset) -> tuple[int, int]:
+        """The texts of an example, and the tokens of the longest text."""
+        return max(map(len, examples["input_ids"]), default=1), max(examples["length"], default=1)
+
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
         """The texts of the rows, and the tokens of the texts."""
         texts = [ids for row in rows["input_ids"] for ids in row]

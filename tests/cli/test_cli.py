@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,19 @@ def test_common_flags_are_accepted_anywhere(capfd: Cap, model: Path, arguments: 
         {"name": f"{layer}.output.dense", **neurons},
     ]
     assert all(set(row) >= set(costs) for row in result.json)
+
+
+def test_flags_for_a_folder_are_refused_beside_a_graph(capfd: Cap, graph: Path) -> None:
+    result = compress(capfd, "sites", graph, "--seq", "6")
+    assert (result.code, result.error_code) == (2, ErrorCode.CONTRADICTION)
+
+
+def test_a_reader_that_has_gone_ends_the_command_with_its_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run([sys.executable, "-m", "compressor.cli", "recipe"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (process.returncode, process.stderr) == (141, b"")
 
 
 def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:

@@ -52,7 +52,8 @@ def test_units_of_shares_and_times() -> None:
     assert [request_with(max_slowdown=value).max_slowdown for value in (0.05, "0.05", "5%", "500%")] == [
         *(0.05, 0.05, 0.05, 5.0)
     ]
-    assert [request_with(p99=value).p99 for value in (10, "10", "10ms", "0.5s")] == [10.0, 10.0, 10.0, 500.0]
+    times = {10: 10.0, "10": 10.0, "10ms": 10.0, "0.5s": 500.0, "800us": 0.8}
+    assert {value: request_with(p99=value).p99 for value in times} == times
 
 
 @pytest.mark.parametrize("value", [5, 5.0, "5", "5.0", -0.1, "nan"])
@@ -66,6 +67,20 @@ def test_flags_and_python_values_are_read_alike() -> None:
     assert request_with(**flags, inputs="a.tsv") == request_with(**values, inputs=Path("a.tsv"))
     assert request_with(**flags, inputs="a.tsv").scenarios == ("Server", "SingleStream")
     assert request_with(expect=Path("out"), baseline=Path("b.json")) == request_with(expect="out", baseline="b.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"expect": "any", "tolerance": 0.01}, "tolerance"),
+        ({"inputs": "a.npz", "tokenizer": "m"}, "tokenizer"),
+        ({"load_seconds": 3}, "load_seconds"),
+        ({"deadline": 3}, "deadline"),
+        ({"force": True}, "force"),
+    ],
+)
+def test_fields_without_effect_are_refused(fields: dict[str, Any], field: str) -> None:
+    assert fault(request_with, **fields) == (ErrorCode.CONTRADICTION, field)
 
 
 def test_a_request_can_be_sent_to_another_process() -> None:

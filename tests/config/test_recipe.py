@@ -144,6 +144,12 @@ def test_the_command_line_of_a_recipe_gives_the_same_recipe() -> None:
     assert recipe_of(flags.pop("model"), None, flags) == recipe
 
 
+def test_the_command_line_names_a_method_that_a_budget_would_replace() -> None:
+    recipe = Recipe(model="m", data="d", method="dsp", macs="50%")
+    assert "--method dsp" in command_line(recipe)
+    assert "--method" not in command_line(Recipe(model="m", data="d", keep="50%"))
+
+
 def test_the_learning_key_depends_on_the_fields_that_affect_learning() -> None:
     recipe = Recipe(model=Path("m"), data="d", keep=3)
     key = recipe.learning_key(model="sha256:1")

@@ -22,8 +22,9 @@ def test_a_model_is_named_after_the_folder_of_its_run() -> None:
 
 
 def test_flags_and_python_values_are_read_alike() -> None:
-    flags = request_with(gpus="0,2", engine=("a.plan", "b.plan"), max_batch="8", text_columns="a,b")
-    values = request_with(gpus=(0, 2), engine=[Path("a.plan"), Path("b.plan")], max_batch=8, text_columns=["a", "b"])
+    flags = request_with(gpus="0,2", engine=("a.plan", "b.plan"), max_batch="8")
+    values = request_with(gpus=(0, 2), engine=[Path("a.plan"), Path("b.plan")], max_batch=8)
+    assert request_with(data="d", text_columns="a,b") == request_with(data="d", text_columns=["a", "b"])
     assert flags == values
 
 
@@ -35,6 +36,8 @@ def test_flags_and_python_values_are_read_alike() -> None:
         ({"gpus": "0,0"}, ErrorCode.CONTRADICTION, "gpus"),
         ({"gpus": "first"}, ErrorCode.INVALID_VALUE, "gpus"),
         ({"gpus": "0", "device": "cpu"}, ErrorCode.CONTRADICTION, "gpus"),
+        ({"text_columns": "a"}, ErrorCode.CONTRADICTION, "text_columns"),
+        ({"image_column": "a"}, ErrorCode.CONTRADICTION, "image_column"),
         ({"engine": ("a.plan",), "backend": "python"}, ErrorCode.CONTRADICTION, "engine"),
         ({"backend": "onnx"}, ErrorCode.UNKNOWN_NAME, "backend"),
         ({"device": "tpu"}, ErrorCode.UNKNOWN_NAME, "device"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graph_passes import load, save, shrink
+from graph_passes import files, load, save, shrink
 from graph_passes.files import atomic_replace
 from tests.graph_passes.graphs import SIZES, assert_same, content, draw, graph, plan, run
 from tests.graph_passes.layers import LAYERS
@@ -115,6 +118,25 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         save(model(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_waits_until_graph_and_weights_are_replaced(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread receives a signal that is blocked in this one."""
+    finished = threading.Event()
+    threading.Thread(target=finished.wait, args=(10,), daemon=True).start()
+    replace_pair, replaced = files._replace_pair, []
+
+    def interrupted(*paths: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        replace_pair(*paths)
+        replaced.append(paths)
+
+    monkeypatch.setattr(files, "_replace_pair", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(load(saved), saved)
+    finished.set()
+    assert replaced
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

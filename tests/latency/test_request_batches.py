@@ -12,7 +12,7 @@ import pytest
 from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import encode_batches
-from compressor.latency.request_batches import MAX_BATCHES, load_batches
+from compressor.latency.request_batches import MAX_BATCHES, Batches, load_batches
 from compressor.model_folder import load_processor
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from tests import folders
@@ -146,6 +146,19 @@ def test_arrays_that_do_not_fit_are_refused(
         load_batches(FunctionEndpoint(), request_with(inputs=path, **fields))
     details = error.value.details
     assert (error.value.code, details["path"], details.get("tensor")) == (code, path, tensor)
+
+
+def test_a_single_number_is_refused(tmp_path: Path) -> None:
+    inputs = (*X, TensorSpec("scale", ir.DataType.FLOAT, ()))
+    path = arrays_file(tmp_path, x=np.zeros((8, 4), np.float32), scale=np.float32(2.0))
+    with fails_with(ErrorCode.INVALID_VALUE, field="inputs"):
+        load_batches(FunctionEndpoint(inputs=inputs), request_with(inputs=path))
+
+
+def test_only_inputs_of_two_axes_have_a_length() -> None:
+    assert Batches(({"pixel_values": np.zeros((1, 3, 8, 8))},), "x").length(128) == 0
+    assert Batches(({"memory_0": np.zeros((1, 9, 4)), "input_ids": np.zeros((1, 5))},), "x").length(128) == 5
+    assert Batches(({},), "x").length(128) == 128
 
 
 def test_inputs_must_have_equally_many_rows(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.measure import bench_folder
 from compressor.measure.throughput import affordable_callers, row_rates, rows_per_second
 from compressor.targets import Feeds, target
 from compressor.targets.cores import usable_cores
 from graph_passes import load, save
+from tests.faults import fails_with
+from tests.graph_passes.graphs import graph
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import pruned
 
@@ -44,6 +46,17 @@ def test_every_caller_calls_at_least_once() -> None:
     engines = [CountingEngine(), CountingEngine(), CountingEngine()]
     assert rows_per_second(engines, {}, batch=1, seconds=0) > 0
     assert all(len(engine.threads) >= 3 for engine in engines)
+
+
+def test_a_caller_that_fails_ends_the_measurement() -> None:
+    class Failing(CountingEngine):
+        def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+            if len(self.threads) == 3:
+                raise InputError("out of memory; use fewer callers", code=ErrorCode.RUNTIME_FAILED)
+            return super().run(feeds)
+
+    with fails_with(ErrorCode.RUNTIME_FAILED):
+        rows_per_second([CountingEngine(), Failing()], {}, batch=1, seconds=0.05)
 
 
 def test_callers_are_limited_by_memory_and_to_processors() -> None:
@@ -90,3 +103,20 @@ def test_a_target_that_is_missing_is_a_row_with_its_reason(tmp_path: Path) -> No
 def test_a_folder_without_a_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         bench_folder(tmp_path, ["ort"], [1], [8])
+
+
+def test_a_length_beyond_the_positions_is_refused_with_its_flags(tmp_path: Path) -> None:
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    with fails_with(ErrorCode.RUNTIME_FAILED, seq=100_000, path=tmp_path / "model.onnx"):
+        bench_folder(tmp_path, ["ort"], [1], [100_000], seconds=0.01)
+
+
+def test_a_target_that_is_named_twice_is_timed_once(tmp_path: Path) -> None:
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    assert len(bench_folder(tmp_path, ["ort", "ort"], [1], [8], seconds=0.01)) == 1
+
+
+def test_images_have_no_length(tmp_path: Path) -> None:
+    body, image = "y = Flatten (x)", "float[B, 3, 8, 8] x"
+    save(graph(body, inputs=image, outputs="float[B, 192] y"), tmp_path / "model.onnx")
+    assert [row.seq for row in bench_folder(tmp_path, ["ort"], [1], [32, 128], seconds=0.01)] == [0]

@@ -10,7 +10,8 @@ from rich.console import Console
 from compressor.report.frontier import Frontier, Rung, frontier_rows, rung_of
 from compressor.report.frontier_figure import all_series
 from compressor.report.frontier_page import render
-from compressor.report.terminal import frontier_summary
+from compressor.report.html import render as render_report
+from compressor.report.terminal import frontier_summary, summary
 from tests.report import reports
 
 
@@ -42,6 +43,19 @@ def test_the_fastest_rung_that_holds_is_chosen(rungs: tuple[Rung, ...], expected
     assert result.fastest == expected
     named = [rung.name for rung in rungs if rung.name in result.sentence]
     assert named == ([] if expected is None else [expected.name])
+
+
+def test_void_speeds_are_not_shown_as_speeds() -> None:
+    void = reports.speed(1, 128, 40.0, 20.0).model_copy(update={"void": "other settings"})
+    report = reports.report(speeds=(void,), speeds_over_rewritten=(void,), scores=(reports.accuracy(0.9, 0.9),))
+    result = frontier(rung_of("a", report, None), max_drop=None)
+    assert "void" in frontier_rows(result)[1][0]
+    buffer = io.StringIO()
+    Console(width=200, file=buffer).print(summary(report))
+    for text in (buffer.getvalue(), render(result), render_report(report), result.sentence):
+        assert "2.00×" not in text
+        assert "0×" not in text
+        assert "0 times" not in text
 
 
 def test_without_a_bound_no_rung_is_chosen() -> None:

@@ -21,9 +21,13 @@ def recipe() -> Recipe:
     return Recipe(model="model", batch=(8, 1, 32), seq=LENGTHS, workspace=64, target="trt")
 
 
-def rows(length: list[int], beams: int = 1, max_new_tokens: int = 0, evaluated: Sequence[int] = ()) -> Any:
+def rows(
+    length: list[int], beams: int = 1, max_new_tokens: int = 0, evaluated: Sequence[int] = (), windows: int = 1
+) -> Any:
     """Test and evaluation rows of these lengths, of a task that generates."""
-    task = SimpleNamespace(beams=beams, max_new_tokens=max_new_tokens)
+    task = SimpleNamespace(
+        beams=beams, max_new_tokens=max_new_tokens, size_limits=lambda rows: (windows, max(rows["length"], default=1))
+    )
     return SimpleNamespace(test={"length": length}, eval={"length": evaluated}, task=task)
 
 
@@ -37,6 +41,10 @@ def test_rows_that_are_scored_fit(recipe: Recipe) -> None:
     options = build_options(recipe, LENGTHS, PROVEN, rows([400, 9]))
     assert (options.batch, options.seq) == ((1, 8, 32), (1, 384, 400))
     assert build_options(recipe, LENGTHS, PROVEN, rows([400, 9], evaluated=[410])).seq == (1, 384, 410)
+
+
+def test_several_rows_of_an_example_fit(recipe: Recipe) -> None:
+    assert build_options(recipe, LENGTHS, PROVEN, rows([9], windows=3)).batch == (1, 8, 3 * 32)
 
 
 def test_beams_and_generated_tokens_fit(recipe: Recipe) -> None:

@@ -68,6 +68,15 @@ def test_a_split_whose_labels_are_withheld_is_not_used(
         open_data(rows_config("glue:sst2", test_data="glue:sst2"), classifier)
 
 
+def test_a_split_whose_numbers_are_withheld_is_not_used(scorer: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*labels: float) -> Dataset:
+        return Dataset.from_dict({"sentence": ["good"] * len(labels), "label": list(labels)})
+
+    splits = DatasetDict({"train": rows(0.5, 1), "validation": rows(0, 1, 2, 3), "test": rows(-1.0, -1.0)})
+    monkeypatch.setattr("compressor.tasks.splits.load_dataset", lambda *names: splits)
+    assert sizes(open_data(rows_config("glue:stsb"), scorer)) == [2, 2, 2]
+
+
 def test_a_file_named_for_two_purposes_is_divided_by_its_splits(classifier: ModelFolder, tmp_path: Path) -> None:
     rows = ["train\t1\tgood", "train\t0\tbad", "dev\t1\tone"]
     path = tsv(tmp_path / "a.tsv", *rows, header=SPLITS)

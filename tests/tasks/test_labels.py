@@ -26,7 +26,7 @@ def ids_of(labels: list[Any], **config: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize("labels", [[1, 0], ["1", "0"], [1.0, 0.0], ["1.0", " 0 "], [True, False]])
 def test_whole_numbers_are_classes(labels: list[Any]) -> None:
-    assert classes_of(rows_of(labels), "label", ids_of(labels, num_labels=2), "f") == [1, 0]
+    assert classes_of(rows_of(labels), "label", ids_of(labels, num_labels=2), BertConfig(), "f") == [1, 0]
 
 
 def test_names_of_the_model_are_its_classes() -> None:
@@ -46,7 +46,7 @@ def test_names_of_the_model_are_its_classes() -> None:
 def test_numbers_are_names_of_classes_where_the_model_has_these_names(
     names: dict[int, str], labels: list[Any], expected: list[int]
 ) -> None:
-    assert classes_of(rows_of(labels), "label", ids_of(labels, id2label=names), "f") == expected
+    assert classes_of(rows_of(labels), "label", ids_of(labels, id2label=names), BertConfig(), "f") == expected
 
 
 def test_new_names_are_numbered_in_order_for_every_split() -> None:
@@ -55,18 +55,27 @@ def test_new_names_are_numbered_in_order_for_every_split() -> None:
     ids = class_ids(rows_of(["pos", "neg", "pos"]), "label", config, "f")
     assert ids == {"neg": 0, "pos": 1}
     assert config.id2label == {0: "neg", 1: "pos"}
-    assert classes_of(rows_of(["pos"]), "label", ids, "dev") == [1]
+    assert classes_of(rows_of(["pos"]), "label", ids, config, "dev") == [1]
 
 
 def test_a_split_may_lack_a_class_of_the_model() -> None:
     ids = ids_of([0, 1], num_labels=3)
-    assert classes_of(rows_of([2]), "label", ids, "dev") == [2]
+    assert classes_of(rows_of([2]), "label", ids, BertConfig(), "dev") == [2]
+
+
+def test_data_sets_may_number_the_same_names_in_different_orders() -> None:
+    config = BertConfig(id2label={0: "no", 1: "yes"})
+    ids = class_ids(rows_of([0, 1], names=["no", "yes"]), "label", config, "train")
+    assert classes_of(rows_of([0, 0, 1], names=["yes", "no"]), "label", ids, config, "test") == [1, 1, 0]
+    assert classes_of(rows_of(["no", "yes"]), "label", ids, config, "test") == [0, 1]
+    texts = class_ids(rows_of(["yes", "no"]), "label", config, "train")
+    assert classes_of(rows_of([0, 1], names=["yes", "no"]), "label", texts, config, "test") == [1, 0]
 
 
 def test_numbers_of_a_data_set_are_read_by_their_names_if_the_model_has_them() -> None:
     rows = rows_of([0, 1], names=["contradiction", "entailment"])
     for config, expected in ((BertConfig(id2label=NAMES), [2, 0]), (BertConfig(), [0, 1])):
-        assert classes_of(rows, "label", class_ids(rows, "label", config, "f"), "f") == expected
+        assert classes_of(rows, "label", class_ids(rows, "label", config, "f"), config, "f") == expected
 
 
 @pytest.mark.parametrize(
@@ -101,12 +110,12 @@ def test_faults_of_labels(labels: list[Any], config: dict[str, Any], code: Error
 def test_a_label_that_training_rows_lack_is_refused() -> None:
     ids = ids_of(["pos", "neg"], num_labels=2)
     with fails_with(ErrorCode.LABEL_MISMATCH, value="meh", labels=("neg", "pos")):
-        classes_of(rows_of(["meh"]), "label", ids, "dev")
+        classes_of(rows_of(["meh"]), "label", ids, BertConfig(), "dev")
 
 
 def test_withheld_labels_are_refused() -> None:
     with fails_with(ErrorCode.INVALID_ROWS, column="label", value=-1):
-        classes_of(rows_of([-1, -1], names=["no", "yes"]), "label", {"0": 0, "1": 1}, "f")
+        classes_of(rows_of([-1, -1], names=["no", "yes"]), "label", {"0": 0, "1": 1}, BertConfig(), "f")
 
 
 def test_labels_of_a_regression_are_numbers() -> None:

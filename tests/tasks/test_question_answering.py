@@ -81,6 +81,16 @@ def test_long_questions_are_truncated_and_leave_room() -> None:
     assert (window.first, len(window.characters), rows["length"][0]) == (12, 2, 15)
 
 
+def test_an_example_is_as_many_rows_as_it_has_windows(tmp_path: Path) -> None:
+    rows = jsonl(
+        tmp_path / "a.jsonl", {"question": "who", "context": "in rome " * 20, "answers": [{"text": "rome", "start": 3}]}
+    )
+    data = open_data(rows_config(rows, rows, rows, max_length=12, stride=2), folder_of(wordpieces()))
+    batch = data.task.collate(list(data.test))
+    assert data.task.size_limits(data.test) == tuple(batch["input_ids"].shape)
+    assert data.task.size_limits(data.test)[0] > 1
+
+
 def test_columns_can_be_named(tmp_path: Path) -> None:
     rows = jsonl(tmp_path / "a.jsonl", {"q": "who", "c": "in rome", "gold": [{"text": "rome", "start": 3}]})
     config = rows_config(rows, rows, rows, text_columns=("q", "c"), label_column="gold")

@@ -37,6 +37,12 @@ def test_equal_labels_are_refused(scorer: ModelFolder, tmp_path: Path) -> None:
         open_data(rows_config(tsv(tmp_path / "a.tsv", "1\ta", "1\tb")), scorer)
 
 
+def test_equal_labels_of_test_rows_are_refused(scorer: ModelFolder, tmp_path: Path) -> None:
+    rows = tsv(tmp_path / "a.tsv", "1\ta", "2\tb")
+    with fails_with(ErrorCode.INVALID_ROWS, field="test_data"):
+        open_data(rows_config(rows, rows, tsv(tmp_path / "t.tsv", "-1.0\ta", "-1.0\tb")), scorer)
+
+
 def test_labels_that_are_not_numbers_are_refused(scorer: ModelFolder, tmp_path: Path) -> None:
     with fails_with(ErrorCode.INVALID_ROWS, column="label", row=1, value="high"):
         open_data(rows_config(tsv(tmp_path / "a.tsv", "high\ta", "1\tb")), scorer)

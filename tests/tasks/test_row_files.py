@@ -140,8 +140,9 @@ def read_any(path: Path) -> None:
             assert len(rows)
             TextColumns().find(rows, (), "f")
             column = LabelColumn().find(rows, None, "f")
-            ids = class_ids(rows, column, BertConfig(), "f")
-            assert set(classes_of(rows, column, ids, "f")) <= {0, 1}
+            config = BertConfig()
+            ids = class_ids(rows, column, config, "f")
+            assert set(classes_of(rows, column, ids, config, "f")) <= {0, 1}
     except InputError as error:
         message, code = str(error), error.code
     else:

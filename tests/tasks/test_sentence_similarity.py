@@ -12,9 +12,12 @@ import torch
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.run.embeddings import agreement_of, rank_documents
+from compressor.selection.gradient_importance import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.row_files import read_rows
 from compressor.tasks.sentence_similarity import SentenceSimilarity
+from compressor.units import find_sites
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import WORDS, rows_config
@@ -98,6 +101,41 @@ def test_rows_without_labels_may_hold_one_text(encoder: ModelFolder, tmp_path: P
     assert batch["input_ids"].tolist() == [[2, 5, 7, 3], [2, 6, 3, 0]]
     assert batch["pairs"][:, 2].tolist() == [-1, -1]
     assert data.task.row_counts(data.train) == (2, 7)
+
+
+def test_single_texts_have_no_loss(encoder: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "t.tsv", "good film", "bad", "one two", "plot", header="text")
+    task = open_data(rows_config(path), encoder, drawn_rows=4).task
+    texts = task.encode_unlabelled(read_rows([Path(path)])[0], "t")
+    for count in (3, 4):
+        batch = task.collate(list(texts)[:count])
+        assert encoder.model(**task.loss_inputs(batch)).loss.item() == 0
+
+
+def test_gradients_are_of_each_text(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    batch = data.task.loss_inputs(data.task.collate(list(data.train)))
+    sites = find_sites(encoder.model, {"input_ids": batch["input_ids"]})
+    heads = sum(site.heads for site in sites)
+    importance = sensitivity(encoder.model, sites, torch.ones(heads, dtype=torch.bool), [batch])
+    assert importance.shape == (heads,)
+    assert torch.isfinite(importance).all()
+    assert importance.max() > 0
+
+
+def test_an_example_is_as_many_rows_as_it_has_texts(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    count, length = data.task.size_limits(data.test)
+    assert (count, length) == (2, max(data.test["length"]))
+    batch = data.task.collate(list(data.test))
+    assert batch["input_ids"].shape == (count * len(data.test), length)
+
+
+def test_heads_are_not_selected_by_relevances_that_are_all_one(encoder: ModelFolder, tmp_path: Path) -> None:
+    file = tsv(tmp_path / "a.tsv", *(f"1\t{row.split(chr(9), 1)[1]}" for row in pair_rows(12)), header=HEADER)
+    data = open_data(rows_config(file, file, file, metric="recall@10"), encoder)
+    with fails_with(ErrorCode.INVALID_ROWS, field="train_data"):
+        data.of_chooser()
 
 
 def test_documents_are_retrieved_with_the_prompts_of_the_folder(encoder: ModelFolder, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def _metadata(onnx: Path, out: Path, engine: Any, build: _Build) -> EngineMetada
     in_8_bits, in_floats = (
         [node.name or "" for node in products(graph)] for products in (quantized_products, float_products)
     )
-    types = product_types(layers, in_8_bits, in_floats)
+    types = product_types(layers, in_8_bits, in_floats, builder.precision)
     steps = [
         str(build.prepared),
         f"built by TensorRT {version}",

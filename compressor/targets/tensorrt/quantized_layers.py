@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compressor.results import BuiltLayer, QuantizedProducts
+from compressor.targets.base import Precision
 from compressor.targets.tensorrt import inspector
 
 _TACTIC_OF_8_BITS = re.compile(r"i8i8|int8|imma|e4m3|fp8", re.IGNORECASE)
@@ -40,7 +41,10 @@ class ProductTypes:
 
 
 def product_types(
-    layers: Sequence[BuiltLayer], products: Sequence[str], float_in_graph: Sequence[str] = ()
+    layers: Sequence[BuiltLayer],
+    products: Sequence[str],
+    float_in_graph: Sequence[str] = (),
+    precision: Precision = "int8",
 ) -> ProductTypes:
     """How the quantized products of a graph are computed.
 
@@ -53,6 +57,7 @@ def product_types(
         layers: layers of the engine.
         products: names of the quantized products with weights.
         float_in_graph: names of the products that the graph has in floats.
+        precision: numeric precision of the engine.
     """
     executed, in_float, hidden = 0, [], 0
     for product in products:
@@ -65,7 +70,11 @@ def product_types(
             in_float.append(product)
     requested = executed + len(in_float)
     known = QuantizedProducts(
-        requested=requested, executed=executed, in_float=tuple(in_float), float_in_graph=tuple(float_in_graph)
+        type="fp8" if precision == "fp8" else "int8",
+        requested=requested,
+        executed=executed,
+        in_float=tuple(in_float),
+        float_in_graph=tuple(float_in_graph),
     )
     return ProductTypes(known if requested else None, hidden)
 

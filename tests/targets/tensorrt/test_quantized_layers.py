@@ -99,3 +99,10 @@ def test_messages() -> None:
         "2 of 3 quantized products computed in 8 bits; it is unknown whether 1 quantized products are computed in 8"
         " bits: TensorRT does not list the kernels of the layers that hold them"
     )
+
+
+def test_products_have_the_type_of_the_engine() -> None:
+    layers = parse_layers(json.dumps({"Layers": [entry("a", TacticName=FP8)]}))
+    known = product_types(layers, ["a"], precision="fp8").known
+    assert known is not None
+    assert (known.type, known.executed) == ("fp8", 1)
