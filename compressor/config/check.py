@@ -141,12 +141,9 @@ class CheckRequest(Request):
                 "outputs are not compared; omit it, or omit <expect>",
                 "expect",
             ),
-            ("load_seconds", not self.scenarios, "no scenario runs; add <scenario>, or omit it", "scenario"),
-            ("deadline", self.server is None, "no call goes to a server; add <server>, or omit it", "server"),
-            ("force", not str(self.baseline).endswith(".json"), "the baseline is measured here; omit it", "baseline"),
         ]
         for name, is_unused, reason, related in unused:
-            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, (), False):
+            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, ()):
                 raise FieldConflictError(ErrorCode.CONTRADICTION, f"<{name}>: {reason}", name, related)
         return self
 
