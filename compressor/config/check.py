@@ -124,22 +124,13 @@ class CheckRequest(Request):
 
     @pydantic.model_validator(mode="after")
     def _fields_have_an_effect(self) -> Self:
-        has_arrays = self.inputs is not None and self.inputs.suffix == ".npz"
+        reads_rows = self.inputs is not None and self.inputs.suffix != ".npz"
         unused = [
             ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
+            ("tolerance", self.expect == "any", "outputs are not compared; omit it, or omit <expect>", "expect"),
             *(
-                (name, self.inputs is None, "inputs are random numbers; name rows (<inputs>), or omit it", "inputs")
+                (name, not reads_rows, "no rows of text or images are read; name some (<inputs>), or omit it", "inputs")
                 for name in ("tokenizer", "text_columns", "image_column")
-            ),
-            *(
-                (name, has_arrays, "arrays are sent as they are; omit it, or name rows of text or images", "inputs")
-                for name in ("tokenizer", "text_columns", "image_column")
-            ),
-            (
-                "tolerance",
-                self.expect == "any",
-                "outputs are not compared; omit it, or omit <expect>",
-                "expect",
             ),
         ]
         for name, is_unused, reason, related in unused:
