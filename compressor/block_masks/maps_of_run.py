@@ -15,6 +15,7 @@ from compressor.model_folder import fingerprint
 from compressor.results import Note, NoteCode
 from compressor.tasks import Data
 from compressor.units import Site
+from graph_passes.files import atomic_replace
 
 
 def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
@@ -47,7 +48,8 @@ def store_copy(source: Path, path: Path) -> None:
     """Copy the maps of an earlier run to `path`, unless this run already has maps there."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)
+        with atomic_replace(path) as temporary:
+            shutil.copyfile(source, temporary)
 
 
 def notes_on_maps(

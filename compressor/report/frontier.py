@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
 from compressor.report.verdict import headline_scores
-from compressor.results import Report, Score, Speed
+from compressor.results import Report, Score, Speed, is_within
 from compressor.results.report import MissingTarget
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
@@ -147,7 +147,9 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
         speeds=tuple(_without_samples(speed) for speed in report.speeds),
         seconds=sum(report.seconds.values()),
         missing=report.missing,
-        holds=None if max_drop is None or not scores else all(worst_loss(score) <= max_drop for score in scores),
+        holds=None
+        if max_drop is None or not scores
+        else all(is_within(worst_loss(score), max_drop) for score in scores),
     )
 
 

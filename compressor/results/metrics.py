@@ -31,8 +31,15 @@ class MetricUnit(StrEnum):
         return 100.0 if self is MetricUnit.POINTS else 1.0
 
 
+_ROUNDING = 1e-12
+"""Rounding error of a difference of two metrics."""
 _SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
 """Metrics in points in reports that do not hold the unit."""
+
+
+def is_within(loss: float, allowed: float) -> bool:
+    """Whether a loss of the metric is at most the allowed one, up to the rounding of floats: 0.9 - 0.89 is 0.01."""
+    return loss <= allowed + _ROUNDING
 
 
 class Score(Row):

@@ -59,6 +59,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     """
     report = reports.load(out)
     recipe = _recipe(report, fields)
+    recipe.engine.require_definite()
     graphs: dict[VariantName, Path] = {}
     names: tuple[VariantName, ...] = ("compressed", "dense")
     for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):

@@ -225,6 +225,8 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
     Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
     """
     fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with", "compare_points"}
+    if fields["seq"] is None:
+        ignored.add("seq")  # compress build records the lengths that the run chose
     names = sorted({*report.recipe, *fields} - ignored)
     if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
         return f"its recipe has another value of {', '.join(changed)}"

@@ -121,9 +121,10 @@ def _followed(recipe: Recipe, weights: Path | None) -> Note:
     location = "" if recipe.selection.plan else ", which lies in the model folder"
     source = "" if weights is None else f", and the weights are those of {weights}"
     effect = f", and {' and '.join(unused)} had no effect" if unused else ""
+    learned = "no unit was selected" if recipe.distills else "nothing was learned"
     return Note(
         code=NoteCode.PLAN_FOLLOWED,
-        text=f"the plan is {recipe.plan_file}{location}{source}: nothing was learned{effect}",
+        text=f"the plan is {recipe.plan_file}{location}{source}: {learned}{effect}",
     )
 
 

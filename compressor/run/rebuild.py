@@ -76,7 +76,6 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     """
     run = load_run(out, fields)
     engine = run.recipe.engine
-    engine.require_definite()
     runtime = target(engine.target)
     runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)

@@ -81,7 +81,9 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
 def _unused_training_notes(recipe: Recipe, *, learns: bool) -> Iterator[Note]:
     """Fields of training without effect; dropping blocks trains the model, whatever the method."""
     method, steps = recipe.selection.method, recipe.selection.steps
-    if learns and METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
+    if not learns:
+        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, "nothing is trained on labels")
+    elif METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
         reason = f"{method} {'searches' if recipe.selection.searches else 'removes units'} and does not train"
         yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, reason)
     elif steps is not None:
@@ -117,12 +119,14 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
     methods = [METHODS[name] for name in names if name in METHODS]
     refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
     if selected.trained and refits:
+        adjusted = "adjusted on training rows whose labels were not used" if methods[-1].reads_rows else "unchanged"
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
-            text=f"{names[-1]}: the weights of the compressed model are those of the kept units, adjusted on"
-            " training rows whose labels were not used; dense is the model folder with every unit",
+            text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
+            " the model folder with every unit",
         )
-    if selected.trained and (not refits or methods[0].trains_model):
+    trains = not refits if selected.plan.masks or not methods else methods[0].trains_model
+    if selected.trained and trains:
         selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
         has_heads = bool(selected.plan.sites)
         units = [*(["heads"] if has_heads else []), *(["neurons"] if selects_neurons or not has_heads else [])]

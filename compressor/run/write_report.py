@@ -17,14 +17,29 @@ from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
-from compressor.results import BudgetRow, DropStatus, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, TaskCode
+from compressor.results import (
+    BudgetRow,
+    DropStatus,
+    MissingTarget,
+    Proof,
+    Refusal,
+    Report,
+    Score,
+    SiteBlocks,
+    TaskCode,
+    is_within,
+)
 from compressor.run.evaluate import EvaluationResult
+from compressor.run.learning_store import Stage
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS, QUANTIZED_GRAPHS
 from graph_passes import Plan
+
+_PRUNED: Stage = "pruned"
+"""The folder, below that of learning, of what is learned before a distillation."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +185,9 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     report = report.model_copy(update={"graphs": graphs})
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
-    if (maps := run.work.learning / MAPS).is_file():
-        shutil.copyfile(maps, folder / "maps.safetensors")
+    maps = (folder / MAPS for folder in (run.work.learning, run.work.learning / _PRUNED))
+    if (collected := next((path for path in maps if path.is_file()), None)) is not None:
+        shutil.copyfile(collected, folder / "maps.safetensors")
     return report
 
 
@@ -185,7 +201,7 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
     if max_drop is None:
         return DropStatus.NOT_CHECKED
     worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
-    return DropStatus.PASSED if all(drop <= max_drop for drop in worse) else DropStatus.FAILED
+    return DropStatus.PASSED if all(is_within(drop, max_drop) for drop in worse) else DropStatus.FAILED
 
 
 def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:

@@ -12,11 +12,11 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from compressor import model_folder as folders
 from compressor.config.run import Recipe
 from compressor.config.study import StudySize
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs
+from compressor.run.load import load_folder
 from compressor.selection.plan_and_curves import all_heads
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
@@ -45,12 +45,7 @@ class StudyContext:
 
     def __init__(self, recipe: Recipe, size: StudySize) -> None:
         self.recipe, self.size = recipe, size
-        self.folder = folders.load(
-            recipe.source.model,
-            task=recipe.source.task,
-            allow_pickle=recipe.source.allow_pickle,
-            trust_remote_code=recipe.source.trust_remote_code,
-        )
+        self.folder = load_folder(recipe, recipe.source.model)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.rows = (

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import Interval
 from compressor.tasks.base import Task
+from compressor.tasks.metrics import accuracy
 
 _RESAMPLES = 2000
 
@@ -69,10 +70,15 @@ def difference(
 
     first, second = (np.stack(runs, axis=1) for runs in (dense, compared))
     score: Callable[[np.ndarray], float] = mean
-    if task.metric == "accuracy":  # the mean over rows; a draw needs no scoring of its own
+    if _is_row_accuracy(task):  # the mean over rows; a draw needs no scoring of its own
         first, second = ((stacked[..., 0] == stacked[..., 1]).mean(axis=1) for stacked in (first, second))
         score = _average
     return paired_interval(first, second, score, 0, confidence=confidence, resamples=_RESAMPLES)
+
+
+def _is_row_accuracy(task: Task) -> bool:
+    """Whether the metric is the share of right rows, which that of tokens is not, although both are named accuracy."""
+    return any(metric.name == task.metric and metric.compute is accuracy for metric in task.metrics)
 
 
 def _average(values: np.ndarray) -> float:

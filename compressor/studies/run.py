@@ -152,9 +152,15 @@ def _limits(size: StudySize) -> dict[str, Any]:
 
 
 def _digest(source: str) -> str:
-    """Identifies a data set: the digest of its file, or its name."""
+    """Identifies a data set: the digest of its file, or of the files of its folder; the name of another one."""
     path = Path(source)
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
+    if not path.exists():
+        return source
+    digest = hashlib.sha256()
+    for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
+        with file.open("rb") as content:
+            digest.update(f"{file.relative_to(path)}".encode() + hashlib.file_digest(content, "sha256").digest())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _facts(

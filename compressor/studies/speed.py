@@ -22,6 +22,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import example_feeds, example_inputs
 from compressor.progress import ProgressCallback
+from compressor.run.build_options import build_options
 from compressor.run.sizes import timed_lengths
 from compressor.run.variant import rehearsal_plan, require_complete, shrink
 from compressor.selection.pool import heads_to_keep
@@ -30,7 +31,7 @@ from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import STAMP, Cell
 from compressor.studies.results import Findings
 from compressor.studies.speed_findings import SpeedFindings
-from compressor.targets import BuildOptions, Engine, span, target
+from compressor.targets import Engine, target
 from compressor.units import keep_all, keep_only
 
 _BATCH = 8
@@ -49,6 +50,7 @@ class SpeedStudy(Study):
 
     @classmethod
     def check(cls, request: StudyRequest) -> None:
+        request.recipe.engine.require_definite()
         for path in map(Path, cls.values(request, "grids")):
             read_grid(path)
 
@@ -178,9 +180,7 @@ class SpeedStudy(Study):
     def _build(self, graph: Path, out: Path) -> Engine:
         recipe = self.request.recipe
         lengths = timed_lengths(recipe.measure, self.context.folder)
-        tuning = BuildOptions(
-            batch=span(recipe.measure.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.engine.kernel
-        )
+        tuning = build_options(recipe.updated(batch=tuple(self.settings()["batch"])), lengths, ())
         return target(recipe.engine.target)(
             graph,
             out,

@@ -9,6 +9,7 @@ import pytest
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
+from compressor.report import load, write
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
 from compressor.training import processes
@@ -48,6 +49,16 @@ def test_rungs_run_again_where_their_recipe_has_changed(runs: Runs) -> None:
     runs.take()
     climb(runs, seed=1)
     assert runs.take() == NAMES
+
+
+def test_a_rung_that_was_built_again_is_finished(runs: Runs) -> None:
+    """`compress build` records the lengths that the run chose."""
+    climb(runs)
+    runs.take()
+    report = load(runs.out / NAMES[0])
+    write(report.model_copy(update={"recipe": {**report.recipe, "seq": [128]}}), runs.out / NAMES[0])
+    climb(runs)
+    assert runs.take() == []
 
 
 def test_a_rung_that_is_added_to_the_recipe_runs_alone(runs: Runs) -> None:

@@ -19,9 +19,11 @@ from compressor.report import load as load_report
 from compressor.results import FLOAT_STAGES, DropStatus, NoteCode, ProofStage
 from compressor.run import verify
 from compressor.run.variant import drops_unread
+from compressor.run.write_report import drop_status
 from compressor.targets import target
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
+from tests.report import reports
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
@@ -242,3 +244,10 @@ def test_positions_are_kept_for_a_runtime_that_needs_them(
     assert not drops_unread(learning_recipe(inputs, tmp_path / "out", keep_unread_positions=True))
     monkeypatch.setattr(runtime, "drops_positions", False)
     assert not drops_unread(recipe)
+
+
+@pytest.mark.parametrize(("dense", "compressed"), [(0.9, 0.89), (0.85, 0.84), (0.8, 0.79)])
+def test_a_loss_of_the_allowed_size_passes_although_floats_are_rounded(dense: float, compressed: float) -> None:
+    assert dense - compressed > 0.01
+    assert drop_status(0.01, [reports.accuracy(dense, compressed)]) is DropStatus.PASSED
+    assert drop_status(0.0099, [reports.accuracy(dense, compressed)]) is DropStatus.FAILED

@@ -90,6 +90,13 @@ def test_the_command_fails_and_names_what_is_missing(
     assert report.missing.command in result.error
 
 
+def test_a_build_chooses_no_engine(copy: Path) -> None:
+    for fields in ({"target": "auto"}, {"precision": "auto"}):
+        with pytest.raises(UsageError) as error:
+            rebuild(copy, fields, RecordingListener())
+        assert error.value.code is ErrorCode.CONTRADICTION
+
+
 @pytest.mark.parametrize("fields", [{}, {"target": "ort"}])
 def test_a_build_shows_no_more_rows_than_the_run(fields: dict[str, Any], copy: Path) -> None:
     report = reports.load(copy)

@@ -25,6 +25,7 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
         (True, {"block_size": 32, "kernel": "k.so"}, ("--block-size", "--kernel")),
         (True, {"block_size": 32, "drop_blocks": 0.5, "data": "rows.tsv"}, ()),
         (False, {"mask_all_sites": True, "entmax": True}, ("--mask-all-sites", "--entmax")),
+        (False, {"data": "x", "plan": "p", "epochs": 3, "steps": 5}, ("--epochs", "--steps")),
         (False, {"kernel": "k.so"}, ()),  # the masks of a plan may use it
         (True, {"workspace": 3}, ("--workspace",)),
         (True, {"workspace": 3, "target": "trt"}, ()),

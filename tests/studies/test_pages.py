@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.studies import KINDS, study
+from compressor.studies import KINDS, speed, study
 from compressor.studies.context import StudyContext
 from tests.studies.requests import TINY, request_of, table
 
@@ -71,6 +72,18 @@ def test_the_page_shows_the_batches_that_speed_measures(inputs: Path, tmp_path: 
     values = {name: request.recipe.value(name) for name in request.recipe.fields_set - {"batch"}}
     instance = KINDS["speed"](replace(request, recipe=Recipe(**values)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
     assert instance.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
+
+
+def test_engines_of_speed_are_built_for_every_batch(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(inputs, tmp_path)
+    values = {name: request.recipe.value(name) for name in request.recipe.fields_set - {"batch"}}
+    instance: Any = KINDS["speed"](replace(request, recipe=Recipe(**values)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
+    built: list[Any] = []
+    monkeypatch.setattr(speed, "target", lambda name: lambda *paths, options, **settings: built.append(options))
+    instance._build(Path("a.onnx"), Path("b.onnx"))
+    assert (built[0].batch[0], built[0].batch[2]) == (1, 64)
 
 
 @pytest.mark.parametrize(("shares", "base"), [((0.0, 0.5), "retrained"), ((0.5,), "dense")])

@@ -20,6 +20,8 @@ from compressor.studies.cell_store import CellStore
 from compressor.studies.context import StudyContext
 from compressor.studies.grid import Grid
 from compressor.studies.results import difference
+from compressor.studies.run import _digest
+from compressor.tasks.metrics import token_accuracy
 from tests.command import compress
 from tests.selection import tiny
 from tests.studies.requests import AXES, TINY, request_of, table
@@ -84,6 +86,26 @@ def test_the_interval_of_accuracy_equals_that_of_other_metrics() -> None:
     assert difference(with_shortcut, runs[:2], runs[2:]) == pytest.approx(
         difference(without_shortcut, runs[:2], runs[2:])
     )
+
+
+class TokenAccuracy(tiny.Sign):
+    """A task whose accuracy counts tokens, as that of filling masks does."""
+
+    metrics = (replace(tiny.Sign.metrics[0], compute=token_accuracy),)
+
+
+def test_the_accuracy_of_tokens_is_not_that_of_rows() -> None:
+    dense, compared = np.array([[9.0, 10.0]] * 50), np.array([[5.0, 10.0]] * 50)
+    assert difference(TokenAccuracy(), [dense], [compared]).difference == pytest.approx(-0.4)
+
+
+def test_a_folder_of_rows_is_identified_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.tsv").write_text("label\ttext\n1\ta\n")
+    before = _digest(str(tmp_path / "rows"))
+    (tmp_path / "rows" / "a.tsv").write_text("label\ttext\n1\tb\n")
+    assert _digest(str(tmp_path / "rows")) != before
+    assert _digest("glue:sst2") == "glue:sst2"
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from compressor.config.run import Recipe
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.model_folder import ModelFolder, example_inputs, fingerprint, load
+from compressor.model_folder import ModelFolder, example_inputs, fingerprint
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.distillation.affordable_steps import affordable_steps
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
+from compressor.run.load import load_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
@@ -77,13 +78,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             field="teacher",
         )
     if options.teacher is not None:
-        source = recipe.source
-        folder = load(
-            options.teacher,
-            task=source.task,
-            allow_pickle=source.allow_pickle,
-            trust_remote_code=source.trust_remote_code,
-        )
+        folder = load_folder(recipe, options.teacher)
         require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
     return Distillation.of(
         folder.model,

@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.measure.costs import CostTable
-from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode
+from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
 from compressor.run.pruning.budget_rows import predicted_rows
 from compressor.run.pruning.budget_run import BudgetRun
@@ -42,8 +42,6 @@ _MARGIN_ABOVE_LEAST = 1.02
 _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
 _NONE_LOST = LossEstimate(0.0, 0.0)
-_ROUNDING = 1e-12
-"""Rounding error of a difference of two metrics."""
 
 
 def bisect_metric(
@@ -206,7 +204,7 @@ def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) ->
     scores, higher_is_better = [trial.score for trial in trials], run.data.task.higher_is_better
     allowed = float(run.recipe.selection.max_drop or 0.0) - max(0.0, run.quantization_drop)
     upper = upper_losses(dense, scores, higher_is_better=higher_is_better)
-    return [trial for trial, loss in zip(trials, upper, strict=True) if loss <= allowed + _ROUNDING]
+    return [trial for trial, loss in zip(trials, upper, strict=True) if is_within(loss, allowed)]
 
 
 def _note(plans: Sequence[_FittedPlan], trial_count: int, task: Task) -> Note:
