@@ -57,7 +57,6 @@ class QuantizedProducts(Row):
     """
 
     type: Literal["int8", "fp8"] = "int8"
-
     requested: int
     executed: int
     in_float: tuple[str, ...] = ()
