@@ -125,7 +125,7 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
             text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
             " the model folder with every unit",
         )
-    trains = not refits if selected.plan.masks or not methods else methods[0].trains_model
+    trains = bool(selected.plan.masks) or not methods or methods[0].trains_model
     if selected.trained and trains:
         selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
         has_heads = bool(selected.plan.sites)

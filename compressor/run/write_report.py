@@ -30,16 +30,12 @@ from compressor.results import (
     is_within,
 )
 from compressor.run.evaluate import EvaluationResult
-from compressor.run.learning_store import Stage
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS, QUANTIZED_GRAPHS
 from graph_passes import Plan
-
-_PRUNED: Stage = "pruned"
-"""The folder, below that of learning, of what is learned before a distillation."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +181,9 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     report = report.model_copy(update={"graphs": graphs})
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
-    maps = (folder / MAPS for folder in (run.work.learning, run.work.learning / _PRUNED))
-    if (collected := next((path for path in maps if path.is_file()), None)) is not None:
-        shutil.copyfile(collected, folder / "maps.safetensors")
+    # What is learned before a distillation has a folder of its own.
+    if (maps := next(run.work.learning.rglob(str(MAPS)), None)) is not None:
+        shutil.copyfile(maps, folder / "maps.safetensors")
     return report
 
 

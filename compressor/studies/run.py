@@ -154,13 +154,18 @@ def _limits(size: StudySize) -> dict[str, Any]:
 def _digest(source: str) -> str:
     """Identifies a data set: the digest of its file, or of the files of its folder; the name of another one."""
     path = Path(source)
-    if not path.exists():
+    if path.is_file():
+        return f"sha256:{_file_digest(path)}"
+    if not path.is_dir():
         return source
-    digest = hashlib.sha256()
-    for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
-        with file.open("rb") as content:
-            digest.update(f"{file.relative_to(path)}".encode() + hashlib.file_digest(content, "sha256").digest())
-    return f"sha256:{digest.hexdigest()}"
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = "".join(f"{file.relative_to(path)} {_file_digest(file)}\n" for file in files)
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _facts(
