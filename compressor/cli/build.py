@@ -23,8 +23,9 @@ _FIELDS = {name: FIELDS[name] for name in BUILD_FIELDS}
 def build(console: Console, out: Path, **flags: Any) -> None:
     """Build, prove, measure and report the engine of OUT, the folder of a run, which may come from another machine.
 
-    A flag that is not given keeps the value of the run; the defaults in brackets are those of compress run. The engine
-    and the report in OUT are replaced once every proof holds.
+    A flag that is not given keeps the value of the run; with another target only --batch, --seq and --seconds are kept.
+    The defaults in brackets are those of compress run. The engine and the report in OUT are replaced once every proof
+    holds.
     """
     from compressor.cli.exit_status import finish
     from compressor.run.rebuild import rebuild

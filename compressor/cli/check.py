@@ -19,7 +19,7 @@ _FIELDS = {**CheckRequest.model_fields, **CheckArtifacts.model_fields}
 @click.command(
     cls=FieldsCommand, fields=_FIELDS, short_help="Check the latency of a served model or a graph against a baseline."
 )
-@click.argument("path", required=False, metavar="[MODEL.onnx]")
+@click.argument("path", required=False, metavar="[MODEL]")
 @options_of(_FIELDS)
 @common
 @click.pass_obj
@@ -48,11 +48,11 @@ def check(console: Console, path: str | None, **flags: Any) -> None:
 
 
 def _check_path(path: str, values: dict[str, Any]) -> None:
-    """Make sure that an ONNX file is the only model that the command names."""
+    """Make sure that a file is the only model that the command names."""
     for name in ("model", "server"):
         if name in values:
             raise UsageError(
-                f"{path} --{name} {values[name]}: name either an ONNX file, or a model with --server and --model",
+                f"{path} --{name} {values[name]}: name either a file, or a model with --server and --model",
                 code=ErrorCode.CONTRADICTION,
                 field=name,
                 value=values[name],

@@ -21,7 +21,7 @@ _FIELDS = ServeRequest.model_fields
     "export-triton", cls=FieldsCommand, fields=_FIELDS, short_help="Write a model of a Triton repository from a run."
 )
 @click.argument("out")
-@click.option("-o", "--repository", metavar="REPOSITORY", help=_FIELDS["repository"].description)
+@click.option("-o", "--repository", metavar="REPOSITORY", help=f"{_FIELDS['repository'].description} [required]")
 @option_of("engine", _FIELDS["engine"], multiple=True)
 @options_of(_FIELDS, without=("out", "repository", "engine"))
 @renamed_options({"plan": "engine"})

@@ -19,7 +19,7 @@ from compressor.config.sections import SelectionConfig
 from compressor.config.study import RESERVED, UNREAD, StudyAxes, axes_of
 from compressor.errors import ErrorCode, UsageError, suggestion
 
-_SEPARATE = ("model", "data", "ray")
+_SEPARATE = ("model", "data", "ray", "epochs")
 """Fields of the recipe whose option differs from that of `compress run`."""
 _FIELDS = {**StudyAxes.model_fields, **FIELDS}
 
@@ -32,6 +32,7 @@ _FIELDS = {**StudyAxes.model_fields, **FIELDS}
 @options_of(StudyAxes)
 @option_of("data", FIELDS["data"], multiple=True, help_text=f"{FIELDS['data'].description}; repeat to compare several")
 @option_of("ray", FIELDS["ray"], help_text=f"{FIELDS['ray'].description} (astar, ablate)")
+@option_of("epochs", FIELDS["epochs"], help_text="passes over the training rows; default: those of --size")
 @options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
 @renamed_options({former: name for former, name in FORMER_NAMES.items() if name not in RESERVED})
 @common

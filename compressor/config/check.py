@@ -71,7 +71,8 @@ class CheckRequest(Request):
 
     model: Name = config_field(
         MODELS,
-        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file or a TensorRT engine",
+        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file, or an engine of TensorRT (.plan) or"
+        " OpenVINO (.xml)",
         required=True,
     )
     baseline: Name = config_field(
@@ -192,7 +193,7 @@ class CheckArtifacts(Request):
     """
 
     junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check")
-    history: OutputFile | None = config_field(FILES, "JSONL file to which every check appends a line")
+    history: OutputFile | None = config_field(FILES, "JSONL file to which every timed check appends a line")
     plot: OutputFile | None = config_field(FILES, "picture of the history, .svg or .png")
 
     @pydantic.model_validator(mode="after")

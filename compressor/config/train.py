@@ -68,7 +68,7 @@ class Training(Config):
     weight_decay: NonNegative = config_field(TRAINING, "weight decay of matrices", 0.0)
     max_grad_norm: Positive = config_field(TRAINING, "maximum norm of the gradient", 1.0)
     mixed_precision: Literal["auto", "no", "bf16"] = config_field(
-        TRAINING, "precision of matrix products; auto: bf16 where the device supports it", "auto"
+        TRAINING, "precision of matrix products; auto: bf16 on a GPU that computes it natively, else float32", "auto"
     )
     evaluations: Count = config_field(TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20)
     seed: Natural = config_field(TRAINING, "seed of every random draw", 0)

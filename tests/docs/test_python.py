@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,23 @@ def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(6))
 def test_examples_of_extensions_run(number: int) -> None:
-    """The code of each extension in the architecture page runs."""
+    """The code of each extension in the architecture page runs, and its methods take what those of their class take."""
     page = ROOT / "docs" / "architecture.md"
     examples = [block.text for block in blocks(page) if block.language == "python"]
     assert len(examples) == 6
-    exec(compile(examples[number], page.name, "exec", dont_inherit=True), {"__name__": "__main__"})
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(examples[number], page.name, "exec", dont_inherit=True), names)
+    for name, method, inherited in _overrides(names.values()):
+        missing = set(inspect.signature(inherited).parameters) - set(inspect.signature(method).parameters)
+        assert not missing, name
+
+
+def _overrides(values: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The methods of the classes of an example that replace inherited ones, each with the inherited one."""
+    for owner in values:
+        if not inspect.isclass(owner) or owner.__module__ != "__main__":
+            continue
+        for name, method in vars(owner).items():
+            inherited = getattr(super(owner, owner), name, None)
+            if not name.startswith("__") and inspect.isfunction(method) and inspect.isroutine(inherited):
+                yield f"{owner.__name__}.{name}", method, inherited

@@ -11,7 +11,9 @@ class BlocksConfig(Config):
     """Which blocks of the attention maps to drop."""
 
     drop_blocks: Share | None = config_field(
-        BLOCKS, "share of the blocks of every attention map to drop (0.9), least attention first", decides_plan=True
+        BLOCKS,
+        "share of the blocks of every attention layer to drop (0.9), over all of its heads, least attention first",
+        decides_plan=True,
     )
     drop_blocks_by_kind: ShareByKind = config_field(
         BLOCKS,

@@ -21,6 +21,9 @@ def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
 192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
+_TOKENS_OF_ROW, _FEWEST_TOKENS = 64, 2**17
+"""Most tokens for each row that units are chosen by, and the least such limit. Sums over tokens gain little from more,
+and take most of the time where rows are long."""
 
 
 class BudgetConfig(Config):
@@ -58,7 +61,8 @@ class BudgetConfig(Config):
     )
     prune_rows: Annotated[int, Field(ge=8)] = config_field(
         BUDGET,
-        "maximum number of training rows that units are chosen or ordered, and refitted by; labels are not used",
+        "maximum number of training rows that units are chosen or ordered, and refitted by; fewer are read where they"
+        " have more than 131,072 tokens together, or 64 times this number if that is more; labels are not used",
         2048,
         decides_plan=True,
     )
@@ -103,6 +107,11 @@ class BudgetConfig(Config):
     def loss_rows(self) -> int:
         """Maximum number of further training rows, on which losses are measured: a quarter of all rows drawn."""
         return min(_MOST_LOSS_ROWS, self.prune_rows // 3)
+
+    @property
+    def prune_tokens(self) -> int:
+        """Maximum number of tokens of the rows that units are chosen or ordered, and refitted by."""
+        return max(_FEWEST_TOKENS, _TOKENS_OF_ROW * self.prune_rows)
 
     @property
     def is_set(self) -> bool:

@@ -38,8 +38,8 @@ class RowsConfig(Config):
 
     data: str | None = config_field(
         DATA,
-        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of such files or of images, or a"
-        " data set of Hugging Face",
+        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of such files or of images, a"
+        " folder that save_to_disk of datasets wrote, or a data set of Hugging Face",
         decides_plan=True,
     )
     eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)

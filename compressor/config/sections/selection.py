@@ -16,7 +16,7 @@ from compressor.config.values import Count, Keep, Natural, NonNegative, Options,
 class SelectionConfig(Config):
     """How heads are selected, and how the model is trained meanwhile."""
 
-    plan: Path | None = config_field(HEADS, "plan.json to follow; nothing is learned", is_path=True)
+    plan: Path | None = config_field(HEADS, "plan.json to follow; no unit is selected", is_path=True)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
         HEADS,
         "method that selects the units; the default is reconstruct with a budget, and with max_drop alone",

@@ -38,6 +38,18 @@ def draw_rows(data: Data, count: int, seed: int) -> list[int]:
     return rows
 
 
+def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
+    """The first rows that have at most a number of tokens together, but at least one row.
+
+    Args:
+        data: the rows.
+        rows: indices of training rows, in the order in which they were drawn.
+        tokens: the number of tokens.
+    """
+    totals = np.cumsum(np.asarray(data.train["length"])[rows])
+    return rows[: max(1, int(np.searchsorted(totals, tokens, side="right")))]
+
+
 def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
     """Training rows with the lengths of the evaluation rows, each as a batch of one; see `draw_rows`."""
     feeds: list[Feeds] = []

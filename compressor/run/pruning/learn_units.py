@@ -12,7 +12,7 @@ from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.run.accelerator import on_accelerator
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows, within_tokens
 from compressor.run.learning_store import LearningStore
 from compressor.run.plan_source import store_learned
 from compressor.run.products import LoadedModel, SelectedPlan
@@ -87,7 +87,8 @@ def _make_pool(run: BudgetRun, groups: Sequence[PrunableGroup], constraints: Seq
     recipe, data = run.recipe, run.data
     model = run.model.folder.model
     with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
-        batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))
+        rows = draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed)
+        batches = calibration_batches(data, within_tokens(data, rows, recipe.budget.prune_tokens))
         bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
     return pool_within(bundles, constraints)
 

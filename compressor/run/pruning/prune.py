@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.run.accelerator import on_accelerator
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows, within_tokens
 from compressor.run.plan_source import load_start
 from compressor.run.products import SelectedPlan
 from compressor.run.pruning.bisect_metric import bisect_metric
@@ -46,7 +46,7 @@ from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-STATISTICS_VERSION = 4
+STATISTICS_VERSION = 5
 """Version of the statistics and losses; those of another version are not read."""
 
 
@@ -208,10 +208,11 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         )
     shuffled = np.random.default_rng(recipe.selection.seed).permutation(len(rows))
     measured = {rows[index] for index in shuffled[:held_out]}
+    chosen = [row for row in rows if row not in measured][: recipe.budget.prune_rows]
     inputs = PruningInputs(
         model=run.model.folder.model,
         groups=groups,
-        statistics=calibration_batches(data, [row for row in rows if row not in measured][: recipe.budget.prune_rows]),
+        statistics=calibration_batches(data, within_tokens(data, chosen, recipe.budget.prune_tokens)),
         held_out=calibration_batches(data, sorted(measured)),
         outputs=data.task.loss_outputs,
         seed=recipe.selection.seed,

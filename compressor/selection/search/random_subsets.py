@@ -24,7 +24,7 @@ class RandomOptions(MethodOptions):
     """Options of `random`."""
 
     trials: int = Field(100, ge=1, description="number of random subsets, or of random orders with a budget")
-    seed: int = Field(0, ge=0, description="seed of the draws, in place of the recipe's")
+    seed: int = Field(0, ge=0, description="seed of the draws; the recipe's where it is not set")
 
 
 class RandomSearch(Search[RandomOptions]):

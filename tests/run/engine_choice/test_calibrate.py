@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.model_folder import load
-from compressor.run.engine_choice.calibrate import calibration_rows
+from compressor.run.engine_choice.calibrate import calibration_rows, within_tokens
 from compressor.targets import Feeds
 from compressor.tasks import open_data
 from tests.folders import rows_config
@@ -60,6 +61,16 @@ def test_each_training_row_is_drawn_at_most_once(
     assert len(rows) == min(count, len(train))
     assert len(set(numbers(rows))) == len(rows)
     assert [train[number] for number in numbers(rows)] == drawn_lengths(rows)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 200), st.randoms())
+def test_as_many_rows_are_kept_as_the_tokens_allow(lengths: list[int], tokens: int, random: Random) -> None:
+    rows = random.sample(range(len(lengths)), len(lengths))
+    kept = within_tokens(data_of(lengths), rows, tokens)
+    assert kept == rows[: len(kept)]
+    assert len(kept) == 1 or sum(lengths[row] for row in kept) <= tokens
+    assert len(kept) == len(rows) or sum(lengths[row] for row in rows[: len(kept) + 1]) > tokens
 
 
 def test_each_row_is_a_batch_of_one_without_labels() -> None:
