@@ -57,6 +57,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         proto = onnx.load(path, load_external_data=False)
         _check_names(proto.graph, path)
         model = ir.from_proto(proto)
+        _name_default_domain(model)
     except (google.protobuf.message.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _unreadable(path, f"not a readable ONNX file, maybe truncated ({reason:.200})") from error
@@ -88,6 +89,13 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
         if undefined:
             raise _unreadable(path, f"{node.op_type} reads {undefined[0]}, which no node computes", tensor=undefined[0])
         defined.update(node.output)
+
+
+def _name_default_domain(model: ir.Model) -> None:
+    """Write the operator set `ai.onnx`, the other name of ONNX's own domain, as that of the domain without a name."""
+    for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if "ai.onnx" in imports:
+            imports.setdefault("", imports.pop("ai.onnx"))
 
 
 def data_files(model: ir.Model) -> frozenset[Path]:
@@ -167,6 +175,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     for target in (path, data):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(target))
+    _read_attributes(model)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         written = Path(folder) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
@@ -174,6 +183,19 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         with interrupts_deferred(signal.SIGINT, signal.SIGTERM):
             _replace_pair(written, path, data)
     _logger.debug("%s: written, %d nodes", path, model.graph.num_nodes())
+
+
+def _read_attributes(model: ir.Model) -> None:
+    """Read the attributes that lie in a data file: onnx-ir writes those of initializers alone."""
+    functions = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in (*model.graph.all_nodes(), *functions):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
+                continue
+            tensor = attribute.as_tensor()
+            if isinstance(tensor, ir.ExternalTensor):
+                content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+                node.attributes[name] = ir.AttrTensor(name, content)
 
 
 def _replace_pair(written: Path, path: Path, data: Path) -> None:

@@ -116,6 +116,9 @@ class Flow(Cuts):
                 if gain is None:
                     continue
                 self.gains[value] = gain
+                if value in self._captures:  # a body reads it, and sums over nothing that this walk sees
+                    reader = self._captures[value]
+                    self.blocked[reader] = self.blocked.get(reader, frozenset()) | gain.sites
                 if value.is_graph_output():
                     self.blocked[node] = sites
                     if _drops(gain):

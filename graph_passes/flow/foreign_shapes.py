@@ -10,6 +10,9 @@ import onnx_ir as ir
 
 Shape = tuple[int, ...]
 
+BATCH_TRANSPOSITIONS = ("transBatchA", "transBatchB")
+"""Attributes of `FusedMatMul` that make a leading axis the second last one."""
+
 OLD_COMPARES = frozenset(("GreaterOrEqual", "LessOrEqual"))
 """Operators that are functions of others before opset 16, for which ONNX's inference gives no shape."""
 
@@ -76,7 +79,7 @@ def _multi_head_attention(node: ir.Node, query: Shape, inputs: Inputs) -> Shape 
 
 def _fused_matmul(node: ir.Node, left: Shape, inputs: Inputs) -> Shape | None:
     right = inputs[1]
-    if right is None:
+    if right is None or any(node.attributes.get_int(name, 0) for name in BATCH_TRANSPOSITIONS):
         return None
     if node.attributes.get_int("transA", 0):
         left = (*left[:-2], left[-1], left[-2])

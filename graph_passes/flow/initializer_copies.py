@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable
 
 import onnx_ir as ir
@@ -29,7 +30,8 @@ class InitializerCopies:
         """
         key = (value, change)
         if key not in self._copies:
-            name = f"{value.name}.{self._suffix}{sum(original is value for original, _ in self._copies)}"
+            names = (f"{value.name}.{self._suffix}{number}" for number in itertools.count())
+            name = next(name for name in names if name not in self._graph.initializers)
             tensor = changed(name)
             copy = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
             self._graph.register_initializer(copy)

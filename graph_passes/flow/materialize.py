@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -32,8 +34,10 @@ def materialize(
         return None
     nodes: list[ir.Node] = []
     parts: list[ir.Value] = []
+    behind = _inputs_behind(like)
+    inputs = sorted(graph.inputs, key=lambda value: value not in behind)  # equal sizes may be those of two batches
     for sizes in zip(first, second, strict=True):
-        part = _size(graph, sizes, nodes, probe)
+        part = _size(inputs, sizes, nodes, probe)
         if part is None:
             break
         parts.append(part)
@@ -57,11 +61,24 @@ def materialize(
     return result
 
 
-def _size(graph: ir.Graph, sizes: tuple[int, int], nodes: list[ir.Node], probe: Probe) -> ir.Value | None:
+def _inputs_behind(value: ir.Value) -> set[ir.Value]:
+    """The inputs of the graph that a tensor is computed from."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        producer = current.producer()
+        pending += [source for source in (producer.inputs if producer is not None else ()) if source is not None]
+    return {current for current in seen if current.is_graph_input()}
+
+
+def _size(inputs: Sequence[ir.Value], sizes: tuple[int, int], nodes: list[ir.Node], probe: Probe) -> ir.Value | None:
     """The size of one axis as a tensor `[1]`: a constant, an input's size, or a product of the two.
 
     Args:
-        graph: the graph.
+        inputs: the inputs of the graph, the first of a size first.
         sizes: the size under both assignments.
         nodes: the list that new nodes are appended to.
         probe: the graph's shapes.
@@ -69,14 +86,14 @@ def _size(graph: ir.Graph, sizes: tuple[int, int], nodes: list[ir.Node], probe: 
     if sizes[0] == sizes[1]:
         nodes.append(ints([sizes[0]]))
         return nodes[-1].outputs[0]
-    for value in graph.inputs:
+    for value in inputs:
         first, second = probe.shapes(value)
         for axis, input_sizes in enumerate(zip(first or (), second or (), strict=True)):
             if input_sizes[0] == input_sizes[1] or sizes[0] % input_sizes[0] or sizes[1] % input_sizes[1]:
                 continue
             quotients = (sizes[0] // input_sizes[0], sizes[1] // input_sizes[1])
             factor_nodes: list[ir.Node] = []
-            factor = _size(graph, quotients, factor_nodes, probe) if quotients != (1, 1) else None
+            factor = _size(inputs, quotients, factor_nodes, probe) if quotients != (1, 1) else None
             if quotients != (1, 1) and factor is None:
                 continue
             shape, position = ir.node("Shape", [value]), ints([axis])

@@ -33,8 +33,8 @@ class CleanUp(GraphPass[CleanedUp]):
     Cases:
         1. A product with a gate of ones is replaced by its other factor.
         2. A shape input that copies sizes of the node's data, or is the same for every input, becomes a constant.
-        3. Identities, except those between two outputs, are removed, and so are nodes, initializers, functions and
-           opset imports that nothing uses.
+        3. Identities are removed, except between two outputs and where a body returns an outer tensor, and so are
+           nodes, initializers, functions and opset imports that nothing uses.
         4. A value in the body of a loop gets another name if a new constant of the graph has its name.
     """
 
@@ -61,11 +61,17 @@ class CleanUp(GraphPass[CleanedUp]):
 
 
 class _EliminateIdentities(common.IdentityEliminationPass):
-    """Eliminate identities, except one between two outputs of the graph, to which onnx-ir would give a single name."""
+    """Eliminate identities, except those that give an output of a graph a name of its own.
+
+    They are those between two outputs, to which onnx-ir would give a single name, and those by which a body returns a
+    tensor of the graph around it, which no body may do directly.
+    """
 
     def _try_eliminate_identity_node(self, node: ir.Node) -> bool:
-        copies_output = all(value is not None and value.is_graph_output() for value in (*node.inputs, *node.outputs))
-        return not copies_output and super()._try_eliminate_identity_node(node)
+        names_output = any(
+            value is not None and (value.is_graph_output() or value.graph is not node.graph) for value in node.inputs
+        ) and any(value.is_graph_output() for value in node.outputs)
+        return not names_output and super()._try_eliminate_identity_node(node)
 
 
 class _SeparateNames(common.NameFixPass):

@@ -64,8 +64,10 @@ def _unflatten(gemm: ir.Node, probe: Probe) -> bool:
     source, restored = flatten.inputs[0], restore.outputs[0]
     if restore.op_type != "Reshape" or restore.inputs[0] is not flat_output or restored.is_graph_output():
         return False
-    for before, after in zip(probe.shapes(source), probe.shapes(restored), strict=True):
-        if before is None or after is None or before[:-1] != after[:-1]:
+    for before, flat, after in zip(*map(probe.shapes, (source, flatten.outputs[0], restored)), strict=True):
+        if before is None or flat is None or after is None:
+            return False
+        if (*before[:-1], flat[-1]) != (*after[:-1], before[-1]):
             return False
     nodes = [_node("MatMul", source, gemm.inputs[1], like=restored)]
     if len(gemm.inputs) > 2 and gemm.inputs[2] is not None:

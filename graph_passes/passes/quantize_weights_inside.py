@@ -34,7 +34,9 @@ class QuantizeWeightsInside(GraphPass[WeightsQuantizedInside]):
                 _quantize_inside(model.graph, node, weight)
                 tensors.append(str(weight.name))
         for name in set(tensors):
-            model.graph.initializers.pop(name)
+            weight = model.graph.initializers[name]
+            if not weight.uses() and not weight.is_graph_output():
+                model.graph.initializers.pop(name)
         return ReportedResult(model, bool(tensors), WeightsQuantizedInside(tuple(dict.fromkeys(tensors))))
 
 

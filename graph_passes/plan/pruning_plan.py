@@ -109,11 +109,6 @@ class Plan(BaseModel):
         return {group.name: len(group.kept) for group in self.groups}
 
     @property
-    def head_counts(self) -> dict[str, int]:
-        """Name of the attention site -> number of kept heads."""
-        return {site.name: len(site.kept) for site in self.sites}
-
-    @property
     def heads(self) -> int:
         """Number of heads of the unpruned model, over all sites."""
         return sum(site.heads for site in self.sites)

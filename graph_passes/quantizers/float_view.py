@@ -18,8 +18,10 @@ def without_quantizers(model: ir.Model) -> ir.Model:
         quantizer = quantized.producer()
         if quantizer is not None and quantizer.op_type == "QuantizeLinear":
             source = quantizer.inputs[0]
-        else:
+        elif quantized.is_initializer():
             source = _float_weight(copy.graph, quantized)
+        else:  # computed from quantized weights, as by a lookup: the reader of these floats is as it is
+            continue
         if source is not None:
             ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
             copy.graph.remove(node, safe=True)

@@ -65,6 +65,20 @@ FUSED = {
         f"{PROJECTIONS}, {_SPLIT}, {_MERGED}, int64[1] one = {{1}}, float[4, 1, 1] slope",
         103,
     ),
+    "Attention 4D, one mask a head for all rows": _standard(
+        PROJECT
+        + TO_HEADS
+        + """
+        turned = Transpose <perm = [0, 2, 1]> (x)
+        pairs = MatMul (x, turned)
+        grid = ReduceMax (pairs, first)
+        mask = Mul (grid, slope)
+        heads = Attention <scale = 0.3> (q, k, v, mask)
+        """
+        + _MERGE,
+        f"{PROJECTIONS}, {_SPLIT}, {_MERGED}, int64[1] first = {{0}}, float[4, 1, 1] slope",
+        103,
+    ),
     "Attention 3D": _standard(
         PROJECT + "heads = Attention <q_num_heads = 4, kv_num_heads = 4> (q1, k1, v1) y = MatMul (heads, Wo)",
         f"{PROJECTIONS}, {_OUT}",

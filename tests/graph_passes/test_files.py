@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -51,6 +53,37 @@ def test_a_graph_can_be_saved_again_after_it_was_saved(tmp_path: Path) -> None:
     save(original, tmp_path / "b.onnx")
     (tmp_path / "a.onnx.data").unlink()
     assert_same(load(tmp_path / "b.onnx"), original, tolerance=0)
+
+
+def test_a_constant_in_a_data_file_is_saved_with_the_graph(tmp_path: Path) -> None:
+    source = model()
+    constant = ir.node("Constant", [], {"value": ir.tensor(np.arange(8, dtype=np.float32))})
+    product = next(iter(source.graph))
+    product.graph.insert_before(product, constant)  # type: ignore[union-attr]
+    source.graph.outputs.append(constant.outputs[0])
+    constant.outputs[0].type, constant.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([8])
+    (tmp_path / "a").mkdir()
+    onnx.save(
+        ir.to_proto(source),
+        tmp_path / "a" / "model.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+        convert_attribute=True,
+    )
+    save(load(tmp_path / "a" / "model.onnx"), tmp_path / "copy.onnx")
+    shutil.rmtree(tmp_path / "a")
+    assert_same(load(tmp_path / "copy.onnx"), source, tolerance=0)
+
+
+def test_the_operator_set_may_have_its_long_name(tmp_path: Path) -> None:
+    layer = LAYERS["separate"].graph()
+    proto = ir.to_proto(layer)
+    for imported in proto.opset_import:
+        imported.domain = imported.domain or "ai.onnx"
+    onnx.save(proto, tmp_path / "model.onnx")
+    shrunk = shrink(load(tmp_path / "model.onnx"), plan([0, 2]))
+    assert_same(shrunk.model, shrink(layer, plan([0, 2])).model, tolerance=0)
 
 
 def test_a_shrunk_graph_may_replace_the_file_that_it_came_from(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_dropped_heads_and_masks_together(family: str, attention: Attention) -> 
     reference = gated(path, plan)
     result = shrink(load(reference), plan)
     assert not result.refused
-    kept = plan.head_counts
+    kept = plan.counts
     for node in calls(result.model):
         assert node.inputs[3] is not None
         assert node.inputs[3].shape is not None

@@ -73,8 +73,8 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
             return {"q_num_heads": query_heads, "kv_num_heads": key_heads}
 
     mask = _input(node, 3)
-    has_heads = mask is not None and len(context.shape(mask)) == 4
-    inputs = [*operands, _separate(context, mask, 1) if has_heads else None]
+    head_axis = len(context.shape(mask)) - 3 if mask is not None else -1  # the last axes are those of the scores
+    inputs = [*operands, _separate(context, mask, head_axis) if head_axis >= 0 else None]
     inputs += [_separate(context, _input(node, position), 1, "key") for position in (4, 5)]
     cache = [HeadAxis(1, (("key", 1),)), HeadAxis(1, (("key", 1),)), HeadAxis(1, (("query", 1),))]
     outputs = _outputs(node, output, cache)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.edit import ints, opset
+from graph_passes.flow.foreign_shapes import BATCH_TRANSPOSITIONS
 from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, NoRuleError, RuleContext
@@ -28,6 +29,8 @@ def _matmul(node: ir.Node, context: RuleContext) -> Labels:
     left, right, output = (context.shape(value) for value in (*node.inputs[:2], node.outputs[0]))
     if len(left) < 2 or len(right) < 2:
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "multiplies by a vector")
+    if any(node.attributes.get_int(name, 0) for name in BATCH_TRANSPOSITIONS):
+        raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "transposes leading axes")
     transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
     rows: AxisLabels = ("k", "m") if transposed[0] else ("m", "k")
     columns: AxisLabels = ("n", "k") if transposed[1] else ("k", "n")
@@ -144,25 +147,37 @@ class _SumRule(LabelRule):
 
 
 class _MeanRule(_SumRule):
-    """ReduceMean: with fewer indices it is their sum, divided by the number of all."""
+    """ReduceMean: with fewer indices it is their mean, times the share of the indices that they are."""
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         need, graph, source = demand.inputs[0], node.graph, node.inputs[0]
         axes, shape = sorted(_reduced_axes(node, context)), context.shape(source)
-        if graph is None or source is None or need is None or all(need[axis] is None for axis in axes):
+        cut = [(need[axis], shape[axis]) for axis in axes if need[axis] is not None] if need is not None else []
+        if graph is None or source is None or not cut:
             return
         dtype = (node.outputs[0].dtype or source.dtype or ir.DataType.FLOAT).numpy()
-        share = ir.node("Constant", [], {"value": ir.tensor(np.array(1 / math.prod(shape[a] for a in axes), dtype))})
-        positions, keep_axes = ints(axes), node.attributes.get_int("keepdims", 1)
-        total = ir.node("ReduceSum", [source, positions.outputs[0]], {"keepdims": keep_axes})
+        # Axes that are whole may have any size, so that only the runtime knows the number of all elements.
+        kept = math.prod(len(index) / size for index, size in cut if index is not None)
+        share = ir.node("Constant", [], {"value": ir.tensor(np.array(kept, dtype))})
+        op, inputs_since = ("ReduceMean", 18) if kept else ("ReduceSum", 13)  # nothing has a sum, but no mean
+        mean = _reduce(op, source, axes, node, inputs_since=inputs_since)
         if node.outputs[0].dtype is not None:
-            total.outputs[0].dtype = node.outputs[0].dtype
-        graph.insert_before(node, [share, positions, total])
-        node.op_type, factors = "Mul", (total.outputs[0], share.outputs[0])
+            mean[-1].outputs[0].dtype = node.outputs[0].dtype
+        graph.insert_before(node, [share, *mean])
+        node.op_type, factors = "Mul", (mean[-1].outputs[0], share.outputs[0])
         node.attributes.clear()
         node.resize_inputs(len(factors))
         for position, factor in enumerate(factors):
             node.replace_input_with(position, factor)
+
+
+def _reduce(op: str, source: ir.Value, axes: Sequence[int], like: ir.Node, *, inputs_since: int) -> list[ir.Node]:
+    """A reduction and the constant that it reads, if the axes are an input since an operator set."""
+    keep_axes = {"keepdims": like.attributes.get_int("keepdims", 1)}
+    if opset(like) < inputs_since:
+        return [ir.node(op, [source], {**keep_axes, "axes": list(axes)})]
+    positions = ints(axes)
+    return [positions, ir.node(op, [source, positions.outputs[0]], keep_axes)]
 
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Min Prod SumSquare"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.edit import cut_value, positions_among, set_ints
+from graph_passes.flow.edit import cut_value, opset, positions_among, set_ints
 from graph_passes.flow.indices import Index, Need, all_indices, positions_of, same_index, simplify, union
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
@@ -95,7 +95,7 @@ class SplitRule:
             node.replace_input_with(0, cut_value(source, axis, positions_among(joined, held_axes[axis]), node))
         lengths = [len(positions_of(need[axis], size)) for need, size in zip(demand.outputs, sizes, strict=True)]
         node.attributes.pop("num_outputs", None)
-        if "split" in node.attributes:
+        if "split" in node.attributes or opset(node) < 13:
             node.attributes["split"] = ir.AttrInt64s("split", lengths)
         else:
             set_ints(node, 1, lengths)

@@ -42,6 +42,18 @@ def test_outputs_that_are_equal_stay_separate(body: str) -> None:
     assert [value.name for value in result.model.graph.outputs] == ["y", "z", "w"]
 
 
+def test_a_body_returns_an_outer_tensor_under_a_name_of_its_own() -> None:
+    body = """
+        r = Relu(x)  h = Identity(r)
+        y = If (c) <
+            then_branch = then () => (float[B, S, 8] t) { t = Neg(h) },
+            else_branch = otherwise () => (float[B, S, 8] e) { e = Identity(h) }
+        >
+    """
+    result = rewritten(CleanUp(), graph(body, "bool c = {0}"), tolerance=0)
+    assert operators(result.model) == ["Relu", "If"]
+
+
 def test_other_products_stay() -> None:
     model = graph('g = Mul(x, "a.head_gate")  y = Mul(g, ones)', 'float[8] "a.head_gate"', "float[8] ones")
     gate = model.graph.initializers["a.head_gate"]

@@ -45,6 +45,20 @@ def test_a_weight_is_scaled_behind_a_transpose_or_a_cast(weight: str) -> None:
     np.testing.assert_allclose(content(folded, "W"), content(model, "W") * factors, rtol=1e-6)
 
 
+def test_a_gate_whose_product_a_body_reads_stays() -> None:
+    body = """
+        r = MatMul(gated, W)
+        z = If (c) <
+            then_branch = then () => (float[B, S, 8] t) { t = Abs(gated) },
+            else_branch = otherwise () => (float[B, S, 8] e) { e = Neg(gated) }
+        >
+        y = Add(r, z)
+    """
+    model = graph(GATED + body, GATE, "float[8, 8] W", "bool c = {1}")
+    set_gate(model, range(1, 9))
+    assert assert_untouched(FoldGates(), model).unfolded == ("a",)
+
+
 def test_every_product_of_a_gated_tensor_is_scaled_and_shares_its_weight() -> None:
     body = GATED + "a1 = MatMul(gated, W)  a2 = MatMul(gated, W)  a3 = MatMul(x, W)  y = Sum(a1, a2, a3)"
     model = graph(body, GATE, "float[8, 8] W")

@@ -9,6 +9,7 @@ import pytest
 
 from graph_passes.passes import InsertQuantizers
 from graph_passes.quantizers.faults import FP8, QuantizerFault, QuantizerRule, form_faults, quantizer_faults
+from graph_passes.quantizers.float_view import without_quantizers
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 from tests.graph_passes.graphs import graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched
@@ -158,3 +159,13 @@ def test_a_broken_rule_is_found_with_its_node(rule: QuantizerRule) -> None:
     assert set(quantizer_faults(model)) == expected
     is_about_places = rule in (QuantizerRule.PLACED, QuantizerRule.ONLY_PLACED)
     assert set(form_faults(model)) == (set() if is_about_places else expected)
+
+
+def test_a_lookup_in_quantized_weights_is_no_quantizer() -> None:
+    body = """
+        row = Gather (w, ids)  e = DequantizeLinear (row, s, z)
+        q = QuantizeLinear (e, s, z)  d = DequantizeLinear (q, s, z)  y = MatMul (d, m)
+    """
+    weights = ["int8[6, 8] w", "float s = {0.1}", "int8 z = {0}", "float[8, 6] m"]
+    model = graph(body, *weights, inputs="int64[B, S] ids", outputs="float[B, S, 6] y")
+    assert operators(without_quantizers(model)) == ["Gather", "DequantizeLinear", "QuantizeLinear", "MatMul"]

@@ -39,6 +39,12 @@ def test_a_linear_layer_without_a_bias_is_one_product() -> None:
         pytest.param(
             LINEAR.replace("(size, n)", "(n, size)"), WEIGHTS, "float[6, B, S] y", id="restored to other axes"
         ),
+        pytest.param(
+            LINEAR,
+            ["float[4, 3] w", "float[3] b", "int64[2] rows = {-1, 4}", "int64[1] n = {6}"],
+            OUTPUT,
+            id="of parts of a position",
+        ),
         pytest.param(LINEAR + "z = Relu(h)", WEIGHTS, f"{OUTPUT}, float[N, 6] z", id="two readers"),
         pytest.param(LINEAR, WEIGHTS, f"{OUTPUT}, float[N, 6] h", id="an output of the graph"),
     ],

@@ -47,6 +47,14 @@ def test_the_float_weights_are_those_that_the_integers_stand_for() -> None:
     np.testing.assert_array_equal(weights.numpy(), expected)
 
 
+def test_integers_that_another_node_reads_stay() -> None:
+    model = product(f"{PRODUCT}  row = Gather(q, first)  z = Cast <to = 1> (row)", f"{PER_COLUMN}, int64 first = {{0}}")
+    z = next(node.outputs[0] for node in model.graph if node.op_type == "Cast")
+    z.type, z.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([3])
+    model.graph.outputs.append(z)
+    assert "q" in rewritten(QuantizeWeightsInside(), model, tolerance=1e-6).model.graph.initializers
+
+
 def test_weights_that_two_dequantizers_read_are_reported_once() -> None:
     body = f"{PRODUCT.replace('y =', 'h =')}  v = DequantizeLinear <axis = 1> (q, scale, zero)  k = MatMul(x, v)"
     model = product(f"{body}  y = Add(h, k)")
