@@ -20,8 +20,8 @@ def without_quantizers(model: ir.Model) -> ir.Model:
             source = quantizer.inputs[0]
         elif quantized.is_initializer():
             source = _float_weight(copy.graph, quantized)
-        else:  # computed from quantized weights, as by a lookup: the reader of these floats is as it is
-            continue
+        else:
+            continue  # a lookup in quantized weights: its floats are computed already
         if source is not None:
             ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
             copy.graph.remove(node, safe=True)
