@@ -133,7 +133,7 @@ def _bench_graphs(
     for row in result.speeds:
         interval = f"[{row.low:.2f}, {row.high:.2f}]" + (f" void: {row.void}" if row.void else "")
         cells = (f"{row.dense.p50:.2f} ms", f"{row.compressed.p50:.2f} ms", f"{row.ratio:.2f}")
-        table.add_row(str(row.batch), str(row.seq), *cells, Text(interval))
+        table.add_row(str(row.batch), str(row.seq or "-"), *cells, Text(interval))
     data = dataclasses.asdict(result)
     for name in ("dense", "compressed"):
         data[name] = getattr(result, name).model_dump(mode="json")

@@ -135,6 +135,8 @@ class Recipe(RecipeSections):
             fingerprints["start"] = _file_hash(self.start_plan_file)
         if self.distills and self.plan_file is not None:
             fingerprints["plan"] = _file_hash(self.plan_file)
+        if stage is None and self.distillation.teacher is not None:
+            fingerprints["teacher"] = _folder_hash(self.distillation.teacher)
         content = {name: value for name, value in self.flat().items() if name in names} | fingerprints
         content["form"] = _LEARNED_FORM
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -143,6 +145,12 @@ class Recipe(RecipeSections):
 def _file_hash(file: Path) -> str:
     """Hash of the content of a file; empty where there is none."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _folder_hash(folder: Path) -> str:
+    """Hash of the names and contents of the files of a model folder, without its subfolders."""
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return hashlib.sha256("".join(f"{file.name} {_file_hash(file)} " for file in files).encode()).hexdigest()
 
 
 def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.measure.engine_facts import facts
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
-from compressor.results import EngineFacts, Speed
+from compressor.results import EngineFacts, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.random_inputs import has_lengths, random_feeds
 from graph_passes import load
 
 
@@ -59,7 +60,7 @@ def bench(
         dense: the first ONNX file.
         compressed: the second ONNX file, with the same inputs.
         batches: batch sizes to time, each with every length.
-        seqs: lengths to time, in tokens.
+        seqs: lengths to time, in tokens; a graph of images has none.
         runtime: name of the target.
         precision: numeric precision of the engines.
         provider: device to run on; None: a GPU where there is one.
@@ -79,9 +80,12 @@ def bench(
     chosen.check(precision=precision, provider=provider, kernel=kernel)
     # Both files are read, and inputs drawn, before anything is built.
     graphs = {path: load(path) for path in (dense, compressed)}
-    sizes = [(batch, seq) for batch in batches for seq in seqs]
-    inputs = {(batch, seq): sized_feeds(graphs[dense], dense, batch, seq, seed) for batch, seq in sizes}
-    options = BuildOptions(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
+    lengths: tuple[int | None, ...] = tuple(dict.fromkeys(seqs)) if has_lengths(graphs[dense]) else (None,)
+    sizes = list(itertools.product(batches, lengths))
+    inputs = {(batch, seq): sized_feeds(graphs[dense], dense, batch, seq or 1, seed) for batch, seq in sizes}
+    options = BuildOptions(
+        batch=span(batch for batch, _ in sizes), seq=span(seq or 1 for seq in lengths), kernel=kernel
+    )
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
         for number, path in enumerate((dense, compressed)):
@@ -99,23 +103,23 @@ def bench(
         _require_same_inputs(engines, dense, compressed)
         for engine, path in zip(engines, (dense, compressed), strict=True):
             for (batch, seq), feeds in inputs.items():
-                require_run(engine, path, feeds, batch, seq)
+                require_run(engine, path, feeds, batch, seq or 1)
         speeds = tuple(_speeds(engines, inputs, seconds, seed, listener))
         with listener.stage("measure memory"):
-            lengths = list(dict.fromkeys(seq for _, seq in sizes))
+            counted = [seq or 1 for seq in lengths]
             first, second = (
-                facts(engine, path, batch=sizes[0][0], lengths=lengths, file=str(path))
+                facts(engine, path, batch=sizes[0][0], lengths=counted, file=str(path))
                 for engine, path in zip(engines, (dense, compressed), strict=True)
             )
     return BenchResult(first, second, speeds, dict(engines[0].session))
 
 
 def _speeds(
-    engines: list[Engine], inputs: Mapping[tuple[int, int], Feeds], seconds: float, seed: int, listener: Listener
+    engines: list[Engine], inputs: Mapping[tuple[int, int | None], Feeds], seconds: float, seed: int, listener: Listener
 ) -> Iterator[Speed]:
-    """Time two engines on each of `inputs`, which are feeds by batch size and length."""
+    """Time two engines on each of `inputs`, which are feeds by batch size and length, None for graphs without one."""
     for (batch, seq), feeds in inputs.items():
-        with listener.stage(f"time batch {batch}, length {seq}") as on_progress:
+        with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
             yield interleave(
                 engines[0], engines[1], feeds, batch=batch, seq=seq, seconds=seconds, seed=seed, on_progress=on_progress
             )

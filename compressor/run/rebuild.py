@@ -114,10 +114,20 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
-            return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
+            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
+        if _are_rows_of(run, data):
+            return data
+        _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)
+        return None
     except CompressorError as error:
         _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
         return None
+
+
+def _are_rows_of(run: FinishedRun, data: Data) -> bool:
+    """Whether rows seem to be those of the run: other files may lie at the same paths."""
+    is_trained_on = run.report.plan.data in (None, data.train_hash)
+    return is_trained_on and all(score.rows == len(data.test) for score in run.report.scores)
 
 
 def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:

@@ -95,7 +95,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     """
     task = make_task(folder, request)
     splits, notes = read_splits(request, task.read)
-    if drawn_rows is not None and "train" in splits and not task.in_order:
+    if drawn_rows is not None and "train" in splits and not (task.in_order or task.set_aside_by):  # queries stay whole
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)

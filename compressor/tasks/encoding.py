@@ -101,9 +101,26 @@ def cut_notes(source: str, cut: int, total: int, longest: int, kind: str = "rows
     return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
 
 
-def pad(rows: Sequence[Any], fill: int) -> Tensor:
-    """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
+def pads_left(folder: ModelFolder) -> bool:
+    """Whether rows are padded before their first token: the tokenizer does so, and the model reads the last position.
+
+    XLNet is such a model. Others read the first position, or search for the last token.
+    """
+    reads_last = getattr(folder.config, "summary_type", None) == "last"
+    return reads_last and folder.processor.padding_side == "left"
+
+
+def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> Tensor:
+    """Rows of integers as one tensor, padded with `fill`: `[rows, longest]`, or `[rows, longest, k]`.
+
+    Args:
+        rows: the rows.
+        fill: the number that they are padded with.
+        left: whether they are padded before their first number instead of behind their last.
+    """
+    tensors = [torch.tensor(row) for row in rows]
+    side = "left" if left else "right"
+    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
 
 
 def chunks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
@@ -139,6 +156,7 @@ class LabelledTexts(LabelledRows):
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
         self._padding = padding_id(folder)
+        self._pads_left = pads_left(folder)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -158,11 +176,17 @@ class LabelledTexts(LabelledRows):
         return self._encode_texts(rows, itertools.repeat(0, len(rows)), source)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Token ids, mask and token types `[batch, longest]`, padded on the right, and `labels` `[batch, ...]`."""
+        """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
+
+        Rows are padded on the right, or on the left where `pads_left` says so.
+        """
         fills = {"input_ids": self._padding, "attention_mask": 0}
         if self._with_token_types:
             fills["token_type_ids"] = self._tokenizer.pad_token_type_id
-        texts = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
+        texts = {
+            name: pad([example[name] for example in examples], fill, left=self._pads_left)
+            for name, fill in fills.items()
+        }
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {**texts, "labels": labels}
 

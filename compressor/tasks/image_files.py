@@ -113,8 +113,8 @@ def skipped_files(source: str) -> tuple[Note, ...]:
 
 
 def _is_image_folder(path: Path) -> bool:
-    """Whether a source is a folder of image files, not of files of rows."""
-    return path.is_dir() and not is_saved(path) and (not has_tables(path) or bool(_class_folders(path)))
+    """Whether a source is a folder of image files, not of files of rows, whose images may lie in one folder."""
+    return path.is_dir() and not is_saved(path) and (not has_tables(path) or len(_class_folders(path)) > 1)
 
 
 def _split_folders(folder: Path) -> dict[str, Path] | None:

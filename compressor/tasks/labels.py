@@ -97,12 +97,12 @@ def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig
         )
     if len(names) > classes:
         rarest, count = min(Counter(texts).items(), key=lambda item: item[1])  # of equally rare ones the first
-        row = texts.index(rarest) + 1
-        raise InputError(
-            f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
-            f" classes; the rarest is {rarest!r:.60}, in {count} of {len(texts)} rows, first in row {row}: correct it,"
+        raise RowError.of(
+            source,
+            texts.index(rarest) + 1,
+            f"{column!r} is {rarest!r:.60}, the rarest label, in {count} of {len(texts)} rows; there are {len(names)}"
+            f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
             " fine-tune a model with that many, or name another column (--label-column)",
-            row=row,
             value=rarest,
             count=count,
             **details,
@@ -129,8 +129,9 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: Pretr
         InputError: a label is missing from `ids`.
     """
     texts = _texts_of(rows, column, config, source)
-    for row, text in enumerate(texts, 1):
-        if text not in ids:
+    classes = [_class_of(text, ids) for text in texts]
+    for row, (text, number) in enumerate(zip(texts, classes, strict=True), 1):
+        if number is None:
             raise RowError.of(
                 source,
                 row,
@@ -141,7 +142,15 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: Pretr
                 value=text,
                 labels=tuple(ids),
             )
-    return [ids[text] for text in texts]
+    return [number for number in classes if number is not None]
+
+
+def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
+    """The class of a label, ignoring case where only one class is spelled so; None if there is none."""
+    if text in ids:
+        return ids[text]
+    same = {number for name, number in ids.items() if name.lower() == text.lower()}
+    return same.pop() if len(same) == 1 else None
 
 
 def _texts_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[str]:
@@ -166,10 +175,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
     """
     values = []
     for row, text in enumerate(label_texts(rows, column, source), 1):
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = _number(text)
         if not math.isfinite(value):
             problem = f"{column!r} is {text!r}, which is not a finite number; correct it"
             raise RowError.of(source, row, problem, column=column, value=text)
@@ -235,11 +241,16 @@ def _label_text(value: Any) -> str | None:
 
 def _whole_number(text: str) -> int | None:
     """The number of a text such as `3` or `3.0`; None for any other text."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
+    number = _number(text)
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else None
+
+
+def _number(text: str) -> float:
+    """The number of a text; NaN for any other text, such as `1_000`, which Python takes for a number."""
+    try:
+        return math.nan if "_" in text else float(text)
+    except ValueError:
+        return math.nan
 
 
 def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
@@ -248,7 +259,8 @@ def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]
     lower_case = {name.lower(): index for name, index in exact.items()}
     if _names_unknown_to(config, names):
         return {}
-    return exact | {name: lower_case[_class_name(name).lower()] for name in names}
+    spelled = {name: _class_name(name) for name in names}
+    return exact | {name: exact.get(text, lower_case[text.lower()]) for name, text in spelled.items()}
 
 
 def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[str]:

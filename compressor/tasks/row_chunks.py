@@ -171,14 +171,23 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            typed = [(line, _kind(row[name])) for line, row in zip(lines, rows, strict=True) if name in row]
-            first = next((kind for _, kind in typed if kind is not type(None)), type(None))
-            reason = f"values of {name!r} have different types: {error}"
-            for line, kind in typed:
-                if kind not in (first, type(None)):
-                    raise LineError(line, reason) from error
-            raise ValueError(reason) from error
+            values = [(line, row[name]) for line, row in zip(lines, rows, strict=True) if row.get(name) is not None]
+            for line, value in values:
+                if _kind(value) is not _kind(values[0][1]):
+                    raise LineError(line, f"values of {name!r} have different types: {error}") from error
+                if (reason := _unreadable(value)) is not None:
+                    raise LineError(line, f"the value of {name!r} cannot be read: {reason}") from error
+            raise ValueError(f"values of {name!r} have different types: {error}") from error
     return pa.table(columns)
+
+
+def _unreadable(value: Any) -> str | None:
+    """Why a value of JSON cannot be in a table, such as half of a character or a huge number; None: it can."""
+    try:
+        pa.array([value])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        return str(error)
+    return None
 
 
 def _kind(value: Any) -> type:

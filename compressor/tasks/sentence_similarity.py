@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types
 from compressor.models.sentence_encoder import EMBEDDING, RANKING, STATES, SentenceEncoder
@@ -224,6 +224,11 @@ class SentenceSimilarity(Task):
             encodings = [self._tokenize(column, number) for number, column in enumerate(texts)]
             cut += sum(map(count_cut, encodings))
             tokens = [encoding["input_ids"] for encoding in encodings]
+            for name, column in zip(names, tokens, strict=True):
+                lengths = list(map(len, column))
+                if 0 in lengths:
+                    row = start + lengths.index(0) + 1
+                    raise RowError.of(source, row, f"no text in {name!r}; fill it or remove the row", column=name)
             encoded = {
                 "input_ids": [list(row) for row in zip(*tokens, strict=True)],
                 "numbers": [[self._number(text) for text in row] for row in zip(*texts, strict=True)],

@@ -175,6 +175,16 @@ def test_the_learning_key_depends_on_the_content_of_a_kernel(tmp_path: Path) -> 
     assert len(keys) == 2
 
 
+def test_the_learning_key_depends_on_the_weights_of_the_teacher(tmp_path: Path) -> None:
+    recipe = Recipe(model="m", data="rows.tsv", macs=0.5, distill=True, teacher=tmp_path)
+    keys: dict[Any, set[str]] = {None: set(), "pruned": set()}
+    for content in (b"1", b"2", b"2"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        for stage, known in keys.items():
+            known.add(recipe.learning_key(stage))
+    assert {stage: len(known) for stage, known in keys.items()} == {None: 2, "pruned": 1}
+
+
 def test_lambda_sets_the_penalty_and_keeps_the_other_options(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(
         'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'

@@ -35,6 +35,13 @@ def test_two_files_are_compared(bert: Pruned) -> None:
     assert result.session["intra_op_threads"] == 1
 
 
+def test_graphs_of_images_have_one_size(tmp_path: Path) -> None:
+    path = tmp_path / "graph.onnx"
+    save(parsed("y = Flatten (x)", "float[B, 3, 8, 8] x", "float[B, 192] y"), path)
+    result = bench(path, path, [1, 2], [32, 128], provider="cpu", threads=1, seconds=0.01)
+    assert [(speed.batch, speed.seq) for speed in result.speeds] == [(1, None), (2, None)]
+
+
 @pytest.mark.parametrize(
     ("shape", "batch", "seq", "code", "details"),
     [

@@ -180,6 +180,15 @@ def test_the_metric_of_a_new_engine_is_measured(inputs: Path, tmp_path: Path) ->
     assert [score.compressed for score in built.scores] == [score.compressed for score in report.scores]
     assert built.drop_status is DropStatus.PASSED
     assert NoteCode.ROWS_MISSING not in {note.code for note in built.notes}
+    rows = inputs / "rows.tsv"
+    former = rows.read_text()
+    rows.write_text(former.replace("good", "bad"))
+    try:
+        built = rebuild(out, {}, RecordingListener())
+    finally:
+        rows.write_text(former)
+    assert NoteCode.ROWS_MISSING in {note.code for note in built.notes}
+    assert not built.scores
 
 
 def test_a_folder_with_changed_graphs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:

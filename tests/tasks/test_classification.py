@@ -16,9 +16,11 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.forwards import forward_arguments
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
+from tests.projection_models import xlnet
 from tests.tasks.rows import forward_of, labelled_rows, token_ids, tsv
 from tests.zoo import FAMILIES
 
@@ -39,6 +41,22 @@ def test_rows_of_one_text_are_encoded(classifier: ModelFolder, tmp_path: Path) -
         "labels": [1, 1],
     }
     assert torch.isfinite(classifier.model(**batch).loss)
+
+
+def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
+    """XLNet classifies by the last position, and its tokenizer pads before the first one."""
+    torch.manual_seed(0)
+    folder = load(folders.save(xlnet(), tmp_path / "xlnet"))
+    folder.processor.padding_side = "left"
+    path = tsv(tmp_path / "a.tsv", "1\tgood film", "0\tvery bad", "1\tgood")
+    data = open_data(rows_config(path, path, path), folder)
+    short, longer = data.train[2], data.train[0]
+    with torch.no_grad():
+        alone, beside = (
+            folder.model(**forward_arguments(folder.model, data.task.collate(rows))).logits[0]
+            for rows in ([short], [short, longer])
+        )
+    torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_two_texts_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:

@@ -59,6 +59,16 @@ def test_subfolders_are_classes(folder: ModelFolder, images: Path) -> None:
     assert data.task.reference_text(data.test[5]) == "dark"
 
 
+def test_a_table_beside_a_folder_of_images_has_the_rows(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
+    paths = sorted(images.rglob("*.png"))[:6]
+    (tmp_path / "images").mkdir()
+    for number, path in enumerate(paths):
+        shutil.copy(path, tmp_path / "images" / f"{number}.png")
+    rows = [f"images/{number}.png\t{path.parent.name}" for number, path in enumerate(paths)]
+    tsv(tmp_path / "train.tsv", *rows, header="image\tlabel")
+    assert open_data(rows_config(str(tmp_path)), folder).train["labels"]
+
+
 def test_names_of_classes_are_learned(images: Path, tmp_path: Path) -> None:
     unnamed = classifier(tmp_path, model=vit(names=("LABEL_0", "LABEL_1", "LABEL_2")))
     assert read(unnamed, images).test["labels"] == [0] * 4 + [1] * 4 + [2] * 4

@@ -41,6 +41,8 @@ def test_names_of_the_model_are_its_classes() -> None:
         ({0: "1", 1: "0"}, [0, 1], [1, 0]),
         ({0: "01", 1: "02"}, ["01", "02"], [0, 1]),
         ({0: "1", 1: "2", 2: "3"}, [0, 2], [0, 2]),
+        ({0: "A", 1: "a", 2: "B", 3: "b"}, ["A", "a", "B", "b"], [0, 1, 2, 3]),
+        ({0: "1_1", 1: "11"}, ["1_1", "11"], [0, 1]),
     ],
 )
 def test_numbers_are_names_of_classes_where_the_model_has_these_names(
@@ -56,6 +58,15 @@ def test_new_names_are_numbered_in_order_for_every_split() -> None:
     assert ids == {"neg": 0, "pos": 1}
     assert config.id2label == {0: "neg", 1: "pos"}
     assert classes_of(rows_of(["pos"]), "label", ids, config, "dev") == [1]
+
+
+def test_every_split_may_spell_names_in_its_own_case() -> None:
+    config = BertConfig(id2label={0: "neg", 1: "pos"})
+    ids = class_ids(rows_of(["NEG", "POS"]), "label", config, "train")
+    assert classes_of(rows_of(["Neg", "Pos", "neg"]), "label", ids, config, "test") == [0, 1, 0]
+    assert classes_of(rows_of(["x", "X"]), "label", {"x": 0, "X": 1}, config, "test") == [0, 1]
+    with fails_with(ErrorCode.LABEL_MISMATCH, row=1, value="Xx"):  # which of the two is not known
+        classes_of(rows_of(["Xx"]), "label", {"xx": 0, "XX": 1}, config, "test")
 
 
 def test_a_split_may_lack_a_class_of_the_model() -> None:
@@ -122,7 +133,7 @@ def test_labels_of_a_regression_are_numbers() -> None:
     assert numbers_of(rows_of(["3.80", "5", "-1e-3"]), "label", "f") == [3.8, 5.0, -0.001]
 
 
-@pytest.mark.parametrize("text", ["high", "nan", "inf"])
+@pytest.mark.parametrize("text", ["high", "nan", "inf", "0_5"])
 def test_labels_that_are_not_finite_numbers_are_refused(text: str) -> None:
     with fails_with(ErrorCode.INVALID_ROWS, column="label", row=1, value=text):
         numbers_of(rows_of([text]), "label", "f")

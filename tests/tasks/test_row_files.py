@@ -66,6 +66,8 @@ LINE_FAULTS: dict[str, tuple[str, bytes, int]] = {
     "not JSON": ("a.jsonl", b'{"text": "a"}\n{"text"\n', 2),
     "JSON without keys": ("a.jsonl", b"[1]\n", 1),
     "JSON with a repeated key": ("a.jsonl", b'\n{"text": "a", "text": "b"}\n', 2),
+    "JSON with half a character": ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', 2),
+    "JSON with a number beyond any type": ("a.jsonl", b'{"id": 1}\n{"id": 36893488147419103232}\n', 2),
     "JSON too deep": ("a.jsonl", b"[" * 100000, 1),
 }
 

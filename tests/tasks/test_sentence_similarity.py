@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.run.embeddings import agreement_of, rank_documents
 from compressor.selection.gradient_importance import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
+from compressor.tasks import data as data_module
 from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.sentence_similarity import SentenceSimilarity
@@ -54,6 +57,22 @@ def pairs(path: Path, encoder: ModelFolder, **fields: str) -> Data:
 def embed(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> np.ndarray:
     with torch.no_grad():
         return np.asarray(model(**forward_arguments(model, batch)).sentence_embedding)  # type: ignore[arg-type]
+
+
+def test_a_text_without_tokens_is_named(encoder: ModelFolder, tmp_path: Path) -> None:
+    tokenizer = folders.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    file = tsv(tmp_path / "pairs.tsv", "1\tgood\tbad", "0\tgood\t", header=HEADER)
+    with fails_with(ErrorCode.INVALID_ROWS, row=2, column="sentence2"):
+        open_data(rows_config(file, file, file), replace(encoder, processor=tokenizer))
+
+
+def test_queries_of_many_rows_stay_whole(encoder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "_CANDIDATES", 4)
+    rows = [f"1\tplot {word}\tgood {other}" for word in WORDS[:6] for other in WORDS[:4]]
+    file = tsv(tmp_path / "pairs.tsv", *rows, header=HEADER)
+    data = open_data(rows_config(file, metric="ndcg@10"), encoder, drawn_rows=2)
+    assert len(data.train) + len(data.eval) + len(data.test) == len(rows)
 
 
 def test_pairs_become_batches_of_texts(encoder: ModelFolder, tmp_path: Path) -> None:
