@@ -1,9 +1,10 @@
 """Fixed shapes: an engine compiled for some sizes of its inputs pads shorter ones, and cuts the outputs.
 
 OpenVINO plans the memory and the kernels of a graph whose axes are numbers ahead of time, and is faster with it. Rows
-are padded at their end with zeros, which is correct for a graph that has an attention mask and only looks up the
-embeddings of its tokens: padded positions are masked, and their outputs are cut off. Any other graph, such as one that
-searches for the token that pads, runs at a fixed shape only if its inputs have that size.
+are padded at their end with zeros if the graph has an attention mask and only looks up the embeddings of its tokens:
+padded positions are masked, and their outputs are cut off. Any other graph, such as one that searches for the token
+that pads, runs at a fixed shape only if its inputs have that size. A graph that reads padded positions in another way,
+such as the last position of every row, computes something else then; the proofs of a run, which pad, find it.
 """
 
 from __future__ import annotations
