@@ -100,8 +100,8 @@ def library_rows(folder: Path, reference: Path, repeats: int) -> Iterator[dict[s
         graphs = {name: graph}
         if backend == "openvino":
             graphs[f"{name}, fixed shapes"] = with_fixed_shapes(graph, length)
-        for title, file in graphs.items():
-            ratios = [repeated(reference, file, length, repeat) for repeat in range(repeats)]
+        for title, path in graphs.items():
+            ratios = [repeated(reference, path, length, repeat) for repeat in range(repeats)]
             yield {"engine": title, **metric, **speed_columns(ratios)}
 
 

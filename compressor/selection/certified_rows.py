@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,22 @@ def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
     digests, folder = np.unique(_digests(rows)), user_cache() / "certificates"
     key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()
     path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.npy"
-    stored = (np.load(file) for file in folder.glob("*.npy") if file.name != path.name)
+    stored = (_stored_digests(file) for file in folder.glob("*.npy") if file.name != path.name)
     earlier = sum(bool(np.isin(digests, certified).any()) for certified in stored)
     with contextlib.suppress(OSError):  # a cache that cannot be written must not cost a finished search
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary, temporary.open("wb") as file:
             np.save(file, digests)
     return earlier
+
+
+def _stored_digests(file: Path) -> np.ndarray:
+    """The digests in a file; none where it cannot be read."""
+    try:
+        digests: np.ndarray = np.load(file)
+    except (OSError, EOFError, ValueError):
+        return np.array([], np.uint64)
+    return digests
 
 
 def _digests(rows: Dataset) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import LOSS_MAPPING
 
 from compressor.units import Site, hooked
 from compressor.units.head_outputs import spread_over_rows
@@ -41,7 +42,7 @@ def sensitivity(
     was_training = model.training
     model.eval()
     gates: dict[str, Tensor] = {}
-    is_shifted = not model.config.is_encoder_decoder
+    is_shifted = _shifts_labels(model)
 
     def apply(name: str, out: Tensor) -> Tensor:
         return out * spread_over_rows(gates[name], len(out)).to(out.dtype)
@@ -64,13 +65,22 @@ def sensitivity(
     return torch.where(mask, total / max(examples, 1), 0.0)
 
 
+def _shifts_labels(model: PreTrainedModel) -> bool:
+    """Whether the loss compares the output of a position with the label of the next: that of causal language models.
+
+    transformers uses it for classes without a loss of their own too. Encoder-decoders shift their inputs instead.
+    """
+    causal = LOSS_MAPPING["ForCausalLM"]
+    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None) or "ForCausalLM", causal)
+    return loss is causal and not model.config.is_encoder_decoder
+
+
 def _loss_factor(labels: Tensor, rows: int, *, is_shifted: bool) -> Tensor:
     """Factor `[rows, 1]` that converts a gradient of the batch's loss to one of each example's own loss.
 
     The loss of the batch is the mean over all its labels, the loss of an example the mean over its own labels. With one
     label per example the factor is the number of examples, also where the model reads several rows of one; with one
-    label per token it differs between rows. A decoder-only model shifts its labels by one, so the first label has no
-    loss; an encoder-decoder model shifts its inputs.
+    label per token it differs between rows. Where labels are shifted by one (`is_shifted`), the first has no loss.
     """
     if labels.dim() < 2 or labels.is_floating_point():
         return labels.new_full((rows, 1), len(labels), dtype=torch.float32)

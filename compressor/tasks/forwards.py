@@ -36,6 +36,21 @@ def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> di
     return arguments
 
 
+def decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask `[rows, positions]` that is zero where the input of a decoder is padding; None: there is none.
+
+    1. The decoder's attention mask.
+    2. Else the positions that have a label, where the batch has labels for positions.
+    3. Else the attention mask, unless the decoder has inputs of its own: it reads those of the encoder, one later.
+    """
+    if DECODER_MASK in batch:
+        return batch[DECODER_MASK]
+    labels = batch.get(LABELS)
+    if labels is not None and labels.dim() == 2 and not labels.is_floating_point():
+        return labels != IGNORED
+    return None if DECODER_IDS in batch else batch.get("attention_mask")
+
+
 def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tensor:
     """The positions of an output `[rows, positions, ...]` that count, bool `[rows, positions]`, on the CPU.
 

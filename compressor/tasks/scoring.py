@@ -18,7 +18,7 @@ def batches(
     task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Collated batches of rows of similar length, longest first, with the index of each row in `examples`."""
-    for indices in _group_by_length(examples, batch_size):
+    for indices in rows_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
 
@@ -40,7 +40,7 @@ def statistics(
     """
     order: list[int] = []
     measured = []
-    for indices in _group_by_length(examples, batch_size):
+    for indices in rows_by_length(examples, batch_size):
         measured.append(task.measure(forward, [examples[index] for index in indices]))
         order += indices
         if progress is not None:
@@ -48,7 +48,7 @@ def statistics(
     return task.summarize(np.concatenate(measured)[np.argsort(order)])
 
 
-def _group_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
+def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
     """Row numbers of batches of similar length, which need little padding.
 
     The longest rows come first, so that a lack of memory shows in the first batch.

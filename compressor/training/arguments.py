@@ -13,7 +13,7 @@ from compressor.training.schedule import Schedule
 
 SELECTION_METRIC = "chosen"
 """Name under which an evaluation reports the number that selects the best checkpoint; larger is better."""
-_EVAL_FACTOR = 4
+EVALUATION_FACTOR = 4
 """Size of an evaluation batch as a multiple of a training batch; evaluation stores no gradients."""
 
 
@@ -30,7 +30,7 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
         output_dir=str(folder),
         max_steps=schedule.steps,
         per_device_train_batch_size=schedule.batch_size,
-        per_device_eval_batch_size=schedule.batch_size * (1 if isinstance(task, Streams) else _EVAL_FACTOR),
+        per_device_eval_batch_size=schedule.batch_size * (1 if isinstance(task, Streams) else EVALUATION_FACTOR),
         learning_rate=schedule.learning_rate,
         weight_decay=schedule.weight_decay,
         max_grad_norm=0.0,  # `ClipGradients` clips the gradients of model and gate separately
@@ -48,6 +48,8 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
         greater_is_better=True,
         remove_unused_columns=False,
         label_names=[task.label_name],
+        # The trainer would multiply the loss by the number of processes, but not the penalty of a gate.
+        average_tokens_across_devices=False,
         dataloader_pin_memory=False,
         disable_tqdm=True,
         report_to="none",

@@ -19,18 +19,15 @@ from compressor.model_folder import fingerprint
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
-from compressor.tasks.forwards import DECODER_MASK, SPAN_ENDS, forward_arguments, scored_logits_only
+from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
-_HIDDEN_STATES = {
-    "hidden_states": "attention_mask",
-    "encoder_hidden_states": "attention_mask",
-    "decoder_hidden_states": DECODER_MASK,
-}
-"""Outputs with one tensor for each layer, the embeddings first, and the mask of their positions."""
+_DECODER_STATES = "decoder_hidden_states"
+_HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
+"""Outputs with one tensor for each layer, the embeddings first."""
 OutputsObserver = Callable[[list[int], Mapping[str, Tensor], Mapping[str, Any]], None]
 """Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
@@ -252,7 +249,8 @@ def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) 
     for name, dense in target.items():
         kind, _, layer = name.partition(".")
         if layer:
-            weight = _position_weights(dense, batch.get(_HIDDEN_STATES[kind]))
+            mask = decoder_mask(batch) if kind == _DECODER_STATES else batch.get("attention_mask")
+            weight = _position_weights(dense, mask)
             error = (dense - output[name]).float().square() * weight
             errors.append(error.sum() / (dense.float().square() * weight).sum().clamp(min=1e-12))
     if not errors:

@@ -20,15 +20,16 @@ def native_precision() -> MixedPrecision:
     return _native_precision("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def native_autocast(device: torch.device) -> torch.autocast:
+def native_autocast(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.autocast:
     """A context in which forwards multiply matrices in the precision that a device is fastest in.
 
     Weights are cast in every forward, so that they may change between forwards.
 
     Args:
         device: the device of the model.
+        dtype: type of its weights; others than float32 are computed in as they are.
     """
-    is_reduced = _native_precision(device.type) == "bf16"
+    is_reduced = dtype == torch.float32 and _native_precision(device.type) == "bf16"
     return torch.autocast(device.type, torch.bfloat16, enabled=is_reduced, cache_enabled=False)
 
 

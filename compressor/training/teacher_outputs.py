@@ -58,8 +58,8 @@ class KeptOutputs:
     """Outputs of a model by row, from a file where they are known, else computed and added to it.
 
     Rows are recognized by their inputs, without padding. Numbers are stored as float16 and rounded to it on their first
-    use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept, they are
-    computed for every batch.
+    use too, so that it does not matter whether they were stored; where the teacher computes in bfloat16, they are those
+    of the batch in which a row was read first. Where outputs cannot be kept, they are computed for every batch.
 
     Args:
         compute: outputs of the model on a batch.
@@ -111,15 +111,19 @@ class KeptOutputs:
             self._add(computed, [keys[row] for row in missing], masks[missing], has_positions=_MASK in inputs)
         return self._gather(keys, masks, next(iter(inputs.values())).device)
 
+    def close(self) -> None:
+        """Store the index, for later runs, which may use the folder from now on."""
+        self.save()
+        self._unlock()
+
     def save(self) -> None:
-        """Store the index beside the values, for later runs, which may use the folder from now on."""
+        """Store the index beside the values: a run that is interrupted afterwards reads these outputs again."""
         if self._values is not None:
             self._values.flush()
             spans = np.array(list(self._index.values()), np.int64).reshape(-1, 2)
             names = np.frombuffer(b"".join(self._index), np.uint8).reshape(-1, hashlib.sha1().digest_size)
             with atomic_replace(self._folder / _INDEX) as temporary, temporary.open("wb") as file:
                 np.savez(file, keys=names, spans=spans)
-        self._unlock()
 
     def _add(self, outputs: Outputs, keys: Sequence[bytes], masks: Tensor, *, has_positions: bool) -> None:
         """Append the outputs of rows to the file."""

@@ -159,6 +159,8 @@ class GateTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_model(self._gated_model, str(folder / WEIGHTS))
+        if self.distillation is not None and self.distillation.kept is not None:
+            self.distillation.kept.save()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         safetensors.torch.load_model(self._gated_model, str(Path(resume_from_checkpoint) / WEIGHTS))

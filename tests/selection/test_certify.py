@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -9,6 +11,7 @@ from scipy.stats import binom
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import CertificateScope, NoteCode
+from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import Certificate, certify, p_value, rows_needed, split_rows
 from compressor.selection.search import Head, Step
 from tests.faults import fails_with
@@ -180,6 +183,17 @@ def test_the_parts_share_no_row_and_depend_on_the_seed() -> None:
     assert sorted([*searched["row"], *unseen["row"]]) == list(range(1001))
     assert list(split_rows(rows, tiny.Sign(), 0.02, 0.95, seed=0)[1]["row"]) == list(unseen["row"])
     assert list(split_rows(rows, tiny.Sign(), 0.02, 0.95, seed=1)[1]["row"]) != list(unseen["row"])
+
+
+def test_certificates_that_cannot_be_read_count_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = Dataset.from_dict({"input_ids": [[1, 2], [3]]})
+    assert record_certificate(rows, {"seed": 0}) == 0
+    (folder,) = tmp_path.rglob("certificates")
+    (folder / "empty.npy").touch()
+    (folder / "text.npy").write_text("no array")
+    (folder / "folder.npy").mkdir()
+    assert [record_certificate(rows, {"seed": seed}) for seed in (0, 1)] == [0, 1]
 
 
 def test_too_few_rows_are_refused() -> None:

@@ -21,6 +21,12 @@ def test_a_process_uses_one_device(tmp_path: Path) -> None:
         assert (arguments.n_gpu, arguments.train_batch_size, arguments.eval_batch_size) == (used, 3, 8)
 
 
+def test_the_loss_is_the_mean_over_processes(tmp_path: Path) -> None:
+    """transformers multiplies the loss by the number of processes by default, but not the penalty of a gate."""
+    arguments = training_arguments(language.schedule(steps=4, evaluations=1, points=1), tiny.Sign(), tmp_path)
+    assert not arguments.average_tokens_across_devices
+
+
 @pytest.mark.parametrize(
     ("steps", "evaluations", "points", "evaluation_steps", "logging_steps"),
     [(12, 4, 12, 3, 1), (12, 4, 3, 3, 3), (100, 10, 25, 10, 2), (3, 12, 60, 1, 1), (100, 1, 6, 100, 10)],

@@ -61,6 +61,21 @@ def test_labels_and_padding_have_no_influence() -> None:
     assert distillation.loss(student, padded).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_padded_targets_of_a_decoder_have_no_influence() -> None:
+    model, batch = zoo.FAMILIES["bart"](0)
+    distillation, student = Distillation.of(model.eval(), ("logits",)), changed(model).eval()
+    decoder_ids = batch["decoder_input_ids"]
+    del batch["decoder_attention_mask"]
+    labels = torch.full_like(decoder_ids, 5)
+    labels[:, -1] = -100
+    losses = []
+    for padding in (1, 7):
+        ids = decoder_ids.clone()
+        ids[:, -1] = padding
+        losses.append(distillation.loss(student, {**batch, "decoder_input_ids": ids, "labels": labels}).item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_teacher_in_bfloat16_teaches_nearly_the_same_and_is_evaluated_in_float32() -> None:
     model = folders.bert().eval()
     student, batch = changed(model).eval(), bert_batch()

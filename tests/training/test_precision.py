@@ -39,6 +39,13 @@ def test_a_device_without_native_bfloat16_computes_in_float32(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("bfloat16")
+def test_weights_of_other_types_are_computed_in_as_they_are() -> None:
+    linear, x = nn.Linear(3, 2).half(), torch.randn(4, 3).half()
+    with native_autocast(CPU, torch.float16):
+        assert linear(x).dtype == torch.float16
+
+
+@pytest.mark.usefixtures("bfloat16")
 def test_weights_that_change_between_forwards_are_used() -> None:
     linear, x = nn.Linear(3, 2), torch.randn(4, 3)
     with torch.no_grad(), native_autocast(CPU):

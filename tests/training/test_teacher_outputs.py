@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
 
 from compressor.models.sentence_encoder import SentenceEncoder
@@ -70,7 +71,7 @@ def test_every_row_is_computed_once_whatever_its_padding(tmp_path: Path) -> None
 def test_a_later_run_computes_nothing_again(tmp_path: Path) -> None:
     first = kept(Teacher(), tmp_path)
     expected = first(batch(0, 1, 2, 3))
-    first.save()
+    first.close()
     teacher = Teacher()
     second = kept(teacher, tmp_path)
     second(batch(2))  # opens the file
@@ -111,6 +112,34 @@ def test_the_loss_is_that_of_computed_outputs(family: str, tmp_path: Path) -> No
     assert losses == pytest.approx([expected] * 2, rel=5e-3)
 
 
+def test_a_classifier_with_a_decoder_has_the_loss_of_computed_outputs(tmp_path: Path) -> None:
+    """Its decoder reads the tokens of the encoder, whose kept outputs are zero where they are padding."""
+    sizes: dict[str, Any] = {"d_model": 8, "vocab_size": 10, "max_position_embeddings": 16, "num_labels": 2}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 1, f"{side}_ffn_dim": 8}
+    model = hf.BartForSequenceClassification(hf.BartConfig(**sizes)).eval()
+    ids = torch.tensor([[0, 5, 6, 7, 2], [0, 5, 2, 1, 1]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": torch.tensor([0, 1])}
+    distillation = Distillation.of(model, ("logits",))
+    keeping = distillation.keep_outputs(tmp_path, len(ids), ids.numel())
+    assert [keeping.loss(model, inputs).item() for _ in range(2)] == pytest.approx([0, 0], abs=1e-5)
+    assert keeping.kept is not None
+    assert keeping.kept.refusal is None
+
+
+def test_outputs_that_are_stored_at_a_checkpoint_survive_the_process(tmp_path: Path) -> None:
+    first = kept(Teacher(), tmp_path)
+    expected = first(batch(0, 1))
+    first.save()
+    first(batch(2))
+    first._unlock()  # as the end of a process that is killed does
+    teacher = Teacher()
+    later = kept(teacher, tmp_path)
+    later(batch(3))
+    torch.testing.assert_close(later(batch(0, 1)), expected)
+    assert list(teacher.rows) == [tuple(ROWS[3])]
+
+
 def test_runs_with_another_teacher_do_not_share_outputs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     losses = []
@@ -120,7 +149,7 @@ def test_runs_with_another_teacher_do_not_share_outputs(tmp_path: Path) -> None:
         expected = Distillation.of(teacher, ("logits",)).loss(student, batch(0, 1, 2)).item()
         losses.append((keeping.loss(student, batch(0, 1, 2)).item(), expected))
         assert keeping.kept is not None
-        keeping.kept.save()
+        keeping.kept.close()
     assert all(loss == pytest.approx(expected, rel=5e-3) for loss, expected in losses)
 
 
@@ -130,7 +159,7 @@ def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
         torch.testing.assert_close(outputs(batch(*numbers))["logits"], direct(batch(*numbers))["logits"])
     assert first.refusal is None
     assert second.refusal is not None
-    first.save()
+    first.close()
     third = kept(Teacher(), tmp_path)
     third(batch(0))
     assert third.refusal is None
@@ -140,7 +169,7 @@ def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
 def test_an_index_that_is_damaged_counts_as_none(content: bytes, tmp_path: Path) -> None:
     first = kept(Teacher(), tmp_path)
     expected = first(batch(0, 1))
-    first.save()
+    first.close()
     (tmp_path / "outputs.npz").write_bytes(content)
     teacher = Teacher()
     torch.testing.assert_close(kept(teacher, tmp_path)(batch(0, 1)), expected)
@@ -169,5 +198,5 @@ def test_teachers_that_pool_or_rank_differently_do_not_share_outputs(tmp_path: P
         )
         kept_outputs.loss(model, batch(0, 1))
         assert kept_outputs.kept is not None
-        kept_outputs.kept.save()
+        kept_outputs.kept.close()
     assert len(list(tmp_path.iterdir())) == len(models)

@@ -28,6 +28,7 @@ from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.segment_streams import Streams
+from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
@@ -37,8 +38,6 @@ from compressor.training.processes import process_count, process_state
 from compressor.units import compacted
 from graph_passes import Plan
 
-_EVALUATED_ROWS = 128
-"""Rows of an evaluation batch, as in training: the ranges of rounded activations are those of a batch."""
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
@@ -183,7 +182,7 @@ def _train(
         distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())
-        before = _mean_divergence(distillation, network, data, rounding)
+        before = _mean_divergence(distillation, network, data, rounding, selection.batch_size)
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
@@ -198,7 +197,7 @@ def _train(
             )
         finally:
             if distillation.kept is not None:
-                distillation.kept.save()
+                distillation.kept.close()
         first = 0 if rounding is None else rounding.first_step
         after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry and entry["step"] >= first)
         if before <= after:
@@ -239,13 +238,16 @@ def _rounding(recipe: Recipe, steps: int) -> Rounding | None:
 
 
 def _mean_divergence(
-    distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None
+    distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None, batch_size: int
 ) -> float:
-    """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training."""
+    """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training.
+
+    The ranges of rounded activations are those of a batch, so that batches are those of the evaluations in training.
+    """
     with ExitStack() as undo:
         if rounding is not None:
             undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=rounding.weight_levels))
-        return distillation.mean_divergence(network, data.task, data.eval, _EVALUATED_ROWS)
+        return distillation.mean_divergence(network, data.task, data.eval, EVALUATION_FACTOR * batch_size)
 
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:

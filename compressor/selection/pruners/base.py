@@ -31,7 +31,7 @@ class PruningInputs:
         statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[row, ...]`.
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
-        seed: seed of every random draw.
+        seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
         store: folder in which finished parts are kept, so that an interrupted run goes on from them.
     """
 

@@ -89,7 +89,7 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
     rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
     each part. In ascending order of these, each of the others is then added to the set, and the bundle of the same part
-    whose removal lowers the cost most leaves it.
+    whose removal lowers the cost most leaves it, unless nothing depends on it.
 
     Args:
         gradients: g of each row, `[rows, bundles]`, float64.
@@ -106,10 +106,11 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
     dropped = np.zeros(len(order), bool)
     dropped[order[:count]] = True
     sums = fisher[:, dropped].sum(1)
-    for bundle in order[count:] if count else ():
+    matters = diagonal > 0  # removing another bundle costs nothing, as if it were removed already
+    for bundle in order[count:][matters[order[count:]]] if count else ():
         dropped[bundle] = True
         sums += fisher[bundle]
-        exchangeable = dropped & (part_of == part_of[bundle])
+        exchangeable = dropped & matters & (part_of == part_of[bundle])
         removed = np.argmax(np.where(exchangeable, 2 * sums - diagonal, -np.inf))
         dropped[removed] = False
         sums -= fisher[removed]

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import without_parameter_gradients
+from compressor.selection.pruners.layerwise.forward import entries_per_row, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
@@ -109,14 +109,13 @@ def _mask_hooks(
 ) -> Iterator[RemovableHandle]:
     """Multiply the inputs of the groups' linears by masks `[rows, bundles]`."""
 
-    def multiply(columns: int, mask: Tensor, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def multiply(linear: str, columns: int, mask: Tensor, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
-        # Rows may be split into windows, or tokens flattened row by row: the first axis is a multiple of the rows.
-        wide = mask.repeat_interleave(columns, 1).repeat_interleave(len(x) // len(mask), 0)
+        wide = mask.repeat_interleave(columns, 1).repeat_interleave(entries_per_row(linear, len(x), len(mask)), 0)
         return (x * wide.to(x.dtype).reshape(len(x), *(1,) * (x.dim() - 2), -1), *args[1:])
 
     for group, mask in zip(groups, masks, strict=True):
-        hook = partial(multiply, group.bundle * group.width, mask)
+        hook = partial(multiply, str(group.linear), group.bundle * group.width, mask)
         yield model.get_submodule(str(group.linear)).register_forward_pre_hook(hook)
 
 

@@ -109,6 +109,12 @@ def test_a_dead_unit_goes_first(tmp_path: Path) -> None:
         assert pruner.losses(ignore_progress)[group.name][group.units - 1] == 0
 
 
+def test_a_dead_unit_stays_dropped_whatever_the_others_are_worth() -> None:
+    gradients = np.array([[0.0, 1.0, -1.0, 3.0]])
+    assert all(0 in least_costly_bundles(gradients, count) for count in (1, 2, 3))
+    assert least_costly_bundles(np.zeros((2, 3)), 2).tolist() == [0, 1]
+
+
 def test_units_that_make_up_for_each_other_are_dropped_together() -> None:
     gradients = np.array([[1.0, -1.0, 0.9]])
     assert least_costly_bundles(gradients, 1).tolist() == [2]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.tasks.forwards import DECODER_MASK, IGNORED, LABELS
+from compressor.errors import ErrorCode, InputError
+from compressor.tasks.forwards import decoder_mask
 
 
 @contextmanager
@@ -55,16 +56,30 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
 def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> Tensor | None:
     """The mask `[rows, positions]` of a batch that is zero where the input of a linear is padding; None: there is none.
 
-    1. A module outside the encoder of an encoder-decoder: the decoder's attention mask, else the positions that have
-       a label.
+    1. A module outside the encoder of an encoder-decoder: the mask of the decoder, see `decoder_mask`.
     2. Any other module: the attention mask.
     """
     if not model.config.is_encoder_decoder or _in_encoder(model, linear):
         return batch.get("attention_mask")
-    if DECODER_MASK in batch:
-        return batch[DECODER_MASK]
-    labels = batch.get(LABELS)
-    return None if labels is None else labels != IGNORED
+    return decoder_mask(batch)
+
+
+def entries_per_row(linear: str, entries: int, rows: int) -> int:
+    """How many entries on the first axis of a linear's input belong to each row: windows, or tokens row by row.
+
+    Raises:
+        InputError: they do not belong to rows one after another, as in experts that read chosen tokens.
+    """
+    if entries % rows:
+        raise InputError(
+            f"{linear}: it reads {entries} tokens of {rows} rows, as experts do that read chosen tokens; how much a row"
+            " depends on it cannot be measured: leave it out of the groups",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            linear=linear,
+            entries=entries,
+            rows=rows,
+        )
+    return entries // rows
 
 
 def _in_encoder(model: PreTrainedModel, name: str) -> bool:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.forward import token_mask, without_parameter_gradients
+from compressor.selection.pruners.layerwise.forward import entries_per_row, token_mask, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
 from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
@@ -142,7 +142,7 @@ def _fisher(
             if gradient is None:
                 continue
             squares = gradient.float().square().sum(-1)
-            scale = _per_token(row_weights, squares)
+            scale = _per_token(name, row_weights, squares)
             total += (squares * scale).cpu()
             mask = token_mask(model, name, batch, squares.shape)
             rows = (gradient.float() * scale.sqrt()[..., None])[mask]
@@ -213,9 +213,9 @@ def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:
     return log.gather(-1, drawn).squeeze(-1)
 
 
-def _per_token(row_weights: Tensor, squares: Tensor) -> Tensor:
+def _per_token(linear: str, row_weights: Tensor, squares: Tensor) -> Tensor:
     """Weights `[rows]` for tokens whose first axis is rows, windows of rows, or tokens flattened row by row."""
-    weights = row_weights.repeat_interleave(len(squares) // len(row_weights))
+    weights = row_weights.repeat_interleave(entries_per_row(linear, len(squares), len(row_weights)))
     return weights.reshape(-1, *(1,) * (squares.dim() - 1))
 
 

@@ -103,7 +103,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             on_progress(number, len(inputs.groups))
             if group.name in curves:
                 continue
-            with native_autocast(inputs.model.device):
+            with native_autocast(inputs.model.device, inputs.model.dtype):
                 divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
                 curve = loss_curve(self._choices[group.name], divergence)
             require_finite_losses(group.name, curve)

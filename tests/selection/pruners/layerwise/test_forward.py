@@ -31,8 +31,17 @@ def test_labels_tell_the_padding_of_a_decoder() -> None:
 
 def test_a_decoder_without_mask_keeps_all_tokens() -> None:
     model, batch = FAMILIES["bart"](0)
-    inputs = {"attention_mask": batch["attention_mask"]}
+    inputs = {"attention_mask": batch["attention_mask"], "decoder_input_ids": batch["input_ids"]}
     assert bool(token_mask(model, DECODER, inputs, torch.Size([3, 7])).all())
+
+
+def test_a_decoder_that_reads_the_encoders_tokens_has_their_padding() -> None:
+    model, batch = FAMILIES["bart"](0)
+    for labels in ({}, {"labels": torch.tensor([0, 1, 0])}):
+        inputs = {"attention_mask": batch["attention_mask"], **labels}
+        mask = token_mask(model, DECODER, inputs, torch.Size([3, 7]))
+        assert torch.equal(mask, batch["attention_mask"] != 0)
+        assert not mask.all()
 
 
 def test_flattened_tokens_are_recognised_and_other_shapes_kept() -> None:
