@@ -1,4 +1,4 @@
-"""Run every benchmark that needs no data, one after the other: `python -m benchmarks`, or `make bench`."""
+"""Run three short benchmarks that need no data, one after the other: `python -m benchmarks`, or `make bench`."""
 
 import subprocess
 import sys

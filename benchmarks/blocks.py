@@ -94,7 +94,7 @@ def main() -> None:
     for column, name in enumerate(args.sets):
         findings = study("blocks", _request(name, size, args), Console())
         if args.cross:
-            crossed[:, column] = [_lost_percent(findings, name, source) for source in args.sets]
+            crossed[:, column] = [_lost_percent(findings, name, source, args.cross) for source in args.sets]
         for table in findings.tables:
             print(f"\n{name}, {size}, seeds {size.seeds}: {table.title}\n")
             print(f"| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}")
@@ -128,11 +128,20 @@ def _request(name: str, size: StudySize, args: argparse.Namespace) -> StudyReque
     return StudyRequest(recipe, size, (data_file(name),), {"shares": tuple(args.shares), "masks": tuple(args.masks)})
 
 
-def _lost_percent(findings: Findings, name: str, source: str) -> float:
-    """Mean change of the metric on a set with masks of another, in percent of the dense metric; NaN: not measured."""
+def _lost_percent(findings: Findings, name: str, source: str, share: float) -> float:
+    """Mean change of the metric on a set with masks of another, in percent of the dense metric; NaN: not measured.
+
+    Args:
+        findings: those of the set, also of other shares.
+        name: the set.
+        source: the set of the masks.
+        share: share of the blocks that they drop.
+    """
     masks = "own" if source == name else Path(data_file(source)).name
     changes = [
-        100 * row["difference"] / (row["test"] - row["difference"]) for row in findings.rows if row["masks"] == masks
+        100 * row["difference"] / (row["test"] - row["difference"])
+        for row in findings.rows
+        if row["masks"] == masks and row["share"] == share
     ]
     return float(np.mean(changes)) if changes else float("nan")
 

@@ -39,6 +39,7 @@ from benchmarks.machine import machine
 from benchmarks.quantization import reference_engine, repeated
 from benchmarks.rivals.tools import ToolError, embed_with_library, library_graph
 from benchmarks.speed import table
+from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS, read_rows, rows_file
 from compressor.measure import paired_interval
 from compressor.results import Report
@@ -69,7 +70,7 @@ def texts_of_set(name: str, folder: Path) -> Path:
     if not path.exists():
         (folder / name).mkdir(exist_ok=True)  # the folder itself holds the rows of this set
         rows = read_rows(rows_file(name, folder / name), "train")
-        path.write_text("".join(f"{row['sentence']}\n" for row in rows), encoding="utf-8")
+        write_text(path, "".join(f"{row['sentence']}\n" for row in rows))
     return path
 
 

@@ -203,8 +203,12 @@ def main() -> None:
         )
         axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        cells = read_results(recipe.output.out)
         order = {name: number for number, name in enumerate(("dense", *args.methods))}
+        cells = [  # earlier calls left those of other methods and seeds
+            cell
+            for cell in read_results(recipe.output.out)
+            if cell["settings"]["method"] in order and cell["settings"]["seed"] in seeds
+        ]
         cells.sort(key=lambda cell: (order[cell["settings"]["method"]], -cell["heads"], cell["settings"]["seed"]))
         heading = f"{data}, size {size.name}: {size.steps} steps of 32 rows, seeds {seeds}"
         print(f"\n{heading}\n\n{table(cells)}\n", flush=True)

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.quantization import starting_model
 from benchmarks.speed import table
+from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
@@ -225,7 +226,7 @@ def main() -> None:
                 for number in range(len(stored), args.number):
                     numbers = request(timing, number, np.random.default_rng(number))
                     stored.append({"engine": engine, **numbers})
-                    file.write_text(json.dumps(stored))
+                    write_text(file, json.dumps(stored))
                     print(json.dumps(stored[-1]), flush=True)
         rows += stored[: args.number]
     print_rows(rows)

@@ -25,6 +25,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.grid import MODEL
 from benchmarks.machine import machine
+from benchmarks.stored import require_settings
 from compressor.block_masks import collect_attention_maps
 from compressor.cli.console import Console
 from compressor.config.sections import RowsConfig
@@ -127,7 +128,8 @@ def main() -> None:
         print(f"skipped: {MODEL} or {args.data} is not on this machine")
         return
     print(f"machine: {machine('torch', 'transformers')}", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
+    sizes = {"rows": args.rows, "steps": args.steps, "batch_size": args.batch_size}
+    require_settings(args.out, data=str(args.data.resolve()), **sizes)
     for length in args.length:
         if not (path := args.out / f"{length}.safetensors").exists():
             make(length, path, args)

@@ -33,6 +33,7 @@ from transformers import set_seed
 from benchmarks.machine import machine
 from benchmarks.question_answering_model import SIZES, Size, open_model, train
 from benchmarks.speed import table
+from benchmarks.stored import require_settings
 from compressor import compress
 from compressor.cli.console import Console
 from compressor.config.fields import flag_of
@@ -87,7 +88,7 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     steps = "" if args.again is None else f"-{args.again}"
     out = model.with_name((f"p{share:g}-b{block}{flags}" if share else "p0") + steps)
     file = out.with_name(f"{out.name}.json")
-    settings = {**asdict(size), "seconds": args.seconds}
+    settings = {**asdict(size), "seconds": args.seconds, **({"kernel": str(args.kernel)} if args.kernel else {})}
     if file.is_file() and (stored := json.loads(file.read_text()))["settings"] == settings:
         return dict(stored)
     recipe = _masked_recipe(model, size, share, block, out, args)
@@ -184,6 +185,7 @@ def main() -> None:
         size = replace(size, again=args.again)
     print(f"size {args.size}: {size}\n{machine('torch', 'transformers')}", flush=True)
     set_seed(0)
+    require_settings(out, data=str(args.data.resolve()), encoder=str(args.encoder.resolve()))
     model = out / "model"
     if not model.exists():
         train(args, size, out)

@@ -27,6 +27,7 @@ from benchmarks.embeddings import agreement_columns
 from benchmarks.machine import machine
 from benchmarks.quantization import reference_engine, repeated
 from benchmarks.speed import table
+from benchmarks.stored import write_text
 from benchmarks.text_sets import SHARED
 from compressor.targets import target
 
@@ -40,7 +41,7 @@ def question_rows(folder: Path) -> Path:
     """A JSONL file of questions and their paragraphs, with the splits `train`, `dev` and `test`."""
     path = folder / "rows.jsonl"
     if not path.exists():
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in _divided()), encoding="utf-8")
+        write_text(path, "".join(f"{json.dumps(row)}\n" for row in _divided()))
     return path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+from benchmarks.stored import write_text
 from compressor.training.precision import MixedPrecision
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -92,7 +93,7 @@ def rows_file(name: str, folder: Path) -> Path:
     kept = [
         _with_split(line, header, purpose) for line, purpose in zip(lines, purposes, strict=True) if purpose is not None
     ]
-    path.write_text("\n".join([*([header] if header else []), *kept]) + "\n", encoding="utf-8")
+    write_text(path, "\n".join([*([header] if header else []), *kept]) + "\n")
     return path
 
 

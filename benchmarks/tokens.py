@@ -167,7 +167,7 @@ def main() -> None:
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
     fields = {"distill": True, "distill_steps": 400} if args.distill else {}
     for name in args.sets:
-        source = args.out / name
+        source = args.out / (name if args.steps == STEPS else f"{name}-steps{args.steps}")
         model, rows = dense_model(name, source, args.steps), source / "rows"
         reference = reference_engine(model, LENGTH, source)
         folder = source / "distilled" if args.distill else source

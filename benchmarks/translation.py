@@ -37,6 +37,7 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.machine import machine
+from benchmarks.stored import require_settings
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
@@ -271,6 +272,7 @@ def main() -> None:
     size, out = SIZES[args.size], args.out / args.size
     print(f"size {args.size}: {size}\n{machine('torch', 'transformers', 'sacrebleu')}", flush=True)
     set_seed(0)
+    require_settings(out, data=str(args.data.resolve()))
     model = out / "model"
     if not model.exists():
         train(args.data, size, out)

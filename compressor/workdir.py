@@ -29,6 +29,8 @@ TIMES, TRIALS, CHOSEN_ENGINE = "times.json", "trials.json", "engine.txt"
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""
+_LADDER = "frontier.json"
+"""File by which the folder of a ladder is recognized."""
 
 
 class WorkDir:
@@ -98,7 +100,8 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         UsageError: `out` exists and may not be replaced.
         InputError: another run writes there, the folder cannot be written, or the disk is full.
     """
-    out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links are not)
+    out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links to parents are not)
+    out = out.resolve() if out.is_symlink() else out
     work = WorkDir(out)
     try:
         _check_work_folder(work.path)
@@ -171,6 +174,12 @@ def _check_output(out: Path, force: bool) -> None:
     if not force:
         raise UsageError(
             f"{out}: exists; add --force to replace it, or write to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
+        )
+    if (out / _LADDER).is_file():
+        raise UsageError(
+            f"{out}: holds the rungs of a ladder, which --force does not replace; write to another folder (-o)",
             code=ErrorCode.OUTPUT_EXISTS,
             path=out,
         )

@@ -47,6 +47,25 @@ def test_force_replaces_the_output_only_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_link_is_followed_to_the_folder_that_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to("real")
+    write_files(tmp_path / "real", "old")
+    for text in ("first", "second"):
+        with open_workdir(tmp_path / "out", force=True) as work:
+            write_files(work.result, text)
+            work.finish()
+        assert (tmp_path / "out" / "plan.json").read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "real"]
+
+
+def test_the_rungs_of_a_ladder_are_never_replaced(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "frontier.json").touch()
+    with fails_with(ErrorCode.OUTPUT_EXISTS, UsageError, path=tmp_path), open_workdir(tmp_path, force=True):
+        pass
+
+
 def test_a_folder_that_no_run_wrote_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")

@@ -34,6 +34,7 @@ from benchmarks.rivals.measure import score, time_calls
 from benchmarks.rivals.points import points_of
 from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
+from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS
 
 COLUMNS = (
@@ -75,7 +76,7 @@ def score_row(name: str, folder: str, out: Path) -> dict[str, Any]:
         numbers |= run_step(step, name, folder, out)
         if "failed" in numbers:
             return numbers
-    file.write_text(json.dumps(numbers))
+    write_text(file, json.dumps(numbers))
     return numbers
 
 
@@ -96,7 +97,7 @@ def time_rows(name: str, rows: Mapping[str, dict[str, Any]], out: Path) -> None:
                 numbers["failed"] = timing["failed"]
                 continue
             numbers["timings"].append(timing)
-            numbers_file(name, row, out).write_text(json.dumps(numbers))
+            write_text(numbers_file(name, row, out), json.dumps(numbers))
 
 
 def all_seeds(name: str, row: str, numbers: Mapping[str, Any], seeds: int, out: Path) -> dict[str, Any]:

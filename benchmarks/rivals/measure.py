@@ -21,6 +21,7 @@ from compressor.measure.timing import alternate_calls
 from compressor.targets import cores, target
 from compressor.targets.peak_memory import peak_bytes, reset_peak
 from compressor.tasks import Data, statistics
+from graph_passes.files import atomic_replace
 
 SECONDS = 4.0
 """Time spent on each pair of engines at each batch size."""
@@ -96,7 +97,8 @@ def _dense_statistics(predict: Predict, data: Data, length: int, root: Path) -> 
     """Statistics of the whole model, computed for the first row that needs them."""
     file = root / "rivals" / "dense.npy"
     if not file.is_file():
-        np.save(file, _statistics(predict, data, length))
+        with atomic_replace(file) as temporary, temporary.open("wb") as stream:
+            np.save(stream, _statistics(predict, data, length))
     stored: np.ndarray = np.load(file)
     return stored
 

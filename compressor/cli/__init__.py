@@ -90,7 +90,7 @@ def explain(error: Exception) -> tuple[str, int]:
             return f"{path}the disk is full; free some space and run the same command again", InputError.exit_code
         case OSError(filename=str() as name):
             return f"{name}: {error.strerror}; check the path and its permissions", InputError.exit_code
-        case MemoryError():
+        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or _is_out_of_memory(error):
             return "out of memory; use a smaller --batch or --batch-size, or a larger machine", InputError.exit_code
     # Imported here: the graph libraries take long to load, and every command would wait for them.
     from graph_passes.errors import GraphPassError
@@ -100,6 +100,11 @@ def explain(error: Exception) -> tuple[str, int]:
     if (own := error_of_own_task(error)) is not None:
         return str(own), own.exit_code
     return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch lacked memory, on the processor or on a GPU."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import tomllib
@@ -113,7 +114,7 @@ def read_recipe(path: Path) -> RecipeFile:
         UsageError: the file is missing, is not TOML, or has an unknown key.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(_read_pipe(path) if path.is_fifo() else path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
             f"{path}: no such recipe; name a TOML file (--recipe)", code=ErrorCode.FILE_MISSING, path=path
@@ -210,13 +211,20 @@ def _is_path(name: str, path: Path) -> bool:
     return bool(extra_of(FIELDS[name], "is_path")) or (name in _ROWS and path.exists())
 
 
+@functools.cache
+def _read_pipe(path: Path) -> str:
+    """The content of a pipe, which can be read once, for every reader of the process."""
+    return path.read_text(encoding="utf-8")
+
+
 def command_line(recipe: Recipe) -> str:
     """The command that runs exactly this recipe, whatever recipe files exist."""
     words = ["compress", "run", str(recipe.source.model), "--recipe", os.devnull]
     for name, field in FIELDS.items():
         value = recipe.value(name)
-        # A budget implies another method than the default of the field.
-        is_default = value == field.default and not (name == "method" and recipe.budget.is_set)
+        # A budget, or the loss of the metric alone, implies another method than the default of the field.
+        implies_method = recipe.budget.is_set or recipe.selection.max_drop is not None
+        is_default = value == field.default and not (name == "method" and implies_method)
         if name in ("model", *_OF_LADDERS) or is_default:
             continue
         if name == "epochs" and recipe.selection.steps is not None:

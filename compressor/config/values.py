@@ -64,7 +64,7 @@ def _as_count_or_share(value: Any) -> Any:
         raise InvalidValueError(
             "out of range; give a number of heads from 0, or a share from 0% to 100%", ErrorCode.OUT_OF_RANGE
         )
-    return text if text.endswith("%") else number
+    return f"{number:.15g}%" if text.endswith("%") else number
 
 
 def _check_workers(value: Any) -> Any:

@@ -214,7 +214,7 @@ def split_url(url: str) -> tuple[str, str]:
     """
     with contextlib.suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)
-        if parts.scheme in ("grpc", "http") and parts.hostname and parts.port != 0:
+        if parts.scheme in ("grpc", "http") and parts.hostname and parts.port and not parts.path:
             return parts.scheme, url.partition("://")[2]
     raise UsageError(
         f"--server {url}: invalid address; use grpc://HOST:PORT or http://HOST:PORT",

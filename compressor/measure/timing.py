@@ -20,8 +20,8 @@ PROBE_CALLS = 3
 """Calls of each engine from which the number of calls and rounds is planned; a single call may be disturbed."""
 ROUND_CALLS = (2, 50)
 """Minimum and maximum number of timed calls in a round."""
-ROUNDS = (10, 100)
-"""Minimum and maximum number of pairs of rounds; too few would give no useful interval."""
+ROUNDS = (10, 1000)
+"""Minimum and maximum number of pairs of rounds; too few would give no useful interval, more than these gain none."""
 OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 ROUND_SECONDS = 0.1

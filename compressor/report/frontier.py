@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
@@ -170,16 +170,17 @@ def worst_loss(score: Score) -> float:
 
 def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings and rows of the table of rungs, a row each; the first cell is the name of its folder."""
-    sizes: Sequence[Speed] = frontier.rungs[0].speeds if frontier.rungs else ()
-    scores: Sequence[Score] = frontier.rungs[0].scores if frontier.rungs else ()
+    # A rung whose engine was built again may have been measured at other sizes, or not at all.
+    sizes = list(dict.fromkeys(speed.size_label for rung in frontier.all_rungs for speed in rung.speeds))
+    scores = {_metric_heading(score): score for rung in frontier.all_rungs for score in rung.scores}
     has_heads = any(rung.heads for rung in frontier.all_rungs)
     has_macs = any(rung.macs is not None for rung in frontier.all_rungs)
     headings = (
         "rung",
         "heads, neurons" if has_heads else "neurons",
         *(["multiply-accumulates"] if has_macs else []),
-        *(f"{score.metric}, {score.split} rows (95% interval)" for score in scores),
-        *(f"{speed.size_label} (95% interval)" for speed in sizes),
+        *scores,
+        *(f"{size} (95% interval)" for size in sizes),
         "minutes",
     )
     rows = [
@@ -187,8 +188,8 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
             rung.name,
             f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}",
             *(["" if rung.macs is None else f"{rung.macs:.1%}"] if has_macs else []),
-            *map(_metric_cell, rung.scores),
-            *map(_speed_cell, rung.speeds),
+            *_cells(scores, {_metric_heading(score): _metric_cell(score) for score in rung.scores}),
+            *_cells(sizes, {speed.size_label: _speed_cell(speed) for speed in rung.speeds}),
             f"{rung.seconds / 60:.1f}",
         )
         for rung in frontier.all_rungs
@@ -204,15 +205,19 @@ def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
     if not frontier.rungs or not frontier.rungs[0].scores:
         return []
     score = frontier.rungs[0].scores[0]
-    dense = [dense_p50(speeds) for speeds in zip(*(rung.speeds for rung in frontier.rungs), strict=True)]
+    speeds = [speed for rung in frontier.rungs for speed in rung.speeds]
+    sizes = {
+        size.size_label: dense_p50([speed for speed in speeds if speed.size_label == size.size_label])
+        for size in frontier.rungs[0].speeds
+    }
     return [
         (
             f"{number}",
             point.name,
             _point_metric(point, score),
             *(
-                _point_speed(point, milliseconds) if point.is_at(speed) else ""
-                for speed, milliseconds in zip(frontier.rungs[0].speeds, dense, strict=True)
+                _point_speed(point, sizes[speed.size_label]) if point.is_at(speed) else ""
+                for speed in frontier.rungs[0].speeds
             ),
         )
         for number, point in enumerate(frontier.points, 1)
@@ -229,6 +234,15 @@ def _point_speed(point: ComparisonPoint, dense: float) -> str:
     """The speed over dense with its interval, if it has one: `2.10× (2.05 to 2.16)`."""
     ratio, low, high = point.speed_over(dense)
     return f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
+
+
+def _metric_heading(score: Score) -> str:
+    return f"{score.metric}, {score.split} rows (95% interval)"
+
+
+def _cells(headings: Iterable[str], cells: Mapping[str, str]) -> list[str]:
+    """A cell under each heading; empty where a rung has none."""
+    return [cells.get(heading, "") for heading in headings]
 
 
 def _metric_cell(score: Score) -> str:

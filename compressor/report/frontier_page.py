@@ -23,7 +23,9 @@ def write(frontier: Frontier, folder: Path) -> None:
 def render(frontier: Frontier) -> str:
     """The page as HTML."""
     headings, rows = frontier_rows(frontier)
-    sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and frontier.rungs[0].scores else range(0)
+    measured = {tuple(speed.size_label for speed in rung.speeds) for rung in frontier.all_rungs}
+    are_alike = len(measured) == 1 and all(rung.scores for rung in frontier.all_rungs)
+    sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and are_alike else range(0)
     figures = [(frontier.rungs[0].speeds[size].size_label, figure(frontier, size)) for size in sizes]
     tiles = [
         (

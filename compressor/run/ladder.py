@@ -13,6 +13,7 @@ from compressor.config.ladder import follows_macs
 from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
+from compressor.config.sections import AUTO
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
@@ -54,7 +55,7 @@ def compress_ladder(
         The rungs with their metrics and speeds, and the fastest of them that is within `max_drop`.
 
     Raises:
-        UsageError: there are several processes.
+        UsageError: there are several processes, or `out` is the output of a run.
         InputError: the file of `compare_points` is missing or has a bad field; nothing has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
@@ -66,6 +67,12 @@ def compress_ladder(
                 " the folder of the one before",
                 code=ErrorCode.CONTRADICTION,
             )
+        )
+    if (out / reports.JSON_NAME).is_file() and (out / _PLAN).is_file():
+        raise UsageError(
+            f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
         )
     listener = listener or NullListener()
     points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
@@ -227,6 +234,7 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
     fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with", "compare_points"}
     if fields["seq"] is None:
         ignored.add("seq")  # compress build records the lengths that the run chose
+    ignored |= {name for name in ("target", "precision") if fields[name] == AUTO}  # and the engine that it delivered
     names = sorted({*report.recipe, *fields} - ignored)
     if changed := [flag_of(name) for name in names if report.recipe.get(name) != fields.get(name)]:
         return f"its recipe has another value of {', '.join(changed)}"

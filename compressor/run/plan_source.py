@@ -41,7 +41,7 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     if recipe.start_plan_file is not None:
         _start_plan(recipe, model)  # one that cannot be used ends the run before maps are computed
     if recipe.plan_file is None:
-        if recipe.learns or (recipe.rows.data and not recipe.engine.chooses):
+        if recipe.learns:
             return None
         rows = "" if recipe.rows.data else "rows to learn from (--data) and "
         learned = "the number of heads to keep (--keep)" if sites else "a budget, e.g. --macs 70%"

@@ -18,6 +18,7 @@ from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
+from compressor.config.sections import EngineConfig
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
@@ -103,14 +104,17 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 
     A custom task is code, and the folder may come from elsewhere: it is not loaded because a report names it.
     """
-    if not run.report.scores or "dense" not in run.graphs:
+    if "dense" not in run.graphs or not any(run.report.recipe.get(name) for name in ("data", "eval_data", "test_data")):
         return None
     task = run.report.recipe.get("task")
     if is_own_task(task):
         _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
         return None
     try:
-        recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch})
+        # The fields of an engine that was built since may contradict those of the run.
+        fields = current_fields(run.report.recipe)
+        kept = {name: fields[name] for name in fields if name not in (*EngineConfig.model_fields, "quantized_share")}
+        recipe = Recipe(**{**kept, "out": scratch})
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
@@ -251,6 +255,9 @@ _OF_THE_ENGINE = (
     NoteCode.ENGINE_CHOSEN,
     NoteCode.LOSS_UNBOUNDED,
     NoteCode.POSITIONS_UNCERTAIN,
+    NoteCode.KERNEL_UNUSED,
+    NoteCode.QUANTIZED_FOR_TARGET,
+    NoteCode.MASKS_LONGER,
 )
 """Codes of notes on an engine and its measurements, which those of another engine replace."""
 
@@ -260,6 +267,8 @@ def _lasting_notes(before: Report, evaluated: EvaluationResult) -> list[Note]:
     outdated = set(_OF_THE_ENGINE)
     if evaluated.embeddings is not None:
         outdated.add(NoteCode.EMBEDDINGS_CHANGED)
+    if any(row.unit == "ms" for row in before.budget):
+        outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
     return [note for note in before.notes if note.code not in outdated]
 
 
@@ -279,8 +288,9 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     runtime = target(name)
     metadata = runtime.metadata_file
     last = metadata if metadata is not None and (built / metadata).is_file() else runtime.engine_file
+    files = sorted(built.iterdir())  # before anything is removed: a run may have replaced the folder
     (out / last).unlink(missing_ok=True)
-    for path in sorted(built.iterdir()):
+    for path in files:
         if path.name != last:
             path.replace(out / path.name)
     reports.write(report, out)

@@ -160,7 +160,8 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
 def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
     """What was requested and what was reached."""
     whole = [constraint.table.cost({}) for constraint in constraints]
-    if all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True)):
+    is_whole = all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True))
+    if is_whole:
         uses = ", ".join(
             f"{cost(most, part.table.unit)} of {quantity(part.budget, part.table.unit)}"
             for part, most in zip(constraints, whole, strict=True)
@@ -176,7 +177,7 @@ def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> I
             f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
         )
         code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
-        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO:
+        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO and not is_whole:
             text += "; another size or the next number of units bounds the plan"
         yield Note(code=code, text=text)
 

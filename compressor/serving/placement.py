@@ -34,12 +34,11 @@ def choose_placement(request: ServeRequest, report: Report, device: Device, *, s
     """
     requested = Placement(request.instances or 1, request.threads)
     rows = report.throughputs if serves_measured and device == "cpu" else ()
-    # Several callers were measured with one thread each.
-    if request.instances is not None or request.threads not in (None, 1) or not rows:
+    if request.instances is not None or request.threads is not None or not rows:
         return requested
     single, several = max(rows, key=_one_caller), max(rows, key=_all_callers)
     if _all_callers(several) <= _one_caller(single):
-        return Placement(1, request.threads, f"one instance: {_rates(single, several)}")
+        return Placement(1, None, f"one instance: {_rates(single, several)}")
     reason = f"one instance for each of {several.callers} cores, with one thread: {_rates(single, several)}"
     return Placement(several.callers, 1, reason)
 

@@ -25,8 +25,8 @@ Walk = tuple[int, float]
 class AStarFindings:
     """The findings of the cells that are finished.
 
-    Random walks end at the largest budget of the current request. Searches of larger budgets, left by an earlier
-    request, have no counterpart and are left out.
+    Random walks end at the largest budget that any request had. Searches of larger budgets have no counterpart and are
+    left out.
 
     Args:
         results: results of the cells.

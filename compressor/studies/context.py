@@ -117,14 +117,14 @@ class StudyContext:
         evaluator.store_in(store, seconds=self.write_seconds)
         return evaluator
 
-    def steps(self, epochs: float | None = None) -> int:
+    def steps(self) -> int:
         """Optimizer steps of a training run: the recipe's, or else the size's."""
-        if epochs is None and self.recipe.selection.steps is not None:
-            return self.recipe.selection.steps
-        passes = epochs or self.recipe.selection.epochs or self.size.epochs
-        steps = int(np.ceil(passes * len(self.data.train) / self.recipe.selection.batch_size))
-        limited = epochs is not None or self.recipe.selection.epochs is not None
-        return steps if limited or self.size.steps is None else min(steps, self.size.steps)
+        selection = self.recipe.selection
+        if selection.steps is not None:
+            return selection.steps
+        steps = int(np.ceil((selection.epochs or self.size.epochs) * len(self.data.train) / selection.batch_size))
+        is_free = selection.epochs is not None or self.size.steps is None
+        return steps if is_free else min(steps, int(self.size.steps or steps))
 
     def map(self, values: Mapping[Head, float]) -> np.ndarray:
         """One number per head as `[sites, heads]`; NaN where a site has fewer heads."""
@@ -156,9 +156,14 @@ def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
 
 
 def limit_rows(data: Data, size: StudySize, seed: int) -> Data:
-    """At most as many rows of each split as the size allows: drawn at random, or the first rows of a text."""
+    """At most as many rows of each split as the size allows: drawn at random, or the first rows of a text.
+
+    Rows that belong together, such as the passages of a query, are all kept.
+    """
 
     def some(rows: Dataset, most: int | None) -> Dataset:
+        if data.task.set_aside_by is not None:
+            return rows
         if data.task.in_order and most is not None and len(rows) > most:
             return rows.select(range(most))
         return drawn(rows, most, seed)

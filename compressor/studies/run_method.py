@@ -73,12 +73,11 @@ def options_of(context: StudyContext, method: str) -> dict[str, Any]:
 def select_heads(
     context: StudyContext,
     method: str,
-    keep: int | str | None,
+    keep: int | str,
     seed: int,
     work: Path,
     on_progress: ProgressCallback,
     *,
-    max_drop: float | None = None,
     steps: int | None = None,
     **options: Any,
 ) -> LearningResult:
@@ -87,11 +86,10 @@ def select_heads(
     Args:
         context: its model is trained, on its rows.
         method: method of selection.
-        keep: number or share of the heads to keep; None where `max_drop` bounds the metric instead.
+        keep: number or share of the heads to keep.
         seed: seed of the run.
         work: working folder of the cell; checkpoints are written below it.
         on_progress: receives the finished and the total number of steps.
-        max_drop: largest drop of the metric that is allowed.
         steps: optimizer steps; the default is `StudyContext.steps`.
         options: options of the method, which override those of the recipe.
 
@@ -102,7 +100,7 @@ def select_heads(
         update={
             "method": method,
             "keep": keep,
-            "max_drop": max_drop,
+            "max_drop": None,
             "options": {**options_of(context, method), **options},
             "steps": context.steps() if steps is None else steps,
             "seed": seed,

@@ -29,7 +29,7 @@ from compressor.run.variant import rehearsal_plan, require_complete, shrink
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.search import Head
 from compressor.studies.base import Result, Study
-from compressor.studies.cell_store import STAMP, Cell
+from compressor.studies.cell_store import STAMP, Cell, read_results
 from compressor.studies.results import Findings
 from compressor.studies.speed_findings import SpeedFindings
 from compressor.targets import Engine, target
@@ -211,9 +211,9 @@ def read_grid(path: Path) -> tuple[dict[str, Any], list[Result]]:
         InputError: the folder holds no readable study.
     """
     try:
-        recipe = json.loads((path / STAMP).read_text(encoding="utf-8"))
-        return recipe, [json.loads(file.read_text(encoding="utf-8")) for file in sorted(path.glob("cells/*.json"))]
-    except (OSError, ValueError) as error:
+        recipe = dict(json.loads((path / STAMP).read_text(encoding="utf-8")))
+        return recipe, [*read_results(path)]
+    except (OSError, ValueError, TypeError, InputError) as error:
         raise InputError(
             f"{path}: not a readable study ({error}); name the folder of a grid study (--grids)",
             code=ErrorCode.FILE_UNREADABLE,

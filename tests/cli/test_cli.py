@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from compressor.cli import explain
 from compressor.cli.console import Console, text_table
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
@@ -296,3 +298,16 @@ def test_a_narrow_terminal_cuts_no_cell(capfd: Cap) -> None:
     table.add_row(cell)
     Console().result(table, None)
     assert "".join(capfd.readouterr().out.split()) == "heading" * 20 + cell
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError(), 3),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 3),
+        (torch.OutOfMemoryError("CUDA out of memory"), 3),
+        (RuntimeError("something else"), 1),
+    ],
+)
+def test_a_lack_of_memory_is_a_fault_of_the_machine(error: Exception, code: int) -> None:
+    assert explain(error)[1] == code

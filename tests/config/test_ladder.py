@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other() -> None:
     assert [recipe.budget.speedup for recipe in speedups] == [2, 4, 8]
     (single,) = rungs(macs="60%")
     assert single.output.out == out
+
+
+def test_a_recipe_is_read_from_a_pipe_once_for_all_rungs() -> None:
+    readable, writable = os.pipe()
+    os.write(writable, b'data = "train.tsv"\nmacs = "90%,80%"\nkeep = "100.0%"\n')
+    os.close(writable)
+    try:
+        recipes = recipes_of("model", f"/dev/fd/{readable}", {})
+    finally:
+        os.close(readable)
+    assert [(recipe.budget.macs, recipe.selection.keep) for recipe in recipes] == [(0.9, "100%"), (0.8, "100%")]
 
 
 @pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])

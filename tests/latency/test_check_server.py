@@ -13,7 +13,9 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, UsageError
 from compressor.latency import CheckPhase, Outcome, Verdict, check
+from compressor.latency.triton_protocols import split_url
 from compressor.results import NoteCode
+from tests.faults import fails_with
 from tests.latency.grpc_server import MODELS, linear, request_for, serving
 from tests.latency.notes import NoteListener
 from tests.latency.timers import EQUAL_TIMES, drawn_times
@@ -43,6 +45,15 @@ def test_a_slower_model_fails(slower: float, outcome: Outcome) -> None:
     assert verdict.outcome is outcome
     assert verdict.slowdown is not None
     assert verdict.slowdown.slowdown == pytest.approx(slower - 1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8001", "grpc://localhost", "http://localhost:0", "grpc://localhost:8001/v2"]
+)
+def test_an_address_has_a_host_and_a_port_and_nothing_else(url: str) -> None:
+    with fails_with(ErrorCode.INVALID_VALUE, UsageError, field="server", value=url):
+        split_url(url)
+    assert split_url("grpc://localhost:8001") == ("grpc", "localhost:8001")
 
 
 Model = Callable[[np.ndarray], np.ndarray]

@@ -97,6 +97,17 @@ def test_progress_counts_pairs_of_rounds() -> None:
     assert progress == [(number + 1, len(pairs)) for number in range(len(pairs))]
 
 
+@pytest.mark.parametrize("milliseconds", [1, 5, 20])
+def test_more_seconds_are_used(milliseconds: int) -> None:
+    clock = FakeClock()
+
+    def call() -> None:
+        clock.now += 1e-3 * milliseconds
+
+    list(alternate_calls(call, call, 60.0, wait=do_not_wait, clock=clock.read))
+    assert clock.now == pytest.approx(60.0, rel=0.1)
+
+
 def test_timing_ends_on_a_machine_that_slows_down() -> None:
     clock, calls = FakeClock(), itertools.count()
 

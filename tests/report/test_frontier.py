@@ -58,6 +58,22 @@ def test_void_speeds_are_not_shown_as_speeds() -> None:
         assert "0 times" not in text
 
 
+def test_rungs_that_were_measured_at_other_sizes_or_not_at_all_have_empty_cells() -> None:
+    """compress build measures a rung again, with other sizes or without rows."""
+    other = rung_of("b", reports.report(speeds=(reports.speed(1, 64, 40.0, 20.0),), scores=()), None)
+    unmeasured = rung_of("c", reports.report(speeds=(), scores=()), None)
+    result = frontier(MILD, other, unmeasured, max_drop=None)
+    headings, rows = frontier_rows(result)
+    cells = [dict(zip(headings, row, strict=True)) for row in rows]
+    (metric,) = (heading for heading in headings if heading.startswith("accuracy"))
+    assert [bool(row[metric]) for row in cells] == [True, False, False]
+    for length, measured in ((128, [True, False, False]), (64, [False, True, False])):
+        (speed,) = (heading for heading in headings if f"length {length} " in heading)
+        assert [bool(row[speed]) for row in cells] == measured
+    assert "<svg" not in render(result)
+    assert "<svg" in render(frontier(MILD, STRICT))
+
+
 def test_without_a_bound_no_rung_is_chosen() -> None:
     result = frontier(*(rung(name, 0.0, 10.0, None) for name in ("macs-50", "macs-25")), max_drop=None)
     assert result.fastest is None

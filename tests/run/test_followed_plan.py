@@ -15,6 +15,8 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
+from compressor.run.load import load_model
+from compressor.run.plan_source import load_plan
 from graph_passes import WEIGHTS, Plan
 from tests import folders
 from tests.faults import fails_with
@@ -34,6 +36,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folders.save(folders.bert(initializer_range=0.5), folder / "model")
     return folder
+
+
+@pytest.mark.parametrize("blocks", [{"drop_blocks": 0}, {"drop_blocks_by_kind": {"bidirectional": 0}}])
+def test_a_run_that_drops_no_blocks_keeps_every_head(blocks: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, steps=None, **blocks)
+    selected = load_plan(recipe, load_model(recipe))
+    assert selected is not None
+    assert not selected.plan.drops_any
+    assert [note.code for note in selected.notes] == [NoteCode.NOTHING_LEARNED]
 
 
 @pytest.fixture(scope="module")

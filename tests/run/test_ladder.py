@@ -14,13 +14,14 @@ from compressor.config import ladder as config_ladder
 from compressor.config.fields import flag_of
 from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, DivergedError, ErrorCode
+from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
 from compressor.report import load
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
 from tests.command import compress
 from tests.docs.pages import ROOT, python_block
+from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import write_inputs
 
@@ -93,6 +94,12 @@ def test_the_page_shows_every_rung(ladder: tuple[Path, Frontier]) -> None:
     assert stored["sentence"] == frontier.sentence
     assert frontier.fastest in frontier.rungs
     assert all(rung.holds for rung in frontier.rungs)
+
+
+def test_a_ladder_does_not_write_into_the_output_of_a_run(ladder: tuple[Path, Frontier]) -> None:
+    out = ladder[0] / "macs-90"
+    with fails_with(ErrorCode.OUTPUT_EXISTS, UsageError, path=out):
+        compress_ladder(rungs(out=str(out)), out)
 
 
 def test_a_finished_rung_is_not_run_again(ladder: tuple[Path, Frontier]) -> None:

@@ -152,6 +152,9 @@ def test_a_budget_that_one_size_exceeds_does_not_keep_everything() -> None:
     (first, *_) = run_notes.budget_notes(constraints, Allocation({"a": 32}, whole, whole))
     assert first.code is NoteCode.BUDGET_ABOVE_DENSE
     assert all(f"{table.whole:g}" in first.text for table in (small, large))
+    loose = [Constraint(table, 1000.0) for table in (small, large)]
+    notes = list(run_notes.budget_notes(loose, Allocation({"a": 32}, whole, whole)))
+    assert not any("bounds the plan" in note.text for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_requested_instances_count_first(instances: int, threads: int | None) ->
 
 @pytest.mark.parametrize(
     ("fields", "device", "serves_measured"),
-    [({}, "gpu", True), ({}, "cpu", False), ({"threads": 3}, "cpu", True)],
+    [({}, "gpu", True), ({}, "cpu", False), ({"threads": 3}, "cpu", True), ({"threads": 1}, "cpu", True)],
 )
 def test_throughput_of_something_else_does_not_count(
     fields: dict[str, Any], device: Any, serves_measured: bool

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 
 from compressor.block_masks import AttentionMaps
 from compressor.config.run import Recipe
@@ -93,6 +94,13 @@ def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
             return data.task.logits(untrained.model(**batch))
 
     assert not np.allclose(answers, statistics(data.task, data.test, without_memory), rtol=1e-4)
+
+
+def test_rows_that_belong_together_are_not_drawn_apart() -> None:
+    rows = Dataset.from_dict({"query": [0, 0, 1], "length": [1, 1, 1]})
+    task = SimpleNamespace(set_aside_by="query", in_order=False)
+    data: Any = SimpleNamespace(task=task, train=rows, eval=rows, test=rows)
+    assert limit_rows(data, replace(SIZES["tiny"], train=2, eval=1, test=2), seed=0) is data
 
 
 def test_rows_that_follow_each_other_are_limited_to_the_first(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         The rows, without those that bound nothing and were not timed; and notes of those that the first engine met and
         the delivered one misses, and of sizes at which the dense engine takes another time than before.
     """
-    timed: dict[tuple[int | None, int | None], Speed] = {(speed.batch, speed.seq): speed for speed in speeds}
+    timed: dict[tuple[int | None, int | None], Speed] = {
+        (speed.batch, speed.seq): speed for speed in speeds if speed.void is None
+    }
     delivered, notes = [], []
     for row in rows:
         speed = timed.get((row.batch, row.seq)) if row.unit == "ms" else None

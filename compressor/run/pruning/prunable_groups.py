@@ -15,7 +15,8 @@ from graph_passes import Refusal
 
 def prunable_types(recipe: Recipe) -> Literal["all", "heads", "neurons"]:
     """The type of the units that a budget may remove, or `all`."""
-    if recipe.prunes_after_heads:
+    keeps_heads = recipe.selection.keep == "100%" and recipe.selection.method != recipe.pruner
+    if recipe.prunes_after_heads or keeps_heads:
         return "neurons"
     only_heads = recipe.selection.method == recipe.pruner and recipe.selection.keep is not None
     return "heads" if only_heads else recipe.budget.prune_units

@@ -11,10 +11,11 @@ from compressor.results import BudgetRow, CostShare
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import SelectedPlan
 from compressor.run.pruning.budget import Allocation, Constraint
-from compressor.run.pruning.budget_rows import budget_rows, cost_shares, predicted_rows
+from compressor.run.pruning.budget_rows import budget_rows, cost_shares, delivered_rows, predicted_rows
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan
 from tests import folders
+from tests.report.reports import speed as speed_of
 
 TABLE = CostTable(
     unit="ms",
@@ -42,6 +43,13 @@ def test_a_row_compares_the_plan_with_its_budget(reached: float, met: bool) -> N
     (row,) = budget_rows([Constraint(TABLE, 5.0)], allocation)
     fields = {"requested": 5.0, "predicted": 5.0, "reached": reached, "dense": 12.0, "met": met}
     assert row == BudgetRow(label="batch 8, length 128", batch=8, seq=128, unit="ms", **fields)
+
+
+def test_a_speed_that_is_void_meets_no_budget() -> None:
+    (row,) = budget_rows([Constraint(TABLE, 5.0)], Allocation(COUNTS, (5.0,), (6.0,)))
+    speed = speed_of(8, 128, 12.0, 4.0)
+    assert delivered_rows([row], [speed])[0][0].met
+    assert delivered_rows([row], [speed.model_copy(update={"void": "other settings"})])[0] == (row,)
 
 
 def test_a_plan_without_a_budget_is_compared_with_its_prediction() -> None:

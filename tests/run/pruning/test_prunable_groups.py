@@ -13,7 +13,7 @@ from torch import nn
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import NoteCode
-from compressor.run.pruning.prunable_groups import prunable_groups
+from compressor.run.pruning.prunable_groups import prunable_groups, prunable_types
 from compressor.units import PrunableGroup, Site
 from graph_passes import Refusal
 from tests import folders
@@ -105,3 +105,22 @@ def test_units_are_kept_by_whole_bundles_and_equally_in_all_parts(
 ) -> None:
     group = PrunableGroup("a", "heads", 8, 4, max(bundle, parts), "a", bundle=bundle, parts=parts)
     assert group.can_keep(kept) is allowed
+
+
+@pytest.mark.parametrize("engine", [{}, {"precision": "int8"}, {"target": "auto", "precision": "auto"}])
+@pytest.mark.parametrize(
+    ("fields", "units"),
+    [
+        ({}, "all"),
+        ({"prune_units": "heads"}, "heads"),
+        ({"keep": "100%"}, "neurons"),
+        ({"keep": "100.0%"}, "neurons"),
+        ({"keep": "50%", "method": "taylor"}, "neurons"),
+        ({"keep": 4, "method": "reconstruct"}, "heads"),
+    ],
+)
+def test_heads_that_are_kept_are_not_removed_under_a_budget(
+    fields: dict[str, Any], units: str, engine: dict[str, str]
+) -> None:
+    budget = {} if fields.get("method") == "reconstruct" else {"speedup": 2}
+    assert prunable_types(Recipe(model="model", data="rows.tsv", **budget, **fields, **engine)) == units
