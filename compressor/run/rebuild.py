@@ -18,7 +18,6 @@ from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
-from compressor.config.sections import EngineConfig
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
@@ -111,15 +110,13 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
         return None
     try:
-        # The fields of an engine that was built since may contradict those of the run.
-        fields = current_fields(run.report.recipe)
-        kept = {name: fields[name] for name in fields if name not in (*EngineConfig.model_fields, "quantized_share")}
-        recipe = Recipe(**{**kept, "out": scratch})
+        # An engine in fp32 that was built since would contradict how the run trained.
+        recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch, "quantized_share": 0.0})
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
-        if _are_rows_of(run, data):
+        if recipe.plan_file is not None or run.report.plan.data in (None, data.train_hash):
             return data
         _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)
         return None
@@ -128,17 +125,12 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         return None
 
 
-def _are_rows_of(run: FinishedRun, data: Data) -> bool:
-    """Whether rows seem to be those of the run: other files may lie at the same paths."""
-    is_trained_on = run.report.plan.data in (None, data.train_hash)
-    return is_trained_on and all(score.rows == len(data.test) for score in run.report.scores)
-
-
 def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
     """Note that the metric was not measured, with that of the run."""
     earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
     runtime = run.report.session.get("runtime", "another runtime")
-    text = f"{reason}, so the metric of this engine was not measured ({runtime} measured {earlier})"
+    text = f"{reason}, so the metric of this engine was not measured"
+    text += f" ({runtime} measured {earlier})" if earlier else ""
     log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
 
 
