@@ -110,8 +110,12 @@ def with_fixed_shapes(graph: Path, length: int) -> Path:
     """A copy of an OpenVINO graph that is loaded for the shapes that are timed."""
     out = graph.with_name("fixed_shapes.xml")
     model = read_model(graph)
-    axes = {name: ["batch", "sequence"] for name in tensor_names(model).inputs}
-    write_model(model, out, {"shapes": [[1, length], [8, length]], "input_axes": axes})
+    names = tensor_names(model)
+    axes = {
+        "input_axes": {name: ["batch", "sequence"] for name in names.inputs},
+        "output_axes": {name: ["batch", "sequence", "width"] for name in names.outputs},
+    }
+    write_model(model, out, {"shapes": [[1, length], [8, length]], **axes})
     return out
 
 
