@@ -171,6 +171,7 @@ def test_masks_stay_as_planned_while_what_they_keep_is_distilled(
     assert {proof.stage for proof in report.proofs} == {proof.stage for proof in finished.report.proofs}
 
 
+@pytest.mark.zoo
 def test_maps_are_delivered_with_a_distilled_model(inputs: Path, tmp_path: Path) -> None:
     compressor.compress(masked_recipe(inputs, tmp_path / "out", distill=True, distill_steps=2))
     assert AttentionMaps.load(tmp_path / "out" / "maps.safetensors").length == 16

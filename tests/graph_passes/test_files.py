@@ -154,7 +154,8 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupt_waits_until_graph_and_weights_are_replaced(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread receives a signal that is blocked in this one."""
+    """Another thread receives a signal that is blocked in this one. A shell ignores interrupts of background jobs."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     finished = threading.Event()
     threading.Thread(target=finished.wait, args=(10,), daemon=True).start()
     replace_pair, replaced = files._replace_pair, []
@@ -168,6 +169,7 @@ def test_an_interrupt_waits_until_graph_and_weights_are_replaced(saved: Path, mo
     monkeypatch.setattr(files, "_replace_pair", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(load(saved), saved)
+    signal.signal(signal.SIGINT, former)
     finished.set()
     assert replaced
 

@@ -59,6 +59,7 @@ def test_masks_are_filled_as_the_pipeline_does(inputs: Path, tmp_path: Path) -> 
         assert np.array([scores[token] for token in range(25)]) == pytest.approx(probabilities, abs=1e-4)
 
 
+@pytest.mark.zoo
 def test_a_model_is_trained_on_the_answers_at_masked_tokens(inputs: Path, tmp_path: Path) -> None:
     fields = {"data": str(inputs / "rows.txt"), "distill": True, "distill_steps": 4}
     learned = learn(learning_recipe(inputs, tmp_path / "out", **fields))

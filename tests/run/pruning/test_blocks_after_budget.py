@@ -26,6 +26,7 @@ def blocks_recipe(inputs: Path, model: Path, out: Path, **fields: Any) -> Recipe
     return learning_recipe(inputs, out, model=model, **{**blocks, **fields})
 
 
+@pytest.mark.zoo
 def test_heads_that_a_budget_left_get_masks(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
     first, _ = pruned
     report = compressor.compress(blocks_recipe(inputs, first, tmp_path / "out"))
