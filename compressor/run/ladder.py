@@ -68,12 +68,7 @@ def compress_ladder(
                 code=ErrorCode.CONTRADICTION,
             )
         )
-    if (out / reports.JSON_NAME).is_file() and (out / _PLAN).is_file():
-        raise UsageError(
-            f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
+    _refuse_output(out)
     listener = listener or NullListener()
     points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
     if recipes[0].output.force and not (out / _FORCED).exists():
@@ -95,6 +90,20 @@ def compress_ladder(
     shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
     return frontier
+
+
+def _refuse_output(out: Path) -> None:
+    """Raise UsageError if a folder is the output of a run: its next run would replace the rungs with it."""
+    if _is_output(out):
+        raise UsageError(
+            f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
+        )
+
+
+def _is_output(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN))
 
 
 def _climb_own(
@@ -214,7 +223,7 @@ def _rung_name(recipe: Recipe, out: Path) -> str:
 def _finished(recipe: Recipe, out: Path, listener: Listener) -> Report | None:
     """The report of a rung that is finished; None if it has to run."""
     folder = recipe.output.out
-    if not all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN)):
+    if not _is_output(folder):
         return None
     if _is_newer(out / _FORCED, folder):
         return None
