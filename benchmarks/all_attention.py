@@ -40,7 +40,7 @@ from compressor.models.shrink_model import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.studies import page
-from compressor.studies.cell_store import Cell, CellStore, write
+from compressor.studies.cell_store import Cell, CellStore
 from compressor.tasks import Data, open_data
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training.checkpoints import Checkpoints
@@ -49,6 +49,7 @@ from compressor.training.schedule import Schedule
 from compressor.training.tokenizers import characters, words
 from compressor.units import find_sites, gated, keep_all
 from graph_passes import Plan
+from graph_passes.files import write_text
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TRAIN, VALID = SHARED / "wikitext2_train.txt.xz", SHARED / "wikitext2_valid.txt.xz"
@@ -224,7 +225,7 @@ def _cut(path: Path, tokens: int | None, level: str, out: Path) -> Path:
                 lines.append(line)
                 left -= len(line.split()) + 1 if level == "word" else len(line)
         short.parent.mkdir(parents=True, exist_ok=True)
-        write(short, "".join(lines))
+        write_text(short, "".join(lines))
     return short
 
 

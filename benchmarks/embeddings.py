@@ -39,13 +39,13 @@ from benchmarks.machine import machine
 from benchmarks.quantization import reference_engine, repeated
 from benchmarks.rivals.tools import ToolError, embed_with_library, library_graph
 from benchmarks.speed import table
-from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS, read_rows, rows_file
 from compressor.measure import paired_interval
 from compressor.results import Report
 from compressor.targets import Engine, target
 from compressor.targets.openvino.session import read_model, tensor_names, write_model
 from compressor.tasks.metrics import spearman
+from graph_passes.files import write_text
 
 SET = "stsb"
 SHARES = (0.75, 0.5, 1 / 3)

@@ -27,7 +27,7 @@ from benchmarks.families_law import Outcome, Row, sweep_family
 from benchmarks.families_page import page_of
 from benchmarks.families_tiny import model_types
 from compressor.silence_libraries import quiet_tools, quiet_transformers
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 _PATIENCE = 10
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def sweep(family: str) -> None:
         row = run_apart(context, family, options.seconds)
-        with atomic_replace(options.work / f"{family}.json") as temporary:
-            temporary.write_text(json.dumps(dataclasses.asdict(row), indent=1))
+        write_text(options.work / f"{family}.json", json.dumps(dataclasses.asdict(row), indent=1))
         print(f"{family}: {row.outcome} {row.reason}".strip(), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -43,7 +43,7 @@ from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.graph import profile
 from graph_passes import load
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 BATCHES, SEQS = (1, 8, 32), (128, 384)
 _COLUMNS = (
@@ -170,8 +170,7 @@ class Benchmark:
             if stored["of"] == key:
                 return Speed.model_validate(stored["speed"])
         speed = self.time(pair, feeds, key["batch"], key["seq"])
-        with atomic_replace(path) as temporary:
-            temporary.write_text(json.dumps({"of": key, "speed": speed.model_dump(mode="json")}))
+        write_text(path, json.dumps({"of": key, "speed": speed.model_dump(mode="json")}))
         return speed
 
     def time(self, pair: tuple[Engine, Engine], feeds: Feeds, batch: int, seq: int) -> Speed:

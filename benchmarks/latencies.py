@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.quantization import starting_model
 from benchmarks.speed import table
-from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
@@ -48,6 +47,7 @@ from compressor.run.variant import build_variant, export_graph, shrink_graph
 from compressor.selection.allocation import Curve
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
+from graph_passes.files import write_text
 
 ENGINES = {"ort": ("ort", "fp32"), "openvino": ("openvino", "int8")}
 SIZES = ((1, 64), (1, 128), (1, 384), (8, 64), (8, 128))

@@ -39,10 +39,10 @@ from compressor.cli.console import Console
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.model_folder import ModelFolder
-from compressor.studies.cell_store import write
 from compressor.studies.grid import difference_text
 from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, statistics
+from graph_passes.files import write_text
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -110,7 +110,7 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
         "peak memory, MiB": " to ".join(f"{peak / 2**20:.0f}" for peak in peaks),
     }
     result = {"settings": settings, "line": line, "answers": answers.tolist()}
-    write(file, json.dumps(result))
+    write_text(file, json.dumps(result))
     return result
 
 

@@ -27,9 +27,9 @@ from benchmarks.embeddings import agreement_columns
 from benchmarks.machine import machine
 from benchmarks.quantization import reference_engine, repeated
 from benchmarks.speed import table
-from benchmarks.stored import write_text
 from benchmarks.text_sets import SHARED
 from compressor.targets import target
+from graph_passes.files import write_text
 
 SHARES = (0.5, 1 / 3)
 MAX_LENGTH = 128

@@ -1,4 +1,4 @@
-"""Files that benchmarks keep between calls: whole ones, for the settings that they were made with."""
+"""The settings that the files which benchmarks keep between calls were made with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graph_passes.files import atomic_replace
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, which an interruption leaves out or as it was."""
-    with atomic_replace(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+from graph_passes.files import write_text
 
 
 def require_settings(folder: Path, **settings: Any) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from benchmarks.stored import write_text
 from compressor.training.precision import MixedPrecision
+from graph_passes.files import write_text
 
 SHARED = Path(__file__).parents[2] / "shared"
 ENCODER = SHARED / "models" / "minilm-sst2"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 from graph_passes.interrupts import interrupts_deferred
 
 QUANTIZED_GRAPH = "model.int8.onnx"
@@ -244,5 +244,4 @@ def read_json(path: Path) -> Any | None:
 
 def write_json(path: Path, content: object) -> None:
     """Write `content` as a JSON file, completely or not at all."""
-    with atomic_replace(path) as temporary:
-        temporary.write_text(json.dumps(content))
+    write_text(path, json.dumps(content))

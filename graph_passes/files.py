@@ -39,6 +39,12 @@ def atomic_replace(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file completely or not at all, in UTF-8 and with the line ends of the text."""
+    with atomic_replace(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read a graph. Its external weights are mapped from their file, not read.
 

@@ -34,8 +34,8 @@ from benchmarks.rivals.measure import score, time_calls
 from benchmarks.rivals.points import points_of
 from benchmarks.rivals.rows import RIVALS, folder_name, make
 from benchmarks.speed import median_and_range, table
-from benchmarks.stored import write_text
 from benchmarks.text_sets import SETS
+from graph_passes.files import write_text
 
 COLUMNS = (
     *("model and engine", "metric", "difference (95%)", "all seeds"),

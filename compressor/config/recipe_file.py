@@ -114,7 +114,7 @@ def read_recipe(path: Path) -> RecipeFile:
         UsageError: the file is missing, is not TOML, or has an unknown key.
     """
     try:
-        content = tomllib.loads(_read_pipe(path) if path.is_fifo() else path.read_text(encoding="utf-8"))
+        content = tomllib.loads(_read_text(path))
     except FileNotFoundError as error:
         raise UsageError(
             f"{path}: no such recipe; name a TOML file (--recipe)", code=ErrorCode.FILE_MISSING, path=path
@@ -211,9 +211,13 @@ def _is_path(name: str, path: Path) -> bool:
     return bool(extra_of(FIELDS[name], "is_path")) or (name in _ROWS and path.exists())
 
 
+def _read_text(path: Path) -> str:
+    return _read_pipe(path, path.stat().st_ino) if path.is_fifo() else path.read_text(encoding="utf-8")
+
+
 @functools.cache
-def _read_pipe(path: Path) -> str:
-    """The content of a pipe, which can be read once, for every reader of the process."""
+def _read_pipe(path: Path, inode: int) -> str:
+    """The content of a pipe, which can be read once, for every reader; another pipe of the path has another inode."""
     return path.read_text(encoding="utf-8")
 
 

@@ -13,18 +13,11 @@ import pydantic
 from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.latency.verdict import Outcome, Verdict
 from compressor.silence_libraries import one_line
-from graph_passes.files import atomic_replace
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) excludes, even when escaped."""
 _CLASS_NAME = "compressor.latency"
 _OUTPUTS, _SLOWDOWN, _TIMING = "outputs", "slowdown", "timing"
-
-
-def write(path: Path, content: str) -> None:
-    """Write a text file atomically."""
-    with atomic_replace(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
 
 
 def junit(verdict: Verdict) -> str:

@@ -12,11 +12,11 @@ import pydantic
 
 from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.errors import ErrorCode, InputError
-from compressor.latency import artifacts
 from compressor.results.rows import renamed_keys
 from compressor.results.times import size_label
 from compressor.targets.base import Feeds
 from compressor.targets.relative_error import as_bytes
+from graph_passes.files import write_text
 
 _FORMAT = "compressor latency baseline 1"
 
@@ -113,7 +113,7 @@ class Baseline(pydantic.BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
-        artifacts.write(path, self.model_dump_json())
+        write_text(path, self.model_dump_json())
 
     @property
     def rounds(self) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from compressor.config.check import CheckArtifacts
 from compressor.errors import ErrorCode, ServerError, SlowdownError
 from compressor.latency import artifacts
 from compressor.latency.verdict import Outcome, Verdict
+from graph_passes.files import write_text
 
 
 def check_and_record(
@@ -35,7 +36,7 @@ def check_and_record(
         verdict = run_check()
     except BaseException as error:
         if files.junit is not None:  # else the report of an earlier check would stand for this one
-            artifacts.write(files.junit, artifacts.junit_of_error(title, error))
+            write_text(files.junit, artifacts.junit_of_error(title, error))
         raise
     on_verdict(verdict)
     _record(files, verdict)
@@ -53,7 +54,7 @@ def check_and_record(
 
 def _record(files: CheckArtifacts, verdict: Verdict) -> None:
     if files.junit is not None:
-        artifacts.write(files.junit, artifacts.junit(verdict))
+        write_text(files.junit, artifacts.junit(verdict))
     if files.history is not None:
         artifacts.append_to_history(files.history, verdict)
     if files.plot is not None and files.history is not None:

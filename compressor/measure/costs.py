@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 
 from compressor.results import CostUnit, size_label
 from compressor.results.budgets import WHOLE_MODEL
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 CLIFF = 1.05
 """Ratio of times from which on a larger number of units that is faster than a smaller one is called a cliff."""
@@ -215,5 +215,4 @@ def save_tables(path: Path, key: Mapping[str, str], tables: Sequence[CostTable])
     """Store tables; the file appears completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = StoredTables(key=dict(key), tables=tuple(tables)).model_dump_json(indent=1)
-    with atomic_replace(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
+    write_text(path, content)

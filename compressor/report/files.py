@@ -9,7 +9,7 @@ import pydantic
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
@@ -51,8 +51,7 @@ def write_page(report: Report, path: Path) -> Path:
     """Write the page of a report to a file, and return its path."""
     from compressor.report.html import render  # matplotlib takes long to import
 
-    with atomic_replace(path) as temporary:
-        temporary.write_text(render(report), encoding="utf-8", newline="\n")
+    write_text(path, render(report))
     return path
 
 

@@ -9,15 +9,14 @@ from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, f
 from compressor.report.frontier_figure import figure
 from compressor.report.templates import environment
 from compressor.workdir import write_json
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 
 def write(frontier: Frontier, folder: Path) -> None:
     """Write `frontier.html` and `frontier.json` into the folder of the rungs."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FRONTIER_JSON, frontier.model_dump(mode="json"))
-    with atomic_replace(folder / FRONTIER_HTML) as temporary:
-        Path(temporary).write_text(render(frontier), encoding="utf-8")
+    write_text(folder / FRONTIER_HTML, render(frontier))
 
 
 def render(frontier: Frontier) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from compressor.config.run import current_fields
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import Listener, ProgressCallback
-from graph_passes.files import atomic_replace
+from graph_passes.files import atomic_replace, write_text
 
 STAMP = "study.json"
 CSV_NAME = "study.csv"
@@ -75,7 +75,7 @@ class CellStore:
         with _locked(self._cells / ".lock"):
             _check_stamp(self.path, self._recipe)  # another process may have been first
             if not (self.path / STAMP).exists():
-                write(self.path / STAMP, json.dumps(self._recipe, indent=1))
+                write_text(self.path / STAMP, json.dumps(self._recipe, indent=1))
 
     def scratch(self, name: str) -> Path:
         """Path of a file or folder that a cell writes for the cells that need it, e.g. weights."""
@@ -119,7 +119,7 @@ class CellStore:
             work.mkdir(exist_ok=True)
             with listener.stage(f"{cell.name} ({number})") as on_progress:
                 results = {"cell": cell.name, "settings": dict(cell.settings), **run_cell(cell, work, on_progress)}
-            write(self._file(cell.name), json.dumps(results))
+            write_text(self._file(cell.name), json.dumps(results))
             shutil.rmtree(work, ignore_errors=True)
             return True
 
@@ -149,12 +149,6 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def _renamed(result: dict[str, Any]) -> dict[str, Any]:
     """Version 0.1 stored a cell's settings as `asked`."""
     return {"settings" if name == "asked" else name: value for name, value in result.items()}
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it."""
-    with atomic_replace(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

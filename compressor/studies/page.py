@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compressor.report.templates import environment
-from compressor.studies.cell_store import CSV_NAME, write, write_csv
+from compressor.studies.cell_store import CSV_NAME, write_csv
 from compressor.studies.results import Findings
 from compressor.studies.svg import file_text, styled
+from graph_passes.files import write_text
 
 PAGE_NAME = "study.html"
 
@@ -36,7 +37,7 @@ def save(
     (folder / "figures").mkdir(exist_ok=True)
     drawn = [(picture, styled(picture.figure)) for picture in findings.pictures]
     for picture, svg in drawn:
-        write(folder / "figures" / f"{picture.name}.svg", file_text(svg))
+        write_text(folder / "figures" / f"{picture.name}.svg", file_text(svg))
     page = (
         environment("studies")
         .get_template("page.html")
@@ -50,4 +51,4 @@ def save(
             facts=facts,
         )
     )
-    write(folder / PAGE_NAME, page)
+    write_text(folder / PAGE_NAME, page)

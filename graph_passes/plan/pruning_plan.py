@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphErrorCode, PlanError
-from graph_passes.files import atomic_replace
+from graph_passes.files import atomic_replace, write_text
 from graph_passes.plan.groups import STRICT, GroupPlan, NeuronPlan, SitePlan
 from graph_passes.plan.plan_file import (
     describe_fault,
@@ -194,8 +194,7 @@ class Plan(BaseModel):
             with atomic_replace(path.with_suffix(".safetensors")) as temporary:
                 temporary.write_bytes(safetensors.numpy.save(tensors))
         text = with_short_lists(json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)) + "\n"
-        with atomic_replace(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

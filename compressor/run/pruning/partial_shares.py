@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 Share = tuple[float, float]
 """Time of a plan as a share of the whole model's, and its standard error."""
@@ -48,8 +48,7 @@ class PartialShares:
         """Replace the file; where it cannot be written, an interrupted measurement begins again."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_replace(self.path) as temporary:
-                temporary.write_text(_Stored(key=self.key, shares=tuple(shares)).model_dump_json(), encoding="utf-8")
+            write_text(self.path, _Stored(key=self.key, shares=tuple(shares)).model_dump_json())
 
     def remove(self) -> None:
         """Remove the file, when the table is complete."""

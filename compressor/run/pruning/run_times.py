@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from compressor.measure.costs import CostTable
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.cost_tables import CostSource
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 
 class PlanTimes(BaseModel):
@@ -91,5 +91,4 @@ class RunTimes:
         return measured if measured.key == self.costs.key() else None
 
     def _write(self, measured: MeasuredTimes) -> None:
-        with atomic_replace(self.path) as temporary:
-            temporary.write_text(measured.model_dump_json(indent=1), encoding="utf-8")
+        write_text(self.path, measured.model_dump_json(indent=1))

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from compressor.run.pruning.metric_trials import ResampledScore
-from graph_passes.files import atomic_replace
+from graph_passes.files import write_text
 
 
 class _PlanScore(BaseModel):
@@ -56,8 +56,7 @@ class TrialScores:
         """Add the score of a plan."""
         fields = {"metric": score.metric, "draws": tuple(score.draws.tolist()), "divergence": score.divergence}
         plans = (*self._load().plans, _PlanScore(counts=dict(counts), **fields))
-        with atomic_replace(self.path) as temporary:
-            temporary.write_text(_Stored(key=self.key, plans=plans).model_dump_json(), encoding="utf-8")
+        write_text(self.path, _Stored(key=self.key, plans=plans).model_dump_json())
 
     def _load(self) -> _Stored:
         """The content of the file; without plans if there is none, or if it is damaged or has another key."""
