@@ -16,3 +16,4 @@ def test_many_rows_may_have_more_tokens_and_few_rows_no_fewer() -> None:
     tokens = [BudgetConfig(prune_rows=rows).prune_tokens for rows in (8, 512, 2048, 4096, 8192)]
     assert tokens[0] == tokens[1] == tokens[2] == 64 * 2048
     assert tokens[3:] == [64 * 4096, 64 * 8192]
+    assert BudgetConfig(prune_rows=4096).loss_tokens == 32 * 4096

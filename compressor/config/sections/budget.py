@@ -114,6 +114,11 @@ class BudgetConfig(Config):
         return max(_FEWEST_TOKENS, _TOKENS_OF_ROW * self.prune_rows)
 
     @property
+    def loss_tokens(self) -> int:
+        """Maximum number of tokens of the rows on which losses are measured: half of those that units are chosen by."""
+        return self.prune_tokens // 2
+
+    @property
     def is_set(self) -> bool:
         """Whether any budget is set."""
         return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))

@@ -46,7 +46,7 @@ from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-STATISTICS_VERSION = 5
+STATISTICS_VERSION = 6
 """Version of the statistics and losses; those of another version are not read."""
 
 
@@ -207,13 +207,14 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
             field="data",
         )
     shuffled = np.random.default_rng(recipe.selection.seed).permutation(len(rows))
-    measured = {rows[index] for index in shuffled[:held_out]}
-    chosen = [row for row in rows if row not in measured][: recipe.budget.prune_rows]
+    measured = [rows[index] for index in shuffled[:held_out]]
+    remaining = np.sort(shuffled[held_out:])
+    chosen = [rows[index] for index in remaining][: recipe.budget.prune_rows]
     inputs = PruningInputs(
         model=run.model.folder.model,
         groups=groups,
         statistics=calibration_batches(data, within_tokens(data, chosen, recipe.budget.prune_tokens)),
-        held_out=calibration_batches(data, sorted(measured)),
+        held_out=calibration_batches(data, sorted(within_tokens(data, measured, recipe.budget.loss_tokens))),
         outputs=data.task.loss_outputs,
         seed=recipe.selection.seed,
         store=statistics_folder(run, groups),
