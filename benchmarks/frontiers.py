@@ -36,7 +36,8 @@ def run_ladder(name: str, engine: str, seed: int, folder: Path, args: argparse.N
     """The folder of a ladder, whose unfinished rungs are run, and the names of its rungs."""
     length, values = SETS[name].max_length, args.values or SIZES[args.size][0]
     runtime, precision = ENGINES[engine]
-    out = folder / "frontiers" / f"{engine}-{args.budget}-{args.steps}-seed{seed}"
+    steps = f"{args.steps}" if args.batch_size == 32 else f"{args.steps}x{args.batch_size}"
+    out = folder / "frontiers" / f"{engine}-{args.budget}-{steps}-seed{seed}"
     flags: dict[str, Any] = {
         "data": str(rows_file(name, folder)),
         "max_length": length,
@@ -51,6 +52,7 @@ def run_ladder(name: str, engine: str, seed: int, folder: Path, args: argparse.N
         args.budget: list(values),
         "distill": True,
         "distill_steps": args.steps,
+        "batch_size": args.batch_size,
         "out": str(out),
     }
     fields = {field: value for field, value in flags.items() if value is not None}
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--budget", choices=["macs", "speedup"], default="macs", help="what the rungs bound")
     parser.add_argument("--values", nargs="+", help="bounds of the rungs, in place of the size's: 50%% 25%%")
     parser.add_argument("--steps", type=int, default=2000, help="steps of the distillation of a rung")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of a step")
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["openvino"])
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
