@@ -14,7 +14,7 @@ from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
-from compressor.targets.relative_error import relative_error
+from compressor.targets.relative_error import has_value_per_position, relative_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,6 +240,11 @@ def _prove(
     expected = list(expected)
     # Rounding in 8 bits shifts outputs as much in a batch whose outputs are all close to zero as in others.
     scales = _magnitudes(expected) if stage is ProofStage.BUILD_INT8 else {}
+    feeds = [case.feeds for case in cases]
+    per_position = {
+        name: has_value_per_position([batch[name] for batch in expected if name in batch], feeds)
+        for name in expected[0]
+    }
     for case, references in zip(cases, expected, strict=True):
         outputs = run(case.feeds)
         # A model may return more tensors than its graph has outputs.
@@ -249,7 +254,13 @@ def _prove(
         for name, output in outputs.items():
             if name not in references:
                 _mismatch(stage, variant, f"unexpected output {name}, expected {', '.join(references)}; export again")
-            error = relative_error(references[name], output, case.feeds, scale=scales.get(name))
+            error = relative_error(
+                references[name],
+                output,
+                case.feeds,
+                scale=scales.get(name),
+                value_per_position=per_position.get(name, False),
+            )
             errors[name] = max(errors.get(name, 0.0), error)
     return Proof(
         stage=stage,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from compressor.targets.base import Feeds
@@ -15,18 +17,26 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 _encode = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, otypes=[np.object_])
 
 
-def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds, *, scale: float | None = None) -> float:
+def relative_error(
+    reference: np.ndarray,
+    output: np.ndarray,
+    feeds: Feeds,
+    *,
+    scale: float | None = None,
+    value_per_position: bool = False,
+) -> float:
     """`max |reference - output| / max |reference|` over the positions that are not padding.
 
     Nothing uses the outputs at padded positions, and kernels disagree on the softmax of a query without any key. An
-    output has positions where its first two axes are those of a mask `[batch, length]`: the decoder's mask where the
-    graph has a decoder, else the encoder's.
+    output of three or more axes has positions where its first two are those of a mask `[batch, length]`: the decoder's
+    mask where the graph has a decoder, else the encoder's.
 
     Args:
         reference: the expected output.
         output: the output to compare.
         feeds: the inputs that both were computed from.
         scale: what the difference is divided by; None: the largest magnitude of the reference.
+        value_per_position: whether an output of two axes has positions too; see `has_value_per_position`.
 
     Returns:
         The error; infinite where shapes differ, either array holds NaN, an infinity has no equal in the other array, or
@@ -34,7 +44,7 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds, *, s
     """
     if reference.shape != output.shape:
         return float("inf")
-    valid = _valid_positions(reference, feeds)
+    valid = _valid_positions(reference, feeds, value_per_position)
     if np.object_ in (reference.dtype, output.dtype):
         return 0.0 if np.array_equal(*(as_bytes(array)[valid] for array in (reference, output))) else float("inf")
     a, b = (array.astype(np.float64)[valid] for array in (reference, output))
@@ -49,6 +59,20 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds, *, s
     return largest / scale if scale else float("inf")
 
 
+def has_value_per_position(outputs: Sequence[np.ndarray], batches: Sequence[Feeds]) -> bool:
+    """Whether an output `[batch, n]` holds a value for each position, as logits of the starts of answers do.
+
+    A single batch cannot tell where n happens to be its length: the output has to follow the lengths of all batches.
+
+    Args:
+        outputs: the output for every batch.
+        batches: the inputs that they were computed from.
+    """
+    masks = [_mask(feeds) for feeds in batches]
+    shapes = [None if mask is None else mask.shape for mask in masks]
+    return [output.shape for output in outputs] == shapes and len({shape[1] for shape in shapes if shape}) > 1
+
+
 def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
     """Whether an output has no NaN, and not infinities alone, over the positions that are not padding.
 
@@ -60,14 +84,20 @@ def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
     """
     if not np.issubdtype(output.dtype, np.inexact):
         return True
-    values = output[_valid_positions(output, feeds)]
+    values = output[_valid_positions(output, feeds, value_per_position=False)]
     return not np.isnan(values).any() and (not values.size or bool(np.isfinite(values).any()))
 
 
-def _valid_positions(output: np.ndarray, feeds: Feeds) -> np.ndarray:
+def _valid_positions(output: np.ndarray, feeds: Feeds, value_per_position: bool) -> np.ndarray:
     """An index of the positions to compare: booleans `[batch, length]`, or of the output's shape without positions."""
-    decodes = any(name.startswith("decoder_") for name in feeds)
-    mask = feeds.get("decoder_attention_mask" if decodes else "attention_mask")
-    if mask is None or mask.ndim != 2 or output.shape[:2] != mask.shape or output.ndim < 3:
+    mask = _mask(feeds)
+    if mask is None or output.shape[:2] != mask.shape or (output.ndim < 3 and not value_per_position):
         return np.ones(output.shape, bool)
     return mask != 0
+
+
+def _mask(feeds: Feeds) -> np.ndarray | None:
+    """The mask `[batch, length]` of the positions that outputs are computed at, if the inputs have one."""
+    decodes = any(name.startswith("decoder_") for name in feeds)
+    mask = feeds.get("decoder_attention_mask" if decodes else "attention_mask")
+    return None if mask is None or mask.ndim != 2 else mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.targets.relative_error import as_bytes, relative_error
+from compressor.targets.relative_error import as_bytes, has_value_per_position, relative_error
 
 NAN, INF = float("nan"), float("inf")
 
@@ -59,3 +59,15 @@ def test_class_outputs_have_no_positions_even_with_the_shape_of_a_mask() -> None
     mask = np.array([[1, 1], [1, 0]])
     reference, output = np.ones((2, 2)), np.array([[1, 1], [1, NAN]])
     assert relative_error(reference, output, {"attention_mask": mask}) == INF
+
+
+def test_a_value_for_each_position_follows_the_lengths_of_all_batches() -> None:
+    masks = [np.array([[1, 1], [1, 0]]), np.array([[1, 1, 1]])]
+    batches = [{"attention_mask": mask} for mask in masks]
+    spans, classes = [mask.astype(float) for mask in masks], [np.ones((2, 2)), np.ones((1, 2))]
+    assert has_value_per_position(spans, batches)
+    assert not has_value_per_position(classes, batches)
+    assert not has_value_per_position(spans[:1], batches[:1])
+    assert not has_value_per_position(spans, [{}, {}])
+    padded = np.array([[1, 1], [1, NAN]])
+    assert relative_error(np.ones((2, 2)), padded, batches[0], value_per_position=True) == 0
