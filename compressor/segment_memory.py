@@ -28,8 +28,14 @@ def ordered_memories(inputs: Mapping[str, T]) -> list[T]:
     """The memories among named inputs, in the order of the layers; other inputs are ignored.
 
     Raises:
-        InputError: the memory of a layer is missing.
+        InputError: the memory of a layer is missing, or an input is called `memory`.
     """
+    if "memory" in inputs:
+        raise InputError(
+            "memory: unknown; pass the memories of all layers as `memories`, or one by one as memory_0, memory_1, ...",
+            code=ErrorCode.UNKNOWN_NAME,
+            tensor="memory",
+        )
     names = memory_names(sum(name.startswith("memory_") for name in inputs))
     for name in names:
         if name not in inputs:

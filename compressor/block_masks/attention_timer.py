@@ -28,6 +28,7 @@ from compressor.config.run import Recipe
 from compressor.measure.timing import wait_until_idle
 from compressor.targets.base import Feeds
 from compressor.targets.onnxruntime import ort_session
+from compressor.units.find import evaluating
 from compressor.units.hook import Call, intercepted
 from graph_passes import BlockMask, SitePlan, save
 
@@ -69,13 +70,8 @@ def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) 
         extras[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
         return call.run()
 
-    was_training = model.training
-    try:
-        model.eval()
-        with torch.no_grad(), intercepted(model, on_call, None):
-            model(**inputs)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad(), intercepted(model, on_call, None):
+        model(**inputs)
     return extras
 
 

@@ -26,6 +26,7 @@ from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams, assign_streams, reader
 from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
+from compressor.units.find import evaluating
 from compressor.units.hook import Call
 from compressor.units.projections import require_interface
 from graph_passes import Plan
@@ -65,18 +66,14 @@ def collect_attention_maps(
     """
     require_interface(model, sites, "block masks")
     sums = _MapSums(model, sites, length)
-    was_training = model.training
-    try:
-        model.eval()
-        with (
-            torch.no_grad(),
-            gated(model, plan, attention="eager"),
-            hooked(model, lambda name, out: out, attention="eager", on_weights=sums.add),
-        ):
-            for finished, total in _run(model, data, sums, batch_size, rows, seed):
-                on_progress(finished, total)
-    finally:
-        model.train(was_training)
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        gated(model, plan, attention="eager"),
+        hooked(model, lambda name, out: out, attention="eager", on_weights=sums.add),
+    ):
+        for finished, total in _run(model, data, sums, batch_size, rows, seed):
+            on_progress(finished, total)
     maps, counts, hidden = sums.averages()
     for name, count in counts.items():
         if not count.any():

@@ -37,6 +37,6 @@ def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kin
 def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
     """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
     if isinstance(data.task, Streams):
-        return max(1, *(length - 1 for length in data.train["length"]))
+        return max(1, *(length - 1 for length in data.train["length"][:]))
     limit, maximum = token_limit(model), recipe.rows.max_length
     return maximum if limit is None else min(maximum, limit)

@@ -29,6 +29,7 @@ from compressor.config.recipe_fields import (
 )
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import BudgetConfig, DistillationConfig
+from compressor.errors import ErrorCode, UsageError
 
 __all__ = [
     "BUDGETS",
@@ -69,6 +70,12 @@ class Recipe(RecipeSections):
     """
 
     def __init__(self, name_of: Callable[[str], str] = flag_of, /, **fields: Any) -> None:
+        if not callable(name_of):
+            raise UsageError(
+                f"{name_of!r}: fields of a recipe are given by name; use Recipe(model=...)",
+                code=ErrorCode.INVALID_VALUE,
+                value=name_of,
+            )
         try:
             super().__init__(**fields)
         except pydantic.ValidationError as error:
@@ -97,9 +104,19 @@ class Recipe(RecipeSections):
         return self
 
     def updated(self, **fields: Any) -> Recipe:
-        """A copy with other values for some fields, which are not validated."""
+        """A copy with other values for some fields, which are not validated.
+
+        Raises:
+            UsageError: a recipe has no such field.
+        """
         sections: dict[str, Any] = {}
         for name, value in fields.items():
+            if name not in SECTION_OF:
+                raise UsageError(
+                    f"{name}: a recipe has no such field; see docs/recipe.md",
+                    code=ErrorCode.UNKNOWN_NAME,
+                    field=name,
+                )
             sections.setdefault(SECTION_OF[name], {})[name] = value
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)

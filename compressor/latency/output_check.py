@@ -14,7 +14,7 @@ from compressor.latency.local_engine import LocalEngine, library_errors
 from compressor.latency.verdict import OutputAgreement
 from compressor.targets.array_file import read_arrays
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import has_value_per_position, relative_error
 from compressor.targets.tensor_specs import input_specs
 from graph_passes import load
@@ -251,6 +251,6 @@ def _run_graph(path: Path) -> _Source:
             field="expect",
         )
     with library_errors(path):
-        session = open_session(path, {**session_settings("cpu", None), "graph_optimization": "none"})
+        run = unoptimized_runner(path)
         inputs = input_specs(load(path), path)
-    return lambda number, feeds: run_session(session, cast_inputs(feeds, inputs))
+    return lambda number, feeds: run(cast_inputs(feeds, inputs))

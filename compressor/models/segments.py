@@ -153,7 +153,7 @@ class SegmentModel(SegmentPreTrainedModel):
             assert input_ids is not None
             inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
         named_memories = ordered_memories(named)
-        memories = memories or named_memories
+        memories = named_memories if memories is None or not len(memories) else list(memories)
         states = self.dropout(inputs_embeds)
         if not torch.compiler.is_compiling():
             self.config.limits.check(states.shape[0], states.shape[1], [memory.shape for memory in memories or ()])
@@ -212,7 +212,8 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
             InputError: see `SegmentModel.forward`.
         """
         named_memories = ordered_memories(kwargs)
-        outputs = self.model(input_ids, attention_mask, memories or named_memories, inputs_embeds)
+        memories = named_memories if memories is None else memories
+        outputs = self.model(input_ids, attention_mask, memories, inputs_embeds)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None or shift_labels is not None:

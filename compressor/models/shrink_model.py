@@ -28,8 +28,16 @@ def pruned(model: Model, plan: Plan) -> Model:
         plan: one entry for each attention site of the model.
 
     Raises:
-        InputError: the plan belongs to another model, or masks blocks of attention maps.
+        InputError: the plan belongs to another model, masks blocks of attention maps, or drops or scales neurons.
     """
+    neurons = [group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units]
+    if neurons:
+        raise InputError(
+            f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads",
+            code=ErrorCode.INVALID_VALUE,
+            field="plan",
+            sites=tuple(neurons),
+        )
     if plan.masks:
         raise InputError(
             f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
@@ -64,6 +72,9 @@ def pruned(model: Model, plan: Plan) -> Model:
         smaller = type(model)(config)
     smaller.load_state_dict(state, assign=True)
     smaller.tie_weights()
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(trained.get(name, True))
     return smaller.train(model.training)
 
 

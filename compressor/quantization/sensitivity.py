@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ def rank_products(
         on_progress: called with (products tried, products).
     """
     names = [node.name or "" for node in quantized_products(load(quantized))]
-    run = _run(float_graph)
+    run = ort_session.unoptimized_runner(float_graph)
     expected = [run(feeds) for feeds in rows]
     distances = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ def rank_products(
             model = ReturnToFloats({name})(load(quantized)).model
             path = Path(folder) / "graph.onnx"
             save(model, path)
-            run = _run(path)
+            run = ort_session.unoptimized_runner(path)
             distances[name] = _distance(expected, [run(feeds) for feeds in rows])
             if on_progress is not None:
                 on_progress(number + 1, len(names))
@@ -56,13 +56,9 @@ def output_distance(quantized: Path, float_graph: Path, rows: Sequence[Feeds]) -
         float_graph: the graph that it was made from.
         rows: batches of inputs.
     """
-    (expected, outputs) = ([run(feeds) for feeds in rows] for run in map(_run, (float_graph, quantized)))
+    runs = map(ort_session.unoptimized_runner, (float_graph, quantized))
+    expected, outputs = ([run(feeds) for feeds in rows] for run in runs)
     return _distance(expected, outputs)
-
-
-def _run(path: Path) -> Callable[[Feeds], dict[str, np.ndarray]]:
-    settings = {**ort_session.session_settings("cpu", None), "graph_optimization": "none"}
-    return ort_session.runner(path, settings)
 
 
 def _distance(expected: Outputs, outputs: Outputs) -> float:

@@ -5,7 +5,7 @@ from compressor.results.budgets import BudgetRow, CostShare, CostUnit
 from compressor.results.certificates import CertificateScope, CertifiedLoss
 from compressor.results.embeddings import EmbeddingAgreement
 from compressor.results.engines import BuiltLayer, Candidate, EngineBuild, EngineFacts, QuantizedProducts
-from compressor.results.metrics import CurvePoint, MetricUnit, Score, is_within
+from compressor.results.metrics import CurvePoint, MetricUnit, Score, is_within, loss_of
 from compressor.results.notes import AnyNote, Note, NoteCode
 from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
 from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks, TaskCode
@@ -45,5 +45,6 @@ __all__ = [
     "Throughput",
     "VariantName",
     "is_within",
+    "loss_of",
     "size_label",
 ]

@@ -42,6 +42,11 @@ def is_within(loss: float, allowed: float) -> bool:
     return loss <= allowed + _ROUNDING
 
 
+def loss_of(difference: float, *, higher_is_better: bool) -> float:
+    """What a metric loses by a difference, compressed minus dense; negative if it gains."""
+    return -difference if higher_is_better else difference
+
+
 class Score(Row):
     """The task's metric on the dense and the compressed engine, with a paired bootstrap interval of the difference.
 

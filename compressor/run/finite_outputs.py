@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
@@ -51,19 +53,14 @@ def first_not_finite(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> st
     """
     paths: list[str] = []
 
-    def observe(path: str, result: Any) -> None:
+    def observe(path: str, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         tensors = get_leaf_tensors(result).values()
         if not paths and any(not torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
             paths.append(path)
 
-    hooks = [
-        module.register_forward_hook(lambda module, args, result, path=path: observe(path, result))
-        for path, module in model.named_modules()
-        if path
-    ]
-    try:
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            if path:
+                undo.enter_context(module.register_forward_hook(partial(observe, path)))
         model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return paths[0] if paths else None

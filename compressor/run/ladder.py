@@ -55,7 +55,7 @@ def compress_ladder(
         The rungs with their metrics and speeds, and the fastest of them that is within `max_drop`.
 
     Raises:
-        UsageError: there are several processes, or `out` is the output of a run.
+        UsageError: there are several processes, `out` is the output of a run, or there are no rungs or rungs elsewhere.
         InputError: the file of `compare_points` is missing or has a bad field; nothing has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
@@ -68,7 +68,9 @@ def compress_ladder(
                 code=ErrorCode.CONTRADICTION,
             )
         )
+    out = Path(out)
     _refuse_output(out)
+    _require_rungs_inside(recipes, out)
     listener = listener or NullListener()
     points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
     if recipes[0].output.force and not (out / _FORCED).exists():
@@ -99,6 +101,19 @@ def _refuse_output(out: Path) -> None:
             f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",
             code=ErrorCode.OUTPUT_EXISTS,
             path=out,
+        )
+
+
+def _require_rungs_inside(recipes: Sequence[Recipe], out: Path) -> None:
+    """Raise UsageError unless there are rungs, whose folders all lie inside that of the page."""
+    outside = [recipe.output.out for recipe in recipes if not recipe.output.out.is_relative_to(out)]
+    if outside or not recipes:
+        reason = f"{outside[0]}: a rung outside {out}" if outside else "a ladder without rungs"
+        raise UsageError(
+            f"{reason}; give recipes that write to folders inside that of the page, see recipes_of",
+            code=ErrorCode.INVALID_VALUE,
+            field="out",
+            value=outside[0] if outside else None,
         )
 
 

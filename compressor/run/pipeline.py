@@ -51,6 +51,10 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
         GraphPassError: a plan or a graph cannot be used.
     """
+    if not isinstance(recipe, Recipe):
+        raise UsageError(
+            f"{recipe!r}: no recipe; use compress(Recipe(model=...))", code=ErrorCode.INVALID_VALUE, value=recipe
+        )
     state = process_state()
     searches = recipe.selection.searches and recipe.selects_heads
     if state.num_processes > 1 and searches and recipe.plan_file is None:

@@ -21,6 +21,7 @@ from compressor.results import (
     Speed,
     Throughput,
     VariantName,
+    loss_of,
 )
 from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds
@@ -231,7 +232,7 @@ class ChosenEngine:
         """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""
         row = next((row for row in self.candidates if row.chosen), None)
         difference = 0.0 if row is None else row.difference or 0.0
-        return -difference if task.higher_is_better else difference
+        return loss_of(difference, higher_is_better=task.higher_is_better)
 
 
 @dataclass(frozen=True)

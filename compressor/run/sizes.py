@@ -113,5 +113,5 @@ def _mask_reach(recipe: Recipe, folder: ModelFolder, data: Data | None, followed
 
 
 def _longest(data: Data) -> int:
-    splits: Sequence[Iterable[int]] = [rows["length"] for rows in (data.train, data.eval, data.test)]
+    splits: Sequence[Iterable[int]] = [rows["length"][:] for rows in (data.train, data.eval, data.test)]
     return max(length for lengths in splits for length in (0, *lengths))

@@ -214,11 +214,9 @@ def require(proof: Proof) -> Proof:
 
 
 def _run_of(path: Path) -> Run:
-    from compressor.targets.onnxruntime import ort_session
+    from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
-    options = {**ort_session.session_settings("cpu", None), "graph_optimization": "none"}
-    session = ort_session.open_session(path, options)
-    return lambda feeds: ort_session.run_session(session, feeds)
+    return unoptimized_runner(path)
 
 
 def _outputs(path: Path, cases: Sequence[Case]) -> list[Outputs]:

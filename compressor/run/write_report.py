@@ -28,6 +28,7 @@ from compressor.results import (
     SiteBlocks,
     TaskCode,
     is_within,
+    loss_of,
 )
 from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
@@ -196,8 +197,8 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
     """Whether the metric fell by no more than `max_drop`, in the metric's own unit; None: it is not checked."""
     if max_drop is None:
         return DropStatus.NOT_CHECKED
-    worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
-    return DropStatus.PASSED if all(is_within(drop, max_drop) for drop in worse) else DropStatus.FAILED
+    losses = [loss_of(score.difference, higher_is_better=score.higher_is_better) for score in scores]
+    return DropStatus.PASSED if all(is_within(loss, max_drop) for loss in losses) else DropStatus.FAILED
 
 
 def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:

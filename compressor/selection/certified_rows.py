@@ -74,6 +74,6 @@ def _digests(rows: Dataset) -> np.ndarray:
     """A number for the tokens of each row, uint64 `[rows]`."""
     digests = [
         int.from_bytes(hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8], "little")
-        for ids in (rows["input_ids"] if len(rows) else ())
+        for ids in (rows["input_ids"][:] if len(rows) else ())
     ]
     return np.array(digests, dtype=np.uint64)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 from compressor.units import Site, hooked
+from compressor.units.find import evaluating
 from compressor.units.head_outputs import spread_over_rows
 
 _IGNORED = -100
@@ -39,29 +40,24 @@ def sensitivity(
     """
     total = torch.zeros(mask.shape, dtype=torch.float64)
     examples = 0
-    was_training = model.training
-    model.eval()
     gates: dict[str, Tensor] = {}
     is_shifted = _shifts_labels(model)
 
     def apply(name: str, out: Tensor) -> Tensor:
         return out * spread_over_rows(gates[name], len(out)).to(out.dtype)
 
-    try:
-        with hooked(model, apply, sites=sites):
-            for batch in batches:
-                inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
-                rows = len(next(iter(inputs.values())))
-                gate = mask.to(model.device, torch.float32).repeat(rows, 1).requires_grad_()
-                parts = torch.split(gate, [site.heads for site in sites], dim=1)
-                gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
-                loss = model(**inputs).loss
-                (gradient,) = torch.autograd.grad(loss, gate)
-                factor = _loss_factor(inputs["labels"], rows, is_shifted=is_shifted) if "labels" in inputs else rows
-                total += (gradient.abs() * factor).double().sum(0).cpu()
-                examples += rows
-    finally:
-        model.train(was_training)
+    with evaluating(model), hooked(model, apply, sites=sites):
+        for batch in batches:
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            rows = len(next(iter(inputs.values())))
+            gate = mask.to(model.device, torch.float32).repeat(rows, 1).requires_grad_()
+            parts = torch.split(gate, [site.heads for site in sites], dim=1)
+            gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
+            loss = model(**inputs).loss
+            (gradient,) = torch.autograd.grad(loss, gate)
+            factor = _loss_factor(inputs["labels"], rows, is_shifted=is_shifted) if "labels" in inputs else rows
+            total += (gradient.abs() * factor).double().sum(0).cpu()
+            examples += rows
     return torch.where(mask, total / max(examples, 1), 0.0)
 
 

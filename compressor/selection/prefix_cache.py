@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from compressor.training.precision import MixedPrecision
 from compressor.units import Site
-from compressor.units.find import unread_sites
+from compressor.units.find import evaluating, unread_sites
 from compressor.units.head_outputs import spread_over_rows
 from compressor.units.hook import Call, intercepted
 from compressor.units.layers import outermost_layers, routed_forwards
@@ -114,20 +114,16 @@ class PartialForward:
             return out * spread_over_rows(gate_of[site], len(out)).to(out.device, out.dtype)
 
         inputs = {name: _repeat(value, len(gates), rows) for name, value in batch.items()}
-        was_training = self._model.training
-        self._model.eval()
-        try:
-            autocast = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._is_half)
-            with (
-                torch.no_grad(),
-                autocast,
-                routed_forwards(self._layers, calls.layer),
-                intercepted(self._model, on_call, None),
-                hooked_projections(self._model, self._sites, on_projection),
-            ):
-                return self._model(**inputs, **self._fixed_inputs)
-        finally:
-            self._model.train(was_training)
+        autocast = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._is_half)
+        with (
+            evaluating(self._model),
+            torch.no_grad(),
+            autocast,
+            routed_forwards(self._layers, calls.layer),
+            intercepted(self._model, on_call, None),
+            hooked_projections(self._model, self._sites, on_projection),
+        ):
+            return self._model(**inputs, **self._fixed_inputs)
 
 
 class _CachedCalls:

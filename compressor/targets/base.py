@@ -155,12 +155,21 @@ class Target(ABC):
         """What this machine lacks that a deployment machine has, in a few words; None: nothing."""
         return None
 
-    def check_request(self, *, provider: Provider | None = None, kernel: Path | None = None) -> None:
+    def check_request(
+        self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
+    ) -> None:
         """Raise where requested options contradict the target, on any machine.
 
         Raises:
-            UsageError: the target runs on no such provider, or cannot use a kernel.
+            UsageError: the precision is unknown, the target runs on no such provider, or cannot use a kernel.
         """
+        if precision not in TOLERANCE:
+            raise UsageError(
+                f"precision {precision!r}: unknown; use {', '.join(TOLERANCE)}",
+                code=ErrorCode.UNKNOWN_NAME,
+                field="precision",
+                value=precision,
+            )
         if provider is not None and provider not in self.providers:
             raise UsageError(
                 f"--provider {provider}: {self.title} runs on {' or '.join(self.providers)} only; omit --provider, or"

@@ -192,7 +192,7 @@ class Task(ABC):
 
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
         """Number of rows that the model reads for encoded examples, and of their tokens."""
-        return len(rows), sum(rows["length"])
+        return len(rows), sum(rows["length"][:])
 
     def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Outputs of an engine with those that the task scores, which may be computed from others.
@@ -245,7 +245,7 @@ class Task(ABC):
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """The most rows that the model reads for one of these encoded examples, and the most tokens of such a row."""
-        return 1, max(examples["length"], default=1)
+        return 1, max(examples["length"][:], default=1)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """Why the metric is not defined on the encoded rows of a split, in a few words; None: it is defined."""

@@ -73,7 +73,7 @@ class CausalLM(Task):
             InputError: the column of text is missing, or no token can be predicted in the text.
         """
         (name,) = self.text_columns.find(rows, self._columns, source)
-        texts = list(rows[name])
+        texts = rows[name][:]
         ids = self.token_stream(texts, lines=rows.info.builder_name == PLAIN_TEXT)
         self._check_vocabulary(texts, ids, source)
         starts, ends = self._segment_bounds(len(ids))

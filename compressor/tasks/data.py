@@ -211,7 +211,7 @@ def training_texts(request: RowsConfig) -> list[str]:
     train = splits["train"]
     with train.origin.located():
         (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
-    return list(train.rows[name])
+    return train.rows[name][:]
 
 
 def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:

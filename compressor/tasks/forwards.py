@@ -103,9 +103,5 @@ def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterato
         logits[mask] = output
         return logits
 
-    hooks = head.register_forward_pre_hook(select), head.register_forward_hook(scatter)
-    try:
+    with head.register_forward_pre_hook(select), head.register_forward_hook(scatter):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

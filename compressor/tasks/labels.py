@@ -191,7 +191,7 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     """
     feature = rows.features[column]
     texts = []
-    for row, value in enumerate(rows[column], 1):
+    for row, value in enumerate(rows[column][:], 1):
         text = _label_text(value)
         if text is None:
             problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
@@ -217,7 +217,7 @@ def are_withheld(rows: Dataset) -> bool:
         for name, feature in rows.features.items()
         if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number(feature))
     ]
-    return any(set(rows[name]) == {-1} for name in columns)
+    return any(set(rows[name][:]) == {-1} for name in columns)
 
 
 def _is_number(feature: Any) -> bool:

@@ -115,9 +115,9 @@ class QuestionAnswering(Task):
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
         question, context = self.text_columns.find(rows, self._columns, source)
-        contexts = list(rows[context])
+        contexts = rows[context][:]
         answers = answers_of(rows, self.label_column.find(rows, self._answers, source), contexts, source)
-        encoding = self._tokenize(list(rows[question]), contexts)
+        encoding = self._tokenize(rows[question][:], contexts)
         windows = list(windows_of(encoding))
         windows_of_row: list[list[int]] = [[] for _ in contexts]
         for window, row in enumerate(encoding["overflow_to_sample_mapping"]):

@@ -47,7 +47,7 @@ def _texts_of(rows: Dataset, texts: TextColumns, columns: Sequence[str], source:
     words = word_column(rows, columns)
     if words is not None and (columns or not texts.find_usual(rows)):
         return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
-    return list(zip(*(list(rows[name]) for name in texts.find(rows, columns, source)), strict=True))
+    return list(zip(*(rows[name][:] for name in texts.find(rows, columns, source)), strict=True))
 
 
 def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None) -> list[tuple[str, ...]]:

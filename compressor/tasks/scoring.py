@@ -53,6 +53,6 @@ def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
 
     The longest rows come first, so that a lack of memory shows in the first batch.
     """
-    order = np.argsort(-np.asarray(examples["length"]), kind="stable")
+    order = np.argsort(-np.asarray(examples["length"][:]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()

@@ -133,7 +133,7 @@ class SentenceSimilarity(Task):
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """Without differing labels there is no correlation, without a relevant document no retrieval."""
-        labels = examples["labels"]
+        labels = examples["labels"][:]
         if self.retrieves:
             return None if max(labels) > 0 else "no document is relevant to any query"
         return None if min(labels) < max(labels) else f"every pair has the label {labels[0]:g}"
@@ -155,11 +155,11 @@ class SentenceSimilarity(Task):
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """The texts of an example, and the tokens of the longest text."""
-        return max(map(len, examples["input_ids"]), default=1), max(examples["length"], default=1)
+        return max(map(len, examples["input_ids"][:]), default=1), max(examples["length"][:], default=1)
 
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
         """The texts of the rows, and the tokens of the texts."""
-        texts = [ids for row in rows["input_ids"] for ids in row]
+        texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str)
         InputError: a row has no answer, answers are in another form, or an answer is not at its position.
     """
     answers = []
-    for row, (cell, context) in enumerate(zip(rows[column], contexts, strict=True), 1):
+    for row, (cell, context) in enumerate(zip(rows[column][:], contexts, strict=True), 1):
         try:
             spans = list(_read_cell(cell))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -43,7 +43,7 @@ def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[l
         InputError: a row has no words, or a word is empty or not a text.
     """
     sentences = []
-    for row, words in enumerate(rows[column], before + 1):
+    for row, words in enumerate(rows[column][:], before + 1):
         if not words:
             raise invalid_row(source, row, column, "has no words; fill it or remove the row")
         for number, word in enumerate(words, 1):
@@ -91,7 +91,7 @@ class TagIds:
         """
         convert = self._conversion(rows, column)
         classes = []
-        for row, (tags, sentence) in enumerate(zip(rows[column], words, strict=True), before + 1):
+        for row, (tags, sentence) in enumerate(zip(rows[column][:], words, strict=True), before + 1):
             if tags is None:
                 raise invalid_row(source, row, column, "is missing; fill it or remove the row")
             if not isinstance(tags, list):

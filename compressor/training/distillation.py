@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
@@ -54,6 +56,9 @@ class Distillation:
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
         variance: variance of a regression's outputs of the teacher, by which squared differences are divided; None:
             that of each batch.
+
+    Raises:
+        InputError: an attribute is out of its range; on a call, student and teacher have other outputs or layers.
     """
 
     teacher: PreTrainedModel
@@ -64,6 +69,23 @@ class Distillation:
     kept: KeptOutputs | None = None
     variance: float | None = None
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values: dict[str, tuple[Any, bool]] = {
+            "outputs": (self.outputs, not isinstance(self.outputs, str) and len(self.outputs) > 0),
+            "temperature": (self.temperature, self.temperature > 0 and math.isfinite(self.temperature)),
+            "hidden_weight": (self.hidden_weight, self.hidden_weight >= 0 and math.isfinite(self.hidden_weight)),
+            "teacher_precision": (self.teacher_precision, self.teacher_precision in get_args(MixedPrecision)),
+        }
+        for name, (value, is_valid) in values.items():
+            if not is_valid:
+                raise InputError(
+                    f"{name} {value!r}: out of range; give names of outputs, a temperature above 0, a weight of at"
+                    f" least 0, and the precision {' or '.join(get_args(MixedPrecision))}",
+                    code=ErrorCode.INVALID_VALUE,
+                    field=name,
+                    value=value,
+                )
 
     @classmethod
     def of(
@@ -222,6 +244,13 @@ class Distillation:
         compares_hidden = self.hidden_weight > 0
         with scored_logits_only(model, batch):
             output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
+        if missing := [name for name in self.outputs if name not in output]:
+            raise InputError(
+                f"outputs: the model has no output {missing[0]}, its outputs are {', '.join(output)}; name those",
+                code=ErrorCode.UNKNOWN_NAME,
+                field="outputs",
+                value=missing[0],
+            )
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
             for kind in _HIDDEN_STATES:
@@ -245,6 +274,14 @@ def _input_keys(arguments: Mapping[str, Any]) -> list[bytes]:
 
 def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
     """The relative squared error of the hidden states, averaged over layers; zero where there are none."""
+    layers, taught = (sorted(name for name in part if "." in name) for part in (output, target))
+    if layers != taught:
+        raise InputError(
+            f"the student has {len(layers)} layers of hidden states and the teacher {len(taught)}; give equally deep"
+            " models, or hidden_weight=0",
+            code=ErrorCode.INVALID_VALUE,
+            field="hidden_weight",
+        )
     errors = []
     for name, dense in target.items():
         kind, _, layer = name.partition(".")

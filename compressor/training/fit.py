@@ -27,7 +27,7 @@ from compressor.training.checkpoints import Checkpoints, claim, digest, newest_c
 from compressor.training.distillation import Distillation
 from compressor.training.evaluation import Evaluation
 from compressor.training.fake_quantization import Rounding, fake_quantized
-from compressor.training.gated_model import attach_gate, frozen, restore_model_state
+from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
 from compressor.training.segment_trainer import SegmentTrainer, StreamRows
@@ -155,6 +155,7 @@ def _attached(setup: _Setup, counter: StepCounter) -> Iterator[None]:
     model, gating, rounding = setup.model, setup.gating, setup.rounding
     with ExitStack() as contexts:
         contexts.enter_context(quiet_transformers())
+        contexts.enter_context(restored_generators())
         contexts.enter_context(restore_model_state(model))
         if gating is not None:
             if not gating.trains_model:
@@ -212,7 +213,7 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
         evaluated = StreamRows(data.eval, assign_streams(len(data.eval), streams, whole=True).ravel().tolist())
         return partial(SegmentTrainer, pass_steps=len(order), train_dataset=train, eval_dataset=evaluated)
     # Processes share each batch, so that several read the rows of one with a batch as large as theirs together.
-    rows = row_order(data.train["length"], schedule.batch_size * processes, schedule.steps, schedule.seed)
+    rows = row_order(data.train["length"][:], schedule.batch_size * processes, schedule.steps, schedule.seed)
     by_length = [row for batch in rows_by_length(data.eval, 1) for row in batch]
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
 

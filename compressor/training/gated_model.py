@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from compressor.units import Bundles, Site, hooked
+from compressor.units.find import restored_modes
 from compressor.units.gate import Gate
 from graph_passes.attention.gate_initializers import HEAD_GATE
 
@@ -39,22 +42,34 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def restored_generators() -> Iterator[None]:
+    """Restore, on exit, the states of the random generators of Python, NumPy and PyTorch, which a trainer seeds."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
 def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
     """Restore, on exit, the state besides the weights that a trainer changes.
 
     A trainer disables the cache, a loss may set the problem type, and mixed precision wraps `forward`, which would then
     compute, and be exported, in bfloat16.
     """
-    was_training, config = model.training, dict(vars(model.config))
+    config = dict(vars(model.config))
     forward = {name: vars(model)[name] for name in _WRAPPED if name in vars(model)}
-    try:
-        yield
-    finally:
-        model.train(was_training)
-        vars(model.config).update(config)
-        for name in _WRAPPED:
-            vars(model).pop(name, None)
-        vars(model).update(forward)
+    with restored_modes(model):
+        try:
+            yield
+        finally:
+            vars(model.config).update(config)
+            for name in _WRAPPED:
+                vars(model).pop(name, None)
+            vars(model).update(forward)
 
 
 @contextmanager
@@ -89,10 +104,10 @@ def attach_gate(
     with ExitStack() as undo:
         model.add_module(HEAD_GATE, gate)  # a submodule, so that distributed wrappers see its parameters
         undo.callback(delattr, model, HEAD_GATE)
-        undo.callback(model.register_forward_pre_hook(draw).remove)
+        undo.enter_context(model.register_forward_pre_hook(draw))
         for member in members:
             if member.group.type == "neurons":
                 linear = model.get_submodule(member.name)
-                undo.callback(linear.register_forward_pre_hook(partial(multiply_input, member.name)).remove)
+                undo.enter_context(linear.register_forward_pre_hook(partial(multiply_input, member.name)))
         undo.enter_context(hooked(model, multiply, sites=sites))
         yield

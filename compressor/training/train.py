@@ -218,7 +218,7 @@ def _evaluate(folder: ModelFolder, data: Data, log: Log, streams: int) -> Traini
         metric=task.metric,
         eval=min((float(entry[key]) for entry in log if key in entry), default=math.nan),
         test=task.score(read(task, data.test, reader(model), streams)),
-        tokens=sum(data.train["length"]) - len(data.train) + 1,
+        tokens=sum(data.train["length"][:]) - len(data.train) + 1,
         vocabulary=model.config.vocab_size,
         parameters=model.num_parameters(),
         stack=sum(weight.numel() for weight in model.model.layers.parameters()),

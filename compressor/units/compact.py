@@ -153,7 +153,7 @@ class _Check:
 
         with ExitStack() as undo:
             for reader in readers:
-                undo.callback(reader.register_forward_pre_hook(record).remove)
+                undo.enter_context(reader.register_forward_pre_hook(record))
             return float_outputs(self._model, self._inputs), read
 
 

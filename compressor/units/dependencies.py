@@ -218,5 +218,5 @@ def tracked_modules(model: nn.Module, marked: Collection[str], tracker: Dependen
     with ExitStack() as undo:
         for name, module in model.named_modules():
             handle = module.register_forward_hook(partial(on_output, name), with_kwargs=True)
-            undo.callback(handle.remove)
+            undo.enter_context(handle)
         yield

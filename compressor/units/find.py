@@ -218,12 +218,10 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments[module] = args, kwargs
 
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
-    try:
+    with ExitStack() as undo:
+        for module in model.modules():
+            undo.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
         yield arguments
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -232,17 +230,33 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
     Its output projections are called as modules; see `called_projections`.
     """
-    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
-    try:
+    with evaluating(model):
+        try:
+            for config, _ in caches:
+                config.use_cache = False
+            with called_projections(model):
+                yield
+        finally:
+            for config, use_cache in caches:
+                config.use_cache = use_cache
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each of its modules is in its former mode."""
+    with restored_modes(model):
         model.eval()
-        for config, _ in caches:
-            config.use_cache = False
-        with called_projections(model):
-            yield
+        yield
+
+
+@contextmanager
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """On exit, each module of the model is in the mode that it had: training or evaluation."""
+    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
+    try:
+        yield
     finally:
-        for config, use_cache in caches:
-            config.use_cache = use_cache
         model.train()  # LeViT drops here what its forward cached, which cannot be copied
         if not was_training:
             model.eval()  # where others cache what their forward reads

@@ -28,8 +28,14 @@ _SIZES = ("kind", "heads", "kv_heads", "head_dim")
 
 
 def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) -> Plan:
-    """The plan that keeps the heads in `scales`, by site name and head index, each at its scale."""
-    entries = []
+    """The plan that keeps the heads in `scales`, by site name and head index, each at its scale.
+
+    Raises:
+        ValueError: a head in `scales` is of none of the sites.
+    """
+    entries, sites = [], list(sites)
+    if unknown := scales.keys() - {(site.name, head) for site in sites for head in range(site.heads)}:
+        raise ValueError(f"{min(unknown)}: no such head")
     for site in sites:
         kept = tuple(head for head in range(site.heads) if (site.name, head) in scales)
         scale = tuple(scales[site.name, head] for head in kept)
@@ -133,6 +139,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
             lacks a site of the model or has other sizes.
         SiteRefusedError: an attention cannot be gated in this form.
     """
+    plan.require_masks()
     bare = unwrap(model)
     modules = dict(bare.named_modules())
     for group in plan.groups:
@@ -149,8 +156,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         for group in plan.groups:
             undo.enter_context(_gate_buffer(modules[group.name], group, bare))
         for feed_forward in plan.feed_forwards:
-            hook = modules[feed_forward.name].register_forward_pre_hook(_multiply_input)
-            undo.callback(hook.remove)
+            undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(_multiply_input))
         undo.enter_context(hooked(model, multiply, sites=plan.sites, attention=attention))
         if plan.masks:
             undo.enter_context(masked(model, plan, attention=attention))

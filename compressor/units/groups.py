@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
-from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.units.closeness import is_close
 from compressor.units.find import SUPPORTED, Site, evaluation_mode, find_units
 from compressor.units.hook import Attention, family, unwrap
@@ -82,8 +83,21 @@ class PrunableGroup:
         """Number of bundles."""
         return self.units // self.bundle
 
+    def require_count(self, count: int) -> None:
+        """Check that `count` units can be kept, as whole bundles and equally many in each part.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        if not 0 <= count <= self.units or count % (self.bundle * self.parts):
+            raise ValueError(
+                f"{self.name}: {count} of {self.units} units cannot be kept; give a multiple of"
+                f" {self.bundle * self.parts}"
+            )
+
     def dropped_bundles(self, count: int) -> int:
-        """Number of bundles that are dropped if `count` units are kept."""
+        """Number of bundles that are dropped if `count` units are kept; see `require_count`."""
+        self.require_count(count)
         return self.bundles - count // self.bundle
 
     def first(self, count: int) -> tuple[int, ...]:
@@ -142,8 +156,15 @@ def find_groups(
     Raises:
         SiteRefusedError: no heads and no neurons were found, or an attention cannot be run in this form.
         InputError: the model does not run on the inputs, or is no transformers model.
-        UsageError: `attention` is neither `eager` nor `sdpa`.
+        UsageError: `attention` is neither `eager` nor `sdpa`, or `group_by` neither `kv` nor `query`.
     """
+    if group_by not in get_args(GroupBy):
+        raise UsageError(
+            f"group_by {group_by!r}: unknown; use {' or '.join(map(repr, get_args(GroupBy)))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="group_by",
+            value=group_by,
+        )
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)
     with evaluation_mode(bare), torch.no_grad():
@@ -249,21 +270,11 @@ def _computes_inputs(
     return False
 
 
-@contextmanager
-def _hooked_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The first input of a module passes through `change`."""
-    handle = module.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
-    try:
-        yield
-    finally:
-        handle.remove()
+def _hooked_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    """Pass the first input of a module through `change`, as long as the handle is entered."""
+    return module.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
 
 
-@contextmanager
-def _hooked_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The output of a module passes through `change`."""
-    handle = module.register_forward_hook(lambda _, args, output: change(output))
-    try:
-        yield
-    finally:
-        handle.remove()
+def _hooked_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    """Pass the output of a module through `change`, as long as the handle is entered."""
+    return module.register_forward_hook(lambda _, args, output: change(output))

@@ -71,7 +71,7 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
         for name, mask in masks.items():
             modules[name].register_buffer(MASK, torch.tensor(mask.kept, device=bare.device), persistent=False)
             undo.callback(delattr, modules[name], MASK)
-        undo.callback(bare.register_forward_pre_hook(positions.on_forward, with_kwargs=True).remove)
+        undo.enter_context(bare.register_forward_pre_hook(positions.on_forward, with_kwargs=True))
         undo.enter_context(intercepted(model, on_call, attention))
         logger.debug("%s: masks at %d sites", family(bare), len(masks))
         yield model

@@ -82,7 +82,7 @@ def observed_projections(
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if is_projection(module):
-                undo.callback(module.register_forward_pre_hook(partial(on_input, name)).remove)
+                undo.enter_context(module.register_forward_pre_hook(partial(on_input, name)))
         undo.enter_context(recorded_gradients(model))
         if contracting := contracting_modules(model):
             undo.enter_context(HeadContractions(contracting, examine_contraction))

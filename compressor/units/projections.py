@@ -78,7 +78,7 @@ def hooked_projections(model: nn.Module, sites: Iterable[Heads], on_output: Outp
             module = modules.get(site.name)
             if module is not None and is_projection(module):
                 hook = partial(_change_input, site, on_output)
-                undo.callback(module.register_forward_pre_hook(hook).remove)
+                undo.enter_context(module.register_forward_pre_hook(hook))
             elif module is not None and contracts_heads(module, site.heads, site.head_dim):
                 contracting[site.name] = site
         if contracting:

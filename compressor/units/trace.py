@@ -89,7 +89,7 @@ def trace_calls(
     with ExitStack() as undo:
         for name, module in modules.items():
             if is_linear(module):
-                undo.callback(module.register_forward_pre_hook(partial(on_linear, name)).remove)
+                undo.enter_context(module.register_forward_pre_hook(partial(on_linear, name)))
         undo.enter_context(hooked_projections(model, sites, on_projection))
         undo.enter_context(intercepted(model, on_attention, attention))
         model(**inputs)

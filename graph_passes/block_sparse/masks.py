@@ -77,7 +77,17 @@ class BlockMask:
             keys: number of keys.
             past: position of the first query.
             memory: number of keys before position 0.
+
+        Raises:
+            ValueError: the mask does not cover these queries and keys.
         """
+        if min(queries, keys, past, memory, self.memory - memory) < 0 or (
+            past + queries > self.queries or keys - memory > self.keys
+        ):
+            raise ValueError(
+                f"{queries} queries from position {past} on and {keys} keys, {memory} of them in memory: the mask"
+                f" covers {self.queries} queries and {self.keys} keys after a memory of {self.memory}"
+            )
         rows = (past + np.arange(queries)) // self.block
         columns = (self.memory - memory + np.arange(keys)) // self.block
         entries: np.ndarray = self.kept[:, rows][:, :, columns]

@@ -99,8 +99,14 @@ class Plan(BaseModel):
         return tuple(group for group in self.groups if isinstance(group, NeuronPlan))
 
     def replace_groups(self, groups: Iterable[GroupPlan]) -> Plan:
-        """A copy of the plan in which these groups replace those of the same names."""
+        """A copy of the plan in which these groups replace those of the same names.
+
+        Raises:
+            ValueError: the plan has no group of such a name.
+        """
         replacements = {group.name: group for group in groups}
+        if unknown := replacements.keys() - {group.name for group in self.groups}:
+            raise ValueError(f"{min(unknown)}: the plan has no group of this name")
         return self.model_copy(update={"groups": tuple(replacements.get(group.name, group) for group in self.groups)})
 
     @property
@@ -132,6 +138,20 @@ class Plan(BaseModel):
     def neurons_kept(self) -> int:
         """Number of kept neurons, over all feed-forwards of the plan."""
         return sum(len(group.kept) for group in self.feed_forwards)
+
+    def require_masks(self) -> None:
+        """Check that the masks which sites name are there: a plan that was read from JSON alone has none.
+
+        Raises:
+            PlanError: the mask of a site is missing.
+        """
+        for site in self._masked_sites:
+            if site.name not in self._masks:
+                raise PlanError(
+                    f"the mask of site {site.name} is missing; read the plan with Plan.load, which reads its masks",
+                    code=GraphErrorCode.MASK_MISSING,
+                    site=site.name,
+                )
 
     @property
     def _masked_sites(self) -> list[SitePlan]:

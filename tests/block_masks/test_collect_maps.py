@@ -93,3 +93,12 @@ def test_a_memory_has_separate_columns(tmp_path: Path) -> None:
         assert counts[0].tolist() == [3, 3, 4, 4, 4, 4, 4, 4, *[5] * 6]
         assert np.isfinite(maps.maps[name]).all()
         assert not maps.maps[name][:, 0, 9:].any()
+
+
+def test_every_module_keeps_its_mode() -> None:
+    model = tiny.classifier().train()
+    next(model.children()).eval()
+    modes = [module.training for module in model.modules()]
+    sites = tiny.sites_of(model)
+    collect_attention_maps(model, sites, tiny.data(), keep_all(sites), length=9)
+    assert [module.training for module in model.modules()] == modes

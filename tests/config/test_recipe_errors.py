@@ -286,6 +286,14 @@ def test_the_recipe_and_the_command_raise_the_same_error(fields: dict[str, Any])
         assert (caught.value.code, caught.value.details) == (expected.code, expected.details)
 
 
+def test_fields_of_a_recipe_are_named() -> None:
+    model: Any = "model"
+    with fails_with(ErrorCode.INVALID_VALUE, UsageError, value=model):
+        Recipe(model)
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="modle"):
+        Recipe(model="m").updated(modle="n")
+
+
 def test_a_recipe_needs_a_model() -> None:
     with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="model"):
         Recipe(out="out")

@@ -240,3 +240,15 @@ def test_a_plan_counts_its_neurons() -> None:
 def test_neurons_that_do_not_exist_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(pydantic.ValidationError):
         NeuronPlan("mlp", 6, **fields)
+
+
+def test_a_plan_from_json_alone_lacks_its_masks() -> None:
+    masked().require_masks()
+    with pytest.raises(PlanError) as error:
+        Plan.model_validate_json(masked().model_dump_json()).require_masks()
+    assert (error.value.code, error.value.details) == (GraphErrorCode.MASK_MISSING, {"site": "a"})
+
+
+def test_groups_that_a_plan_lacks_replace_none() -> None:
+    with pytest.raises(ValueError, match="b"):
+        plan([0]).replace_groups([site([1], name="b", heads=2)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode
 from compressor.models import AllAttentionForCausalLM, SegmentForCausalLM, pruned
-from compressor.units import Site, find_sites, gated, keep_all
+from compressor.units import Site, find_groups, find_sites, gated, keep_all
 from graph_passes import BlockMask
 from tests.faults import fails_with
 from tests.models.reference import read_in_segments
@@ -78,3 +78,22 @@ def test_a_plan_with_masks_is_refused() -> None:
     mask = BlockMask(np.ones((site.heads, 2, 2), dtype=bool), 8)
     with fails_with(ErrorCode.INVALID_VALUE, field="plan", sites=(site.name,)):
         pruned(model, plan.masked({site.name: mask}))
+
+
+def test_a_pruned_model_trains_what_the_model_trains() -> None:
+    model = segment_model(FAMILIES[0], num_hidden_layers=2)
+    model.model.embed_tokens.weight.requires_grad_(False)
+    smaller = pruned(model, random_plan(sites_of(model), np.random.default_rng(0)))
+    trained = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    assert {name: weight.requires_grad for name, weight in smaller.named_parameters() if name in trained}.items() <= (
+        trained.items()
+    )
+
+
+def test_a_plan_that_drops_neurons_is_refused() -> None:
+    model = segment_model("transformer_xl")
+    groups = find_groups(model, {"input_ids": token_ids(2, 5)})
+    neurons = next(group for group in groups if group.type == "neurons")
+    plan = keep_all(groups).replace_groups([neurons.plan(neurons.first(neurons.counts[1]))])
+    with fails_with(ErrorCode.INVALID_VALUE, field="plan"):
+        pruned(model, plan)

@@ -102,6 +102,13 @@ def test_a_ladder_does_not_write_into_the_output_of_a_run(ladder: tuple[Path, Fr
         compress_ladder(rungs(out=str(out)), out)
 
 
+def test_rungs_lie_inside_the_folder_of_the_page(tmp_path: Path) -> None:
+    for recipes, value in (((), None), (rungs(), rungs()[0].output.out)):
+        with fails_with(ErrorCode.INVALID_VALUE, UsageError, field="out", value=value):
+            compress_ladder(recipes, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_finished_rung_is_not_run_again(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
     listener = RecordingListener()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from compressor.targets import (
     target_of,
     unused_options,
 )
+from tests.faults import fails_with
 
 WITHOUT_TORCH = """
 import importlib, pkgutil, sys
@@ -66,6 +68,15 @@ class TestEveryTarget:
                 check(provider=provider)
             assert error.value.code is ErrorCode.CONTRADICTION
             assert (error.value.details["value"], "target" in error.value.details["fields"]) == (provider, True)
+
+    def test_it_refuses_unknown_precisions_and_providers(self, name: str, tmp_path: Path) -> None:
+        unknown: Any
+        for unknown in ("float16", "FP16", "int4"):
+            with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="precision"):
+                target(name).check(precision=unknown)
+        unknown = "tpu"
+        with fails_with(ErrorCode.CONTRADICTION, UsageError, value=unknown):
+            target(name).check(provider=unknown)
 
     def test_it_refuses_a_kernel_that_it_cannot_use(self, name: str, tmp_path: Path) -> None:
         described, kernel = target(name), tmp_path / "kernel.so"

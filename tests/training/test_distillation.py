@@ -204,3 +204,31 @@ def test_the_teacher_reads_each_evaluation_row_once() -> None:
     assert calls == [1, 1]
     expected = torch.cat([divergences["first"], divergences["second"]])
     torch.testing.assert_close(divergences["both"], expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("temperature", value) for value in (0.0, -1.0, math.inf, math.nan)),
+        *(("hidden_weight", value) for value in (-1.0, math.nan)),
+        *(("outputs", value) for value in ((), "logits")),
+        ("teacher_precision", "fp16"),
+    ],
+)
+def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:
+    model, _ = zoo.FAMILIES["bert"](0)
+    fields = {"outputs": ("logits",), field: value}
+    with fails_with(ErrorCode.INVALID_VALUE, field=field):
+        Distillation.of(model, **fields)
+
+
+def test_outputs_and_layers_that_do_not_correspond_are_refused() -> None:
+    model, batch = zoo.FAMILIES["bert"](0)
+    with fails_with(ErrorCode.UNKNOWN_NAME, field="outputs"):
+        Distillation.of(model, ("nothing",)).loss(model, batch)
+    student = changed(model)
+    layers: Any = student.get_submodule("bert.encoder.layer")
+    del layers[-1]
+    with fails_with(ErrorCode.INVALID_VALUE, field="hidden_weight"):
+        Distillation.of(model, ("logits",)).loss(student, batch)
+    assert Distillation.of(model, ("logits",), hidden_weight=0).loss(student, batch) > 0

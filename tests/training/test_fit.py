@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_optimizer import Lamb
@@ -175,3 +177,21 @@ def test_the_message_of_a_divergence_names_a_remedy_and_the_last_checkpoint(tmp_
         "step 1: the loss is nan; lower the learning rate (--learning-rate) or lengthen its warm-up"
         " (--options warmup=0.2); there is no checkpoint yet"
     )
+
+
+def test_training_leaves_the_random_generators_as_they_were(tmp_path: Path) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    def seed(value: int) -> None:
+        random.seed(value)
+        np.random.seed(value)
+        torch.manual_seed(value)
+
+    seed(5)
+    expected = draw()
+    folder = language.folder()
+    data = language.data(tmp_path, folder)
+    seed(5)
+    train_model(folder, data, language.schedule(), tmp_path / "run")
+    assert draw() == expected

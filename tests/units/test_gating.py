@@ -91,6 +91,9 @@ def test_a_plan_keeps_the_named_heads_with_their_scales() -> None:
         ((0, 1, 2, 3), (1.0,) * 4),
         ((0, 1), (1.0,) * 2),
     ]
+    for head in (("first", 4), ("third", 0)):
+        with pytest.raises(ValueError, match="no such head"):
+            keep_only(sites, {head: 1.0})
 
 
 def _interrupted(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:

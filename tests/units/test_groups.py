@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.units import PrunableGroup, expert_weights, find_groups, find_sites, gated, keep_all
 from graph_passes import NeuronPlan, Plan
+from tests.faults import fails_with
 from tests.projection_models import SIZES
 from tests.projection_zoo import FAMILIES as PROJECTIONS
 from tests.unchanged import unchanged
@@ -157,3 +158,10 @@ def test_a_plan_of_other_neurons_is_refused() -> None:
         with pytest.raises(InputError) as error, gated(model, plan):
             pass
         assert (error.value.code, error.value.details["site"]) == (ErrorCode.PLAN_MISMATCH, name)
+
+
+def test_an_unknown_way_to_group_heads_is_refused() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    group_by: Any = "head"
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="group_by"):
+        find_groups(model, inputs, group_by=group_by)

@@ -25,9 +25,9 @@ def draw_rows(data: Data, count: int, seed: int) -> list[int]:
     """
     train, rng = data.train, np.random.default_rng(seed)
     order = rng.permutation(len(train))
-    lengths = np.asarray(train["length"])[order]
+    lengths = np.asarray(train["length"][:])[order]
     order, lengths = order[np.argsort(lengths, kind="stable")], np.sort(lengths, kind="stable")
-    drawn = rng.choice(np.asarray(data.eval["length"] if len(data.eval) else lengths), min(count, len(train)))
+    drawn = rng.choice(np.asarray(data.eval["length"][:] if len(data.eval) else lengths), min(count, len(train)))
     values, starts, counts = np.unique(lengths, return_index=True, return_counts=True)
     taken = np.zeros_like(counts)
     rows: list[int] = []
@@ -46,7 +46,7 @@ def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
         rows: indices of training rows, in the order in which they were drawn.
         tokens: the number of tokens.
     """
-    totals = np.cumsum(np.asarray(data.train["length"])[rows])
+    totals = np.cumsum(np.asarray(data.train["length"][:])[rows])
     return rows[: max(1, int(np.searchsorted(totals, tokens, side="right")))]
 
 
@@ -66,7 +66,7 @@ def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor
         data: the rows.
         rows: indices of training rows.
     """
-    lengths = data.train["length"]
+    lengths = data.train["length"][:]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))
     batches: list[Mapping[str, Tensor]] = []
     for start in range(0, len(ordered), BATCH_SIZE):

@@ -9,7 +9,7 @@ from compressor.config.sections import AUTO, EngineConfig
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
-from compressor.results import Candidate, Note, NoteCode
+from compressor.results import Candidate, Note, NoteCode, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
@@ -109,15 +109,11 @@ def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
         raise TargetMissingError(f"no engine could be built: {failures}", code=ErrorCode.UNSUPPORTED)
     eligible = [trial for trial in built if trial.candidate.holds]
     if not eligible:
-        return max(built, key=lambda trial: _kept(trial.candidate, higher_is_better))
+        differences = [trial.candidate.difference or 0.0 for trial in built]
+        losses = [loss_of(difference, higher_is_better=higher_is_better) for difference in differences]
+        return built[losses.index(min(losses))]
     with_half = [trial for trial in eligible if trial.candidate.speed_of_half is not None]
     return max(with_half or eligible, key=lambda trial: trial.candidate.speed_of_half or trial.candidate.speed or 0.0)
-
-
-def _kept(candidate: Candidate, higher_is_better: bool) -> float:
-    """How much of the metric a candidate keeps; more is better."""
-    difference = candidate.difference or 0.0
-    return difference if higher_is_better else -difference
 
 
 def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_bounded: bool) -> Iterator[Note]:

@@ -12,10 +12,10 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.config.run import Recipe
+from compressor.results import is_within, loss_of
 from compressor.run.evaluate import statistics_of
 from compressor.run.products import Variant
 from compressor.run.run_log import RunLog
-from compressor.selection.search.base import metric_drop
 from compressor.tasks import Data
 from compressor.tasks.data import draw_rows
 
@@ -56,13 +56,13 @@ class EvaluationScorer:
         reference, answers = self._reference
         metric, own_answers = self._measure(variant, label)
         max_drop = self.recipe.selection.max_drop
-        sign = 1 if self.data.task.higher_is_better else -1
+        loss = loss_of(metric - reference, higher_is_better=self.data.task.higher_is_better)
         return {
             "metric": metric,
             "difference": metric - reference,
             "unit": self.data.task.metric_unit,
             "agreement": _agreement(answers, own_answers),
-            "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
+            "holds": max_drop is None or is_within(loss, max_drop),
         }
 
     def _measure(self, variant: Variant, label: str) -> tuple[float, np.ndarray | None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compressor.config.run import Recipe
-from compressor.errors import BudgetError, ErrorCode, UsageError
+from compressor.errors import BudgetError, ErrorCode, InputError, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CertifiedLoss, Note
 from compressor.run.pruning.measure_times import Size
@@ -34,11 +34,25 @@ class Constraint:
         table: what plans cost.
         budget: the bound, in the unit of the table: ms of a call, multiply-accumulates, parameters or heads.
         correction: what costs of the table are multiplied by, from the plans that were measured.
+
+    Raises:
+        InputError: the budget or the correction is not finite, or negative.
     """
 
     table: CostTable
     budget: float
     correction: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "correction"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(
+                    f"{name} {value}: no cost of a plan; give a finite number that is not negative",
+                    code=ErrorCode.INVALID_VALUE,
+                    field=name,
+                    value=value,
+                )
 
     def predicted_cost(self, counts: Mapping[str, int]) -> float:
         """The cost of a plan, from the number of units of each group."""
@@ -215,7 +229,7 @@ def keep_all_within(
     predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
     if any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, predicted, strict=True)):
         return None
-    measured = tuple(measure(counts))
+    measured = _costs(measure(counts), constraints)
     exceeds = any(constraint.usage(cost) > 1 for constraint, cost in zip(constraints, measured, strict=True))
     return None if exceeds else Allocation(counts, predicted, measured)
 
@@ -241,7 +255,7 @@ def allocate_until_met(
 
     Raises:
         BudgetError: no plan meets the constraints; `details["least"]` has the least cost under each.
-        InputError: a loss is not finite.
+        InputError: a loss or a measured cost is not finite, or a plan has another number of costs than constraints.
     """
     attempts: list[Allocation] = []
 
@@ -253,13 +267,30 @@ def allocate_until_met(
         if counts is None:
             break
         predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
-        attempts.append(Allocation(counts, predicted, tuple(measure(counts))))
+        attempts.append(Allocation(counts, predicted, _costs(measure(counts), constraints)))
         used = usage(attempts[-1])
         keeps_all = all(counts[group.name] == group.counts[-1] for group in groups)
         if used <= 1 and (used >= MIN_BUDGET_RATIO or keeps_all):
             break
     met = [attempt for attempt in attempts if usage(attempt) <= MAX_BUDGET_RATIO]
     return min(met, key=lambda attempt: abs(usage(attempt) - AIMED_RATIO)) if met else min(attempts, key=usage)
+
+
+def _costs(measured: Sequence[float], constraints: Sequence[Constraint]) -> tuple[float, ...]:
+    """What a plan costs under each constraint; raise InputError for values that are no costs."""
+    costs = tuple(measured)
+    if len(costs) != len(constraints) or not all(
+        math.isfinite(cost) and (cost > 0 or constraint.table.unit != "ms")
+        for cost, constraint in zip(costs, constraints, strict=False)
+    ):
+        raise InputError(
+            f"a plan was measured to cost {list(costs)} under {len(constraints)} constraints; return one finite cost"
+            " for each, and times above zero",
+            code=ErrorCode.INVALID_VALUE,
+            field="measure",
+            value=list(costs),
+        )
+    return costs
 
 
 def _next_counts(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.fingerprints import fingerprint
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve
@@ -32,7 +38,11 @@ class PruningInputs:
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
-        store: folder in which finished parts are kept, so that an interrupted run goes on from them.
+        store: folder in which finished parts are kept, so that an interrupted run goes on from them. Parts of other
+            weights, batches or options are kept beside them.
+
+    Raises:
+        InputError: there are no batches, no outputs, or a group has no linear that it ends in.
     """
 
     model: PreTrainedModel
@@ -42,6 +52,16 @@ class PruningInputs:
     outputs: Sequence[str]
     seed: int
     store: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", Path(self.store))
+        if isinstance(self.outputs, str) or not self.outputs:
+            raise _invalid("outputs", "there are no names; give those of the model's outputs, such as ('logits',)")
+        for name in ("statistics", "held_out"):
+            if not getattr(self, name):
+                raise _invalid(name, "there are no batches; give at least one")
+        if unknown := [group.name for group in self.groups if group.linear is None]:
+            raise _invalid("groups", f"no linear of {unknown[0]} was recognized; leave the group out")
 
 
 class Pruner(ABC, Generic[OptionsT]):
@@ -60,6 +80,39 @@ class Pruner(ABC, Generic[OptionsT]):
     def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
         self.inputs = inputs
         self.options = options or self.options_class()
+
+    def stored_file(self, name: str, suffix: str) -> Path:
+        """The file of a finished part; its name holds a hash of all that the part depends on."""
+        return self.inputs.store / f"{name}-{self._key}{suffix}"
+
+    @functools.cached_property
+    def _key(self) -> str:
+        inputs = self.inputs
+        settings = [
+            fingerprint(inputs.model),
+            [[group.name, group.bundle, group.parts, group.limit] for group in inputs.groups],
+            list(inputs.outputs),
+            inputs.seed,
+            self.options.model_dump(mode="json"),
+        ]
+        digest = hashlib.sha256(json.dumps(settings).encode())
+        for batches in (inputs.statistics, inputs.held_out):
+            for batch in batches:
+                for name, tensor in batch.items():
+                    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def require_counts(self, counts: Mapping[str, int]) -> None:
+        """Check that there is a number of units for each group, and for no other name.
+
+        Raises:
+            InputError: a group has none, or a name is no group's.
+        """
+        names = {group.name for group in self.inputs.groups}
+        for name in sorted(names ^ set(counts)):
+            reason = "is missing; give a number of units for each group" if name in names else "is no group; remove it"
+            raise _invalid("counts", f"{name} {reason}")
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -85,15 +138,24 @@ class Pruner(ABC, Generic[OptionsT]):
 
         Raises:
             KeyError: the units of the group have not been ranked.
+            ValueError: so many units cannot be kept; see `PrunableGroup.require_count`.
         """
 
     @abstractmethod
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         """Give the model the weights of a plan.
 
-        The model has its original weights when this is called.
+        The model has its original weights when this is called; an exception or an interruption leaves it between the
+        two.
 
         Args:
             counts: name of the group -> number of units that are kept.
             on_progress: called with (groups, all groups).
+
+        Raises:
+            InputError: see `require_counts`.
         """
+
+
+def _invalid(field: str, reason: str) -> InputError:
+    return InputError(f"{field}: {reason}", code=ErrorCode.INVALID_VALUE, field=field)

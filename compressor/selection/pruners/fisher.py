@@ -20,7 +20,7 @@ from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
 from graph_passes.files import atomic_replace
 
-_GRADIENTS = "checkpoint-mask-gradients.safetensors"
+_GRADIENTS = "checkpoint-mask-gradients"
 
 
 class FisherPruner(Pruner[MethodOptions]):
@@ -47,7 +47,7 @@ class FisherPruner(Pruner[MethodOptions]):
         self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, path = self.inputs, self.inputs.store / _GRADIENTS
+        inputs, path = self.inputs, self.stored_file(_GRADIENTS, ".safetensors")
         rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
         gradients = stored_gradients(path, inputs.groups, rows)
         if gradients is None:
@@ -68,6 +68,7 @@ class FisherPruner(Pruner[MethodOptions]):
         return self._kept[group.name, count]
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
+        self.require_counts(counts)
         inputs = self.inputs
         steps = [(str(group.linear),) for group in inputs.groups]
         calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)

@@ -47,6 +47,7 @@ class MagnitudePruner(Pruner[MethodOptions]):
         return units_without(group, order[: group.dropped_bundles(count)])
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
+        self.require_counts(counts)
         groups = self.inputs.groups
         for number, group in enumerate(groups):
             on_progress(number, len(groups))

@@ -237,6 +237,11 @@ def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[st
     return lambda feeds: run_session(session, feeds)
 
 
+def unoptimized_runner(path: Path) -> Callable[[Feeds], dict[str, Any]]:
+    """A function that runs a graph as it is written, on the CPU: the reference of comparisons."""
+    return runner(path, {**session_settings("cpu", None), "graph_optimization": "none"})
+
+
 def executed_operators(path: Path, settings: Mapping[str, Any], feeds: Feeds) -> dict[str, int]:
     """Number of executed operators by type, after all optimizations of the runtime.
 

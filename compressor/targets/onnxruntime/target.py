@@ -29,7 +29,7 @@ class OnnxRuntimeTarget(Target):
         """Raise where engines cannot be built on this machine; see `Target.check`."""
         from compressor.targets.onnxruntime import ort_session
 
-        self.check_request(provider=provider, kernel=kernel)
+        self.check_request(precision=precision, provider=provider, kernel=kernel)
         ort_session.session_settings(ort_session.choose_provider(provider, precision, kernel), None, kernel)
 
     def build(
@@ -46,6 +46,7 @@ class OnnxRuntimeTarget(Target):
         from compressor.targets.onnxruntime.engine import build_engine
 
         options = options or BuildOptions()
+        self.check_request(precision=precision, provider=provider, kernel=options.kernel)
         return build_engine(
             onnx,
             out,
@@ -70,7 +71,8 @@ class OnnxRuntimeTarget(Target):
         """Load a graph that was fused earlier; see `Target.load`."""
         from compressor.targets.onnxruntime.engine import load_engine
 
-        return load_engine(path, provider=provider, threads=threads, kernel=kernel)
+        self.check_request(provider=provider, kernel=kernel)
+        return load_engine(Path(path), provider=provider, threads=threads, kernel=kernel)
 
 
 TARGET = OnnxRuntimeTarget()

@@ -111,11 +111,13 @@ class EngineRequest:
             arrays: the inputs in the graph's order.
 
         Raises:
-            ValueError: at fixed shapes, an input has another shape.
+            ValueError: at fixed shapes, an input has another shape; or the graph did not compute its outputs.
         """
         outputs: tuple[np.ndarray, ...]
         if not self._is_fixed:
+            self._mark_outputs()
             outputs = self._request.infer(list(arrays), share_inputs=True).to_tuple()
+            _require_computed(arrays, outputs)
             return outputs
         for own, array in zip(self._inputs, arrays, strict=True):
             if array.shape != own.shape:
@@ -123,3 +125,21 @@ class EngineRequest:
             own[...] = array
         outputs = self._request.infer().to_tuple()
         return outputs
+
+    def _mark_outputs(self) -> None:
+        """Write NaN into the first element of each output.
+
+        Where a graph cannot compute a batch, such as one with more positions than the model has, OpenVINO 2026 raises
+        nothing, and its outputs are those of the batch before.
+        """
+        for tensor in self._request.output_tensors:
+            if tensor.size and tensor.data.dtype.kind == "f":
+                tensor.data.flat[0] = np.nan
+
+
+def _require_computed(arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    """Raise ValueError if outputs are empty, or were not written since `_mark_outputs`."""
+    if not all(array.size for array in arrays):
+        return
+    if not all(output.size and not (output.dtype.kind == "f" and np.isnan(output.flat[0])) for output in outputs):
+        raise ValueError("an output is empty or NaN; do the inputs have more positions than the model?")

@@ -27,7 +27,7 @@ class OpenVinoTarget(Target):
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
     ) -> None:
         """Raise where engines cannot be built on this machine; see `Target.check`."""
-        self.check_request(provider=provider, kernel=kernel)
+        self.check_request(precision=precision, provider=provider, kernel=kernel)
         from compressor.targets.openvino import session
 
         session.check_precision(precision)

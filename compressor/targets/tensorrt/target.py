@@ -49,7 +49,7 @@ class TensorRtTarget(Target):
         """Raise where engines cannot be built on this machine; see `Target.check`."""
         from compressor.targets.tensorrt import bindings
 
-        self.check_request(provider=provider, kernel=kernel)
+        self.check_request(precision=precision, provider=provider, kernel=kernel)
         try:
             driver, trt = self.runtime()
         except TargetMissingError as error:

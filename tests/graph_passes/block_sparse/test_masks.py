@@ -38,3 +38,14 @@ def test_masks_are_equal_by_content() -> None:
 def test_an_impossible_mask_is_refused(kept: np.ndarray, block: int, memory: int) -> None:
     with pytest.raises(ValueError, match="; give "):
         BlockMask(kept, block, memory)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(25, 32, 0, 8), (24, 33, 0, 8), (24, 25, 0, 0), (2, 6, 0, 9), (2, 6, -1, 0), (24, 24, 1, 0)],
+    ids=str,
+)
+def test_positions_outside_the_mask_are_refused(sizes: tuple[int, int, int, int]) -> None:
+    queries, keys, past, memory = sizes
+    with pytest.raises(ValueError, match="covers"):
+        BlockMask(KEPT, 8, memory=8).entries(queries, keys, past=past, memory=memory)

@@ -271,3 +271,16 @@ def test_a_loss_that_is_not_finite_is_refused_by_the_name_of_its_group() -> None
     losses["b"][8] = float("nan")
     with fails_with(ErrorCode.NOT_FINITE, group="b", count=8):
         choose_counts(GROUPS, losses, [Constraint(table, 4.0)])
+
+
+@pytest.mark.parametrize("costs", [[], [float("nan")], [float("inf")], [0.0], [1.0, 1.0]], ids=str)
+def test_values_that_are_no_costs_are_refused(costs: list[float]) -> None:
+    losses, table = random_problem(0)
+    with fails_with(ErrorCode.INVALID_VALUE, field="measure"):
+        allocate_until_met(GROUPS, losses, [Constraint(table, table.whole * 0.9)], lambda _: costs)
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), -1.0])
+def test_a_budget_that_is_no_cost_is_refused(budget: float) -> None:
+    with fails_with(ErrorCode.INVALID_VALUE, field="budget"):
+        Constraint(random_problem(0)[1], budget)

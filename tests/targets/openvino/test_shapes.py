@@ -225,6 +225,18 @@ def test_a_shape_may_have_every_position_of_the_model(tmp_path: Path) -> None:
     assert relative_error(run(graph, feeds)["logits"], engine.run(feeds)["logits"], feeds) <= TOLERANCE["fp32"]
 
 
+def test_rows_longer_than_the_model_do_not_get_the_outputs_of_the_rows_before(tmp_path: Path) -> None:
+    engine = target("openvino").build(pruned("bert").shrunk, tmp_path / "engine.xml", threads=1)
+
+    def run(batch: int, seq: int) -> np.ndarray:
+        return engine.run(dict.fromkeys(engine.inputs, np.ones((batch, seq), np.int64)))["logits"]
+
+    for batch in (1, 1, 2):
+        with fails_with(ErrorCode.RUNTIME_FAILED):
+            run(batch, 2 * POSITIONS)
+        assert run(batch, 8).shape[0] == batch
+
+
 @pytest.mark.parametrize("shape", [(1, POSITIONS + 1), (4, 2 * POSITIONS)], ids=str)
 def test_a_shape_of_more_positions_than_the_model_has_is_refused(shape: Shape, tmp_path: Path) -> None:
     out = tmp_path / "engine.xml"

@@ -97,5 +97,5 @@ def removed_afterwards(handles: Iterator[RemovableHandle]) -> Iterator[None]:
     """Register hooks, one for each handle; remove them on exit."""
     with ExitStack() as undo:
         for handle in handles:
-            undo.callback(handle.remove)
+            undo.enter_context(handle)
         yield

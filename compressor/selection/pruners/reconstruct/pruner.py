@@ -31,7 +31,7 @@ from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
 from compressor.workdir import read_json, write_json
 
-_GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
+_GRAMS, _CURVES = "checkpoint-grams", "checkpoint-losses"
 
 
 class ReconstructOptions(MethodOptions):
@@ -68,7 +68,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self._used: Mapping[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, path = self.inputs, self.inputs.store / _GRAMS
+        inputs, path = self.inputs, self.stored_file(_GRAMS, ".safetensors")
         linears = [str(group.linear) for group in inputs.groups]
         grams = StoredGrams.read(path)
         has_grams = grams.keys() >= set(linears)
@@ -91,7 +91,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         }
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
-        inputs, path = self.inputs, self.inputs.store / _CURVES
+        inputs, path = self.inputs, self.stored_file(_CURVES, ".json")
         stored = read_json(path)
         curves = {
             name: {int(count): loss for count, loss in curve.items()}
@@ -113,9 +113,11 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         return {group.name: curves[group.name] for group in inputs.groups}
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        group.require_count(count)
         return self._choices[group.name].kept(count)
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
+        self.require_counts(counts)
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
         self._used = refit_in_order(
