@@ -22,7 +22,8 @@ from benchmarks.text_sets import SETS
 from compressor.cli.console import Console
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable
-from compressor.run.pruning.budget import Constraint, choose_counts
+from compressor.run.pruning.budget import choose_counts
+from compressor.run.pruning.constraints import Constraint
 from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.run_log import RunLog
 from compressor.workdir import open_workdir

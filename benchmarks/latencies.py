@@ -35,8 +35,9 @@ from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choices
 from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
-from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Constraint, allocate_until_met, macs_of
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, allocate_until_met
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import Constraint, macs_of
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
-    from compressor.run.pruning.budget import Constraint, allocate_until_met
+    from compressor.run.pruning.budget import allocate_until_met
+    from compressor.run.pruning.constraints import Constraint
     from compressor.run.pruning.model_costs import measure_costs
     from compressor.selection.allocation import allocate
     from compressor.selection.pruners.base import PruningInputs

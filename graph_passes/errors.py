@@ -1,5 +1,6 @@
 """The errors of graphs and plans: a code for programs, and a message of one line (what, why, how to mend)."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -56,3 +57,10 @@ class PlanError(GraphPassError):
 
 class GraphError(GraphPassError):
     """An ONNX graph cannot be read or rewritten: truncated, data missing or unsafe, operators not supported."""
+
+
+def listed(names: Iterable[str], limit: int = 4) -> str:
+    """At most `limit` names as text, without repeats, and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - limit
+    return ", ".join(distinct[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -23,8 +23,8 @@ from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan, load_weights
 from compressor.run.products import Choice, ChosenEngine, ExportedGraph, LoadedModel, SelectedPlan, Variant
-from compressor.run.pruning.budget import timed_sizes
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.early_checks import check_before_heads
 from compressor.run.pruning.learn_units import learn_units, learn_units_as_worker

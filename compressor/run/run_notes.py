@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,13 +14,12 @@ from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
-from compressor.report.budgets import cost, quantity
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
 from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Allocation, Constraint
 from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
+from graph_passes.errors import listed
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
 _BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "match_dense")  # distillation uses it too
@@ -157,31 +156,6 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
         )
 
 
-def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
-    """What was requested and what was reached."""
-    whole = [constraint.table.cost({}) for constraint in constraints]
-    is_whole = all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True))
-    if is_whole:
-        uses = ", ".join(
-            f"{cost(most, part.table.unit)} of {quantity(part.budget, part.table.unit)}"
-            for part, most in zip(constraints, whole, strict=True)
-        )
-        text = f"the model meets the budget as it is ({uses}), so no unit is removed for it"
-        yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
-    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
-        table, used = constraint.table, constraint.usage(measured)
-        size = f"{table.size_label}: " if table.batch else ""
-        expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
-        text = (
-            f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
-            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
-        )
-        code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
-        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO and not is_whole:
-            text += "; another size or the next number of units bounds the plan"
-        yield Note(code=code, text=text)
-
-
 def mask_notes(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
     """Lengths at which only the beginning of the masks applies.
 
@@ -219,8 +193,8 @@ def shared_norm_notes(graph: ShrunkGraph) -> Iterator[Note]:
     if sites:
         yield Note(
             code=NoteCode.NORM_OVER_ALL_HEADS,
-            text=f"{', '.join(sites[:3])}{f' and {len(sites) - 3} more' if len(sites) > 3 else ''}: queries or keys of"
-            f" dropped heads are still computed, since {graph.shared[0].op} reads those of all heads",
+            text=f"{listed(sites, 3)}: queries or keys of dropped heads are still computed, since {graph.shared[0].op}"
+            " reads those of all heads",
         )
 
 

@@ -71,21 +71,20 @@ class Distillation:
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        values: dict[str, tuple[Any, bool]] = {
-            "outputs": (self.outputs, not isinstance(self.outputs, str) and len(self.outputs) > 0),
-            "temperature": (self.temperature, self.temperature > 0 and math.isfinite(self.temperature)),
-            "hidden_weight": (self.hidden_weight, self.hidden_weight >= 0 and math.isfinite(self.hidden_weight)),
-            "teacher_precision": (self.teacher_precision, self.teacher_precision in get_args(MixedPrecision)),
+        is_valid = {
+            "outputs": not isinstance(self.outputs, str) and len(self.outputs) > 0,
+            "temperature": 0 < self.temperature < math.inf,
+            "hidden_weight": 0 <= self.hidden_weight < math.inf,
+            "teacher_precision": self.teacher_precision in get_args(MixedPrecision),
         }
-        for name, (value, is_valid) in values.items():
-            if not is_valid:
-                raise InputError(
-                    f"{name} {value!r}: out of range; give names of outputs, a temperature above 0, a weight of at"
-                    f" least 0, and the precision {' or '.join(get_args(MixedPrecision))}",
-                    code=ErrorCode.INVALID_VALUE,
-                    field=name,
-                    value=value,
-                )
+        for name in (name for name, valid in is_valid.items() if not valid):
+            raise InputError(
+                f"{name} {getattr(self, name)!r}: out of range; give names of outputs, a temperature above 0, a weight"
+                " of at least 0, the precision no or bf16",
+                code=ErrorCode.INVALID_VALUE,
+                field=name,
+                value=getattr(self, name),
+            )
 
     @classmethod
     def of(
@@ -245,12 +244,8 @@ class Distillation:
         with scored_logits_only(model, batch):
             output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
         if missing := [name for name in self.outputs if name not in output]:
-            raise InputError(
-                f"outputs: the model has no output {missing[0]}, its outputs are {', '.join(output)}; name those",
-                code=ErrorCode.UNKNOWN_NAME,
-                field="outputs",
-                value=missing[0],
-            )
+            text = f"outputs: the model has no output {missing[0]}, its outputs are {', '.join(output)}; name those"
+            raise InputError(text, code=ErrorCode.UNKNOWN_NAME, field="outputs", value=missing[0])
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
             for kind in _HIDDEN_STATES:

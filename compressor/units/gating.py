@@ -20,6 +20,7 @@ from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
 from graph_passes import GroupPlan, Plan, SitePlan
 from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
+from graph_passes.errors import listed
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     in_plan = {site.name: site for site in plan.sites}
     for name in in_plan:
         if name not in in_model:
-            named = f", its sites are {_first_names(in_model)}" if in_model else " and no other"
+            named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
             raise InputError(
                 f"{source}: the model has no attention site {name}{named}; use a plan that was learned on this model",
                 code=ErrorCode.PLAN_MISMATCH,
@@ -224,9 +225,3 @@ def _check_output(site: SitePlan, output: Tensor) -> None:
             planned=(site.heads, site.head_dim),
             actual=(heads, head_dim),
         )
-
-
-def _first_names(names: Iterable[str], limit: int = 3) -> str:
-    """At most `limit` names as text, and the number of the others."""
-    listed = list(names)
-    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")

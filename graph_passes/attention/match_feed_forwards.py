@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graph_passes.attention.match_plan import listed, same_path
+from graph_passes.attention.match_plan import same_path
 from graph_passes.attention.site_names import module_path
 from graph_passes.attention.tracing import KEEPS_ELEMENTS, PRODUCTS, is_computed
-from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.plan import NeuronPlan
 from graph_passes.weights.match_weights import MatchedWeight

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from graph_passes.attention.find import GraphSite
-from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.plan import Plan, SitePlan
 
 Pair = tuple[SitePlan, GraphSite]
 
-_LISTED = 4
-"""Number of names that a message lists."""
 _RENAME = "use a plan of the exported model, or name its sites as the graph does (compress sites GRAPH)"
 _EXPORT = "use a plan of this model, and a graph of compressor.export_reference, which names its sites"
 
@@ -146,10 +142,3 @@ def same_path(name: str, scope: str | None) -> bool:
 
 def _names(attentions: list[GraphSite]) -> str:
     return listed(attention.name or "a nameless one" for attention in attentions)
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first names, without repeats, and the number of the others."""
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - _LISTED
-    return ", ".join(distinct[:_LISTED]) + (f" and {more} more" if more > 0 else "")

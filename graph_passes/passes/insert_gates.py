@@ -17,10 +17,10 @@ from graph_passes.attention.gate_initializers import (
     nearest_float_type,
 )
 from graph_passes.attention.match_feed_forwards import match_feed_forwards
-from graph_passes.attention.match_plan import listed, match_plan
+from graph_passes.attention.match_plan import match_plan
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name
-from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 from graph_passes.passes.insert_product_gates import gate_input
 from graph_passes.plan import Plan, SitePlan

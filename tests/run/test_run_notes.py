@@ -15,7 +15,9 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import Latency, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.run.pruning.budget import Allocation, Constraint
+from compressor.run.pruning.budget import Allocation
+from compressor.run.pruning.budget_rows import budget_notes
+from compressor.run.pruning.constraints import Constraint
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 
@@ -134,7 +136,7 @@ def test_budgets_are_noted_in_the_numbers_of_the_report(
     fields: dict[str, Any], cost: float, numbers: tuple[str, ...]
 ) -> None:
     constraint = Constraint(CostTable(dense=cost, whole=cost, rows=(), **fields), 0.154 * cost)
-    (note,) = run_notes.budget_notes([constraint], Allocation({}, (0.154 * cost,), (0.154 * cost,)))
+    (note,) = budget_notes([constraint], Allocation({}, (0.154 * cost,), (0.154 * cost,)))
     assert note.code is NoteCode.BUDGET_MET
     assert note.text.startswith(numbers[0])
     assert all(number in note.text for number in numbers)
@@ -146,14 +148,14 @@ def test_a_budget_that_one_size_exceeds_does_not_keep_everything() -> None:
     small, large = (CostTable(unit="ms", batch=batch, seq=8, dense=5, whole=batch, rows=(row,)) for batch in (1, 8))
     constraints, counts = [Constraint(small, 7.6), Constraint(large, 7.6)], {"a": 4}
     costs = small.cost(counts), large.cost(counts)
-    codes = {note.code for note in run_notes.budget_notes(constraints, Allocation(counts, costs, costs))}
+    codes = {note.code for note in budget_notes(constraints, Allocation(counts, costs, costs))}
     assert codes == {NoteCode.BUDGET_MET}
     whole = small.whole, large.whole
-    (first, *_) = run_notes.budget_notes(constraints, Allocation({"a": 32}, whole, whole))
+    (first, *_) = budget_notes(constraints, Allocation({"a": 32}, whole, whole))
     assert first.code is NoteCode.BUDGET_ABOVE_DENSE
     assert all(f"{table.whole:g}" in first.text for table in (small, large))
     loose = [Constraint(table, 1000.0) for table in (small, large)]
-    notes = list(run_notes.budget_notes(loose, Allocation({"a": 32}, whole, whole)))
+    notes = list(budget_notes(loose, Allocation({"a": 32}, whole, whole)))
     assert not any("bounds the plan" in note.text for note in notes)
 
 

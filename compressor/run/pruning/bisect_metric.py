@@ -14,9 +14,10 @@ from torch import Tensor
 
 from compressor.measure.costs import CostTable
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
-from compressor.run.pruning.budget import Allocation, Constraint, choose_counts
+from compressor.run.pruning.budget import Allocation, choose_counts
 from compressor.run.pruning.budget_rows import predicted_rows
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import Constraint
 from compressor.run.pruning.metric_trials import (
     LossEstimate,
     ResampledScore,

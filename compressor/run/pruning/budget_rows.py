@@ -1,14 +1,16 @@
-"""Rows of the report on budgets: what was requested and reached, and where the cost goes."""
+"""Rows and notes of the report on budgets: what was requested and reached, and where the cost goes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compressor.measure.costs import CostTable
+from compressor.report.budgets import cost, quantity
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
-from compressor.run.pruning.budget import MAX_BUDGET_RATIO, Allocation, Constraint
+from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Allocation
+from compressor.run.pruning.constraints import Constraint
 from graph_passes import Plan
 
 DRIFT = 1.25
@@ -29,6 +31,31 @@ def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tu
         )
         for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
     )
+
+
+def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
+    """What was requested and what was reached."""
+    whole = [constraint.table.cost({}) for constraint in constraints]
+    is_whole = all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True))
+    if is_whole:
+        uses = ", ".join(
+            f"{cost(most, part.table.unit)} of {quantity(part.budget, part.table.unit)}"
+            for part, most in zip(constraints, whole, strict=True)
+        )
+        text = f"the model meets the budget as it is ({uses}), so no unit is removed for it"
+        yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
+    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
+        table, used = constraint.table, constraint.usage(measured)
+        size = f"{table.size_label}: " if table.batch else ""
+        expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
+        text = (
+            f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
+            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
+        )
+        code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO and not is_whole:
+            text += "; another size or the next number of units bounds the plan"
+        yield Note(code=code, text=text)
 
 
 def predicted_rows(tables: Sequence[CostTable], counts: Mapping[str, int]) -> tuple[BudgetRow, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from compressor.run.pruning.budget import constraints_of, require_reachable
+from compressor.run.pruning.budget import require_reachable
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import constraints_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.prune import pruner_of
 

@@ -16,12 +16,12 @@ from compressor.run.engine_choice.calibrate import calibration_batches, draw_row
 from compressor.run.learning_store import LearningStore
 from compressor.run.plan_source import store_learned
 from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.pruning.budget import Allocation, Constraint, constraints_of
-from compressor.run.pruning.budget_rows import budget_rows, cost_shares
+from compressor.run.pruning.budget import Allocation
+from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import Constraint, constraints_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.unreachable_budgets import unreachable
-from compressor.run.run_notes import budget_notes
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data

@@ -13,7 +13,7 @@ from compressor.model_folder import example_feeds, example_feeds_by_size, exampl
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, LoadedModel
-from compressor.run.pruning.budget import timed_sizes
+from compressor.run.pruning.constraints import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
 from compressor.run.pruning.plan_engines import PlanEngines

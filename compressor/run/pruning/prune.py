@@ -22,21 +22,12 @@ from compressor.run.engine_choice.calibrate import calibration_batches, draw_row
 from compressor.run.plan_source import load_start
 from compressor.run.products import SelectedPlan
 from compressor.run.pruning.bisect_metric import bisect_metric
-from compressor.run.pruning.budget import (
-    Allocation,
-    Constraint,
-    allocate_until_met,
-    constraints_of,
-    head_table,
-    keep_all_within,
-    macs_of,
-    require_reachable,
-)
-from compressor.run.pruning.budget_rows import budget_rows, cost_shares
+from compressor.run.pruning.budget import Allocation, allocate_until_met, keep_all_within, require_reachable
+from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import Constraint, constraints_of, head_table, macs_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.run_times import RunTimes
-from compressor.run.run_notes import budget_notes
 from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep

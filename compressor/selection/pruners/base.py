@@ -42,7 +42,7 @@ class PruningInputs:
             weights, batches or options are kept beside them.
 
     Raises:
-        InputError: there are no batches, no outputs, or a group has no linear that it ends in.
+        InputError: there are no outputs, or a group has no linear that it ends in.
     """
 
     model: PreTrainedModel
@@ -57,9 +57,6 @@ class PruningInputs:
         object.__setattr__(self, "store", Path(self.store))
         if isinstance(self.outputs, str) or not self.outputs:
             raise _invalid("outputs", "there are no names; give those of the model's outputs, such as ('logits',)")
-        for name in ("statistics", "held_out"):
-            if not getattr(self, name):
-                raise _invalid(name, "there are no batches; give at least one")
         if unknown := [group.name for group in self.groups if group.linear is None]:
             raise _invalid("groups", f"no linear of {unknown[0]} was recognized; leave the group out")
 
@@ -73,11 +70,19 @@ class Pruner(ABC, Generic[OptionsT]):
 
     Attributes:
         options_class: class of the options; `MethodOptions` itself if there are none.
+        reads_rows: whether the method reads the batches.
+
+    Raises:
+        InputError: there are no batches, and the method reads them.
     """
 
     options_class: type[OptionsT]
+    reads_rows = True
 
     def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
+        for name in ("statistics", "held_out") if self.reads_rows else ():
+            if not getattr(inputs, name):
+                raise _invalid(name, "there are no batches; give at least one")
         self.inputs = inputs
         self.options = options or self.options_class()
 

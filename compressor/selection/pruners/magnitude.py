@@ -26,6 +26,7 @@ class MagnitudePruner(Pruner[MethodOptions]):
     """
 
     options_class = MethodOptions
+    reads_rows = False
 
     def __init__(self, inputs: PruningInputs, options: MethodOptions | None = None) -> None:
         super().__init__(inputs, options)

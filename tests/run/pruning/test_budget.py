@@ -15,17 +15,13 @@ from compressor.run.pruning.budget import (
     MAX_BUDGET_RATIO,
     MAX_ROUNDS,
     MIN_BUDGET_RATIO,
-    Constraint,
     allocate_until_met,
     choose_counts,
-    constraints_of,
-    head_table,
     keep_all_within,
     require_reachable,
-    timed_sizes,
 )
-from compressor.run.pruning.budget_rows import budget_rows, delivered_rows
-from compressor.run.run_notes import budget_notes
+from compressor.run.pruning.budget_rows import budget_notes, budget_rows, delivered_rows
+from compressor.run.pruning.constraints import Constraint, constraints_of, head_table, timed_sizes
 from compressor.units import PrunableGroup
 from tests.faults import fails_with
 

@@ -17,7 +17,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
 from compressor.run.ladder import compress_ladder
-from compressor.run.pruning.budget import Constraint
+from compressor.run.pruning.constraints import Constraint
 from compressor.run.pruning.learn_units import pool_within
 from compressor.units import Bundles, PrunableGroup, keep_all
 from graph_passes import Plan

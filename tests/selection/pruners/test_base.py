@@ -43,7 +43,7 @@ def test_parts_of_other_weights_are_not_read(method: type[Pruner[Any]], tmp_path
 def test_inputs_without_batches_or_outputs_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path)
     with fails_with(ErrorCode.INVALID_VALUE, field=next(iter(fields))):
-        replace(inputs, **fields)
+        ReconstructPruner(replace(inputs, **fields))
 
 
 @pytest.mark.parametrize("method", METHODS)
