@@ -102,6 +102,10 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links to parents are not)
     out = out.resolve() if out.is_symlink() else out
+    if not out.name:
+        raise UsageError(
+            f"{out}: no folder that can be written; name one (-o)", code=ErrorCode.INVALID_VALUE, field="out", value=out
+        )
     work = WorkDir(out)
     try:
         _check_work_folder(work.path)
@@ -130,7 +134,7 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         except KeyboardInterrupt as interrupt:
             hint = f"; the same command resumes from {work.path}" if _remove_unresumable(work) else ""
             raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a custom task may end the process
             kept = f" (the results of learning are kept in {work.path})" if _remove_unresumable(work) else ""
             if _is_full(error):
                 raise InputError(
@@ -168,27 +172,22 @@ def _aside(out: Path) -> Path:
 
 
 def _check_output(out: Path, force: bool) -> None:
-    """Raise UsageError unless the output folder is missing, or may be replaced."""
-    if not out.exists():
+    """Raise UsageError unless the output folder is missing, empty, or may be replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not force:
-        raise UsageError(
-            f"{out}: exists; add --force to replace it, or write to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
     if (out / _LADDER).is_file():
-        raise UsageError(
-            f"{out}: holds the rungs of a ladder, which --force does not replace; write to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
-    if not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OUTPUT_FILES):
-        raise UsageError(
-            f"{out}: no run wrote this folder, so --force does not replace it; write to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
+        reason = "holds the rungs of a ladder, which --force does not replace"
+    elif not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OUTPUT_FILES):
+        reason = "exists, and no run wrote it, so --force would not replace it"
+    elif not force:
+        reason = "exists; add --force to replace it, or"
+    else:
+        return
+    raise UsageError(
+        f"{out}: {reason}{'' if reason.endswith('or') else ';'} write to another folder (-o)",
+        code=ErrorCode.OUTPUT_EXISTS,
+        path=out,
+    )
 
 
 def _check_work_folder(path: Path) -> None:

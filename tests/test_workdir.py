@@ -76,6 +76,19 @@ def test_a_folder_that_no_run_wrote_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "letter.txt").read_text() == "dear"
 
 
+def test_an_empty_folder_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with open_workdir(tmp_path / "out", force=False) as work:
+        write_files(work.result)
+        work.finish()
+    assert any((tmp_path / "out").iterdir())
+
+
+def test_a_path_without_a_name_is_refused() -> None:
+    with fails_with(ErrorCode.INVALID_VALUE, UsageError, field="out"), open_workdir(Path("/"), force=True):
+        pass
+
+
 def test_a_partial_folder_that_no_run_wrote_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "letter.txt").write_text("dear")

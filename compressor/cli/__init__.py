@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader of the output has gone, as in `compress sites model | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if console.debug:
             traceback.print_exc()
         message, code = explain(error)
@@ -74,8 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(0)
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """The line that the terminal shows for an error, and the exit code."""
+def explain(error: Exception | SystemExit) -> tuple[str, int]:
+    """The line that the terminal shows for an error, and the exit code.
+
+    Raises:
+        SystemExit: `error`, unless a custom task raised it.
+    """
     match error:
         case click.UsageError():
             command = error.ctx.command_path if error.ctx else "compress"
@@ -99,6 +103,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), InputError.exit_code
     if (own := error_of_own_task(error)) is not None:
         return str(own), own.exit_code
+    if isinstance(error, SystemExit):
+        raise error
     return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
 
 

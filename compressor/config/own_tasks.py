@@ -74,7 +74,7 @@ def load_own_task(name: str | None) -> OwnTask | None:
     return OwnTask(task_class, path, _source_hash(name, task_class))
 
 
-def error_of_own_task(error: Exception) -> UsageError | None:
+def error_of_own_task(error: BaseException) -> UsageError | None:
     """The error that names the method of a custom task in which another was raised; None: it was not.
 
     Of the frames of this package and of modules that define a task, the innermost decides; libraries do not count.

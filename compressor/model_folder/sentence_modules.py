@@ -152,7 +152,7 @@ def _module_paths(folder: Path) -> dict[str, str]:
             code=ErrorCode.FILE_MISSING,
             path=file,
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise _damaged(file, error) from error
     unknown = next((name for name in paths if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)), None)
     if unknown is not None:

@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.config.run import Recipe
+from compressor.errors import DivergedError, ErrorCode
 from compressor.measure import paired_interval
 from compressor.progress import ProgressCallback
 from compressor.results import AnsweredRow, EmbeddingAgreement, Score
@@ -141,15 +142,26 @@ def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> S
         compressed: statistics of the compressed variant for the same examples, `[examples, statistics]`.
         data: the rows that were scored, and the task.
         seed: seed of the bootstrap.
+
+    Raises:
+        DivergedError: the metric of a variant is not finite.
     """
     task = data.task
+    values = {"dense": task.score(dense), "compressed": task.score(compressed)}
+    for variant, value in values.items():
+        if not np.isfinite(value):
+            raise DivergedError(
+                f"{variant}: {task.metric} on the test rows is {value}; check the weights and the labels of these rows",
+                code=ErrorCode.NOT_FINITE,
+                quantity=task.metric,
+                value=value,
+            )
     interval = paired_interval(dense, compressed, task.score, seed)
     return Score(
         metric=task.metric,
         split="test",
         rows=len(data.test),
-        dense=task.score(dense),
-        compressed=task.score(compressed),
+        **values,
         **interval._asdict(),
         higher_is_better=task.higher_is_better,
         unit=task.metric_unit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from compressor.run.write_report import code_of
 from compressor.training.processes import process_count, refuse_processes
 from graph_passes import GraphPassError
 
-_TEACHER_OUTPUTS = "teacher-outputs"
+_TEACHER_OUTPUTS = ".teacher-outputs"
 """Folder of the teacher's outputs, which all rungs use, inside that of the rungs until the last is finished."""
 _PLAN = "plan.json"
 _FORCED = ".forced"
@@ -69,7 +70,7 @@ def compress_ladder(
             )
         )
     out = Path(out)
-    _refuse_output(out)
+    _refuse_output(recipes, out)
     _require_rungs_inside(recipes, out)
     listener = listener or NullListener()
     points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
@@ -82,20 +83,40 @@ def compress_ladder(
         rungs=(),
         points=points,
     )
-    frontier = _climb_own(frontier, recipes, out, listener, others)
+    try:
+        frontier = _climb_own(frontier, recipes, out, listener, others)
+    except BaseException:
+        _leave_no_trace(recipes, out)
+        raise
     for method, ladder in others.items():
         if follows_macs(ladder[0], recipes[0]):
             frontier = frontier.model_copy(update={"follow_macs": (*frontier.follow_macs, method)})
             text = f"{method} meets no budget of time: its rungs keep the multiply-accumulates of those of the ladder"
             listener.note(Note(code=NoteCode.MACS_FOLLOWED, text=text))
         frontier = _climb_beside(frontier, method, ladder, out, listener)
-    shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
+    if recipes[0].distillation.teacher_outputs is None:
+        shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
     return frontier
 
 
-def _refuse_output(out: Path) -> None:
-    """Raise UsageError if a folder is the output of a run: its next run would replace the rungs with it."""
+def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
+    """Remove the folder of the page, and what `--force` left in it, after an error before the first rung."""
+    if not any(_is_output(recipe.output.out) for recipe in recipes):
+        (out / _FORCED).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or missing
+            out.rmdir()
+
+
+def _refuse_output(recipes: Sequence[Recipe], out: Path) -> None:
+    """Raise UsageError if a folder is the output of a run, whose next run would replace the rungs, or a model."""
+    models = [path for recipe in recipes for path in (recipe.source.model, recipe.distillation.teacher) if path]
+    if out.resolve() in {path.resolve() for path in models}:
+        raise UsageError(
+            f"{out}: the folder of a model; write the rungs of a ladder to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
+        )
     if _is_output(out):
         raise UsageError(
             f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",

@@ -10,9 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from accelerate import PartialState
 
+from compressor.config.fields import fields_with, flag_of
+from compressor.config.recipe_fields import FIELDS, SECTION_OF
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
@@ -69,10 +72,29 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
     if not state.is_main_process:
         run_worker(recipe, state)
         sys.exit(0)
+    _refuse_inputs_inside_output(recipe)
     with open_workdir(recipe.output.out, force=recipe.output.force) as work:
         report = run_stages(recipe, work, RunLog(listener or NullListener()), state)
         work.finish()
     return report
+
+
+def _refuse_inputs_inside_output(recipe: Recipe) -> None:
+    """Raise UsageError if the folder that `--force` replaces holds a file that the run reads or keeps."""
+    out = recipe.output.out.resolve()
+    if not (recipe.output.force and out.exists()):
+        return
+    names = [*fields_with(FIELDS, "is_path"), "data", "eval_data", "test_data"]
+    for name in (name for name in names if name != "out"):
+        value = getattr(getattr(recipe, SECTION_OF[name]), name)
+        if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):
+            raise UsageError(
+                f"{flag_of(name)} {value}: inside {recipe.output.out}, which --force replaces; write to another folder"
+                " (-o)",
+                code=ErrorCode.CONTRADICTION,
+                fields=(name, "out"),
+                value=value,
+            )
 
 
 def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:

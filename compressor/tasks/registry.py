@@ -8,6 +8,7 @@ from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError, suggestion
 from compressor.model_folder import ModelFolder
+from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task
 from compressor.tasks.metrics import Metric
 
@@ -44,7 +45,18 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             value=name,
             known=tuple(metrics),
         )
-    task: Task = task_class(folder, request, metrics[name])
+    try:
+        task: Task = task_class(folder, request, metrics[name])
+    except TypeError as error:
+        if folder.own_task is None:
+            raise
+        raise UsageError(
+            f"--task {folder.own_task.path}: cannot be created ({one_line(error)}); take the arguments of"
+            " compressor.tasks.Task: folder, request and metric",
+            code=ErrorCode.TASK_FAILED,
+            field="task",
+            value=folder.own_task.path,
+        ) from error
     return task
 
 

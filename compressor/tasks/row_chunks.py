@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from compressor.tasks.text_file import TextFile
+from compressor.tasks.text_file import QuotedTextFile, TextFile
 
 PLAIN_TEXT, PARQUET = ".txt", ".parquet"
 FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
@@ -53,7 +53,7 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             yield pa.Table.from_batches([batch])
         return
-    text = TextFile(path, file)
+    text = QuotedTextFile(path, file) if file_format == ".csv" else TextFile(path, file)
     if file_format == PLAIN_TEXT:
         yield from _plain_chunks(text)
     elif file_format == ".jsonl":
@@ -61,13 +61,32 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
     elif file_format == ".conll":
         yield from _sentence_chunks(text)
     else:
-        yield from _table_chunks(text, is_quoted=file_format == ".csv")
+        yield from _table_chunks(text)
 
 
-def _table_chunks(text: TextFile, *, is_quoted: bool) -> Iterator[pa.Table]:
-    """The rows of CSV or TSV; the first table has the columns, if no rows."""
+def _table_chunks(text: TextFile) -> Iterator[pa.Table]:
+    """The rows of CSV, whose cells may be quoted, or of TSV; the first table has the columns, if no rows."""
     if text.is_blank():
         return
+    try:
+        yield from _parsed_tables(text)
+    except pa.ArrowInvalid as error:
+        _require_closed_quotes(text)
+        if "straddling" in str(error):
+            raise ValueError(f"a row is longer than {_CHUNK_BYTES >> 20} MiB") from error
+        raise
+    _require_closed_quotes(text)
+
+
+def _require_closed_quotes(text: TextFile) -> None:
+    """Raise LineError where the quotes of CSV are open at the end: Arrow takes the rest of the file as one cell."""
+    line = text.open_line if isinstance(text, QuotedTextFile) else None
+    if line is not None:
+        raise LineError(line, "a quote is opened here and not closed")
+
+
+def _parsed_tables(text: TextFile) -> Iterator[pa.Table]:
+    is_quoted = isinstance(text, QuotedTextFile)
     reader = pyarrow.csv.open_csv(
         pa.PythonFile(text, "r"),
         read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),

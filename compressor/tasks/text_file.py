@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +12,8 @@ from compressor.errors import ErrorCode, InputError
 
 _CHUNK_BYTES = 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_QUOTES = re.compile(rb'"+')
+_CELL_ENDS = (b"\n", b"\r", b",")
 
 
 class TextFile(io.RawIOBase):
@@ -76,3 +79,49 @@ class TextFile(io.RawIOBase):
                 line=line,
             )
         self._lines += chunk.count(b"\n")
+
+
+class QuotedTextFile(TextFile):
+    """A file of CSV, which knows whether what was read of it ends inside quotes.
+
+    A quote opens a cell at its beginning alone; two quotes inside of one are a quote of its text.
+
+    Args:
+        path: the file, as error messages name it.
+        file: its content, decompressed.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._open_line: int | None = None
+        self._line, self._last, self._held = 1, b"\n", b""
+        super().__init__(path, file)
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes; see `TextFile.read`."""
+        chunk = super().read(size)
+        self._follow_quotes(chunk)
+        return chunk
+
+    @property
+    def open_line(self) -> int | None:
+        """Number of the line with the quote that was opened and is not closed at the end; None: there is none."""
+        self._follow_quotes(b"")
+        return self._open_line
+
+    def _follow_quotes(self, chunk: bytes) -> None:
+        """Follow the quotes of a chunk; empty: of the end of the file."""
+        text = self._held + chunk
+        end = len(text.rstrip(b'"')) if chunk else len(text)  # quotes that go on in the next chunk are one run
+        text, self._held = text[:end], text[end:]
+        counted = 0
+        for quotes in _QUOTES.finditer(text):
+            begin, is_odd = quotes.start(), len(quotes.group()) % 2
+            self._line += text.count(b"\n", counted, begin)
+            counted = begin
+            before = text[begin - 1 : begin] if begin else self._last
+            if self._open_line is not None:
+                self._open_line = None if is_odd else self._open_line
+            elif is_odd and before in _CELL_ENDS:
+                self._open_line = self._line
+        self._line += text.count(b"\n", counted)
+        self._last = text[-1:] or self._last

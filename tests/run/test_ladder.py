@@ -102,6 +102,19 @@ def test_a_ladder_does_not_write_into_the_output_of_a_run(ladder: tuple[Path, Fr
         compress_ladder(rungs(out=str(out)), out)
 
 
+def test_a_ladder_does_not_write_into_the_folder_of_a_model() -> None:
+    with fails_with(ErrorCode.OUTPUT_EXISTS, UsageError, path=Path("model")):
+        compress_ladder(rungs(out="model"), Path("model"))
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_error_before_the_first_rung_leaves_nothing(force: bool, tmp_path: Path) -> None:
+    out = tmp_path / "frontier"
+    with fails_with(ErrorCode.FILE_MISSING):
+        compress_ladder(rungs(data="missing.tsv", out=str(out), force=force), out)
+    assert not out.exists()
+
+
 def test_rungs_lie_inside_the_folder_of_the_page(tmp_path: Path) -> None:
     for recipes, value in (((), None), (rungs(), rungs()[0].output.out)):
         with fails_with(ErrorCode.INVALID_VALUE, UsageError, field="out", value=value):

@@ -23,6 +23,7 @@ from compressor.run.write_report import drop_status
 from compressor.targets import target
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
+from tests.faults import fails_with
 from tests.report import reports
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
@@ -251,3 +252,18 @@ def test_a_loss_of_the_allowed_size_passes_although_floats_are_rounded(dense: fl
     assert dense - compressed > 0.01
     assert drop_status(0.01, [reports.accuracy(dense, compressed)]) is DropStatus.PASSED
     assert drop_status(0.0099, [reports.accuracy(dense, compressed)]) is DropStatus.FAILED
+
+
+@pytest.mark.parametrize("field", ["model", "data", "plan", "teacher"])
+def test_force_does_not_replace_a_folder_that_the_run_reads(field: str, inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("plan.json", "report.json", "rows.tsv"):
+        (out / name).touch()
+    values = {"model": out, "data": out / "rows.tsv", "plan": out / "plan.json", "teacher": out}
+    fields: dict[str, Any] = {"model": inputs / "model", "out": out, "force": True, field: values[field]}
+    if field == "teacher":
+        fields |= {"distill": True, "data": inputs / "rows.tsv"}
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=(field, "out")):
+        compressor.compress(Recipe(**fields))
+    assert (out / "rows.tsv").exists()

@@ -159,6 +159,7 @@ RAISING: dict[str, tuple[str, str]] = {
         "def encode_labels(self, *arguments):\n        return 1 / 0",
         "Spam.encode_labels",
     ),
+    "the end of the process": ("def encode(self, rows, source):\n        raise SystemExit(0)", "Spam.encode"),
     "the constructor": ("def __init__(self, *arguments):\n        assert not arguments", "Spam.__init__"),
 }
 """Where an error is raised -> a method, and the name that the error has of it."""
@@ -171,7 +172,7 @@ def test_an_error_in_its_code_is_one_of_the_task(
     method, name = RAISING[case]
     write_module(path, f"import json\n{SPAM}\n    {method}\n\ndef helper():\n    raise KeyError('x')\n")
     rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - any error of the module
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any error of the module
         open_data(rows_config(rows), load(classifier.path, task="tags:Spam"))
     error = error_of_own_task(caught.value)
     assert error is not None
@@ -182,6 +183,13 @@ def test_an_error_in_its_code_is_one_of_the_task(
     assert f"tags:{name}" in result.error
     assert type(caught.value).__name__ in result.error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_class_that_takes_no_arguments_is_refused(path: Path, classifier: ModelFolder, tmp_path: Path) -> None:
+    write_module(path, f"{SPAM}\n    def __init__(self):\n        pass\n")
+    rows = tsv(tmp_path / "rows.tsv", "0\tgood film", "1\tbad film")
+    with fails_with(ErrorCode.TASK_FAILED, UsageError, value="tags:Spam"):
+        open_data(rows_config(rows), load(classifier.path, task="tags:Spam"))
 
 
 @pytest.mark.parametrize(

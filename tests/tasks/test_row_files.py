@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.labels import class_ids, classes_of
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.splits import named_splits
+from compressor.tasks.text_file import QuotedTextFile
 from tests.faults import fails_with
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
@@ -68,6 +71,7 @@ LINE_FAULTS: dict[str, tuple[str, bytes, int]] = {
     "JSON with a repeated key": ("a.jsonl", b'\n{"text": "a", "text": "b"}\n', 2),
     "JSON with half a character": ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', 2),
     "JSON with a number beyond any type": ("a.jsonl", b'{"id": 1}\n{"id": 36893488147419103232}\n', 2),
+    "an open quote": ("a.csv", b'label,text\n1,a\n0,"b\n1,c\n', 3),
     "JSON too deep": ("a.jsonl", b"[" * 100000, 1),
 }
 
@@ -200,3 +204,23 @@ def test_lines_are_rows_of_plain_text(tmp_path: Path, lines: list[str]) -> None:
     if content.strip():
         texts = [row["text"] for row in rows_of(write(tmp_path / "a.txt", content))]
         assert "\n".join(texts) == content.rstrip("\n")
+
+
+CELLS = st.lists(st.text(st.sampled_from('ab",\n\r ')), min_size=2, max_size=2)
+
+
+@given(rows=st.lists(CELLS, min_size=1, max_size=5), size=st.integers(1, 9))
+def test_quotes_that_are_open_at_the_end_are_known(rows: list[list[str]], size: int) -> None:
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
+    content = text.getvalue().encode()
+
+    def open_line(part: bytes) -> int | None:
+        file = QuotedTextFile(Path("rows.csv"), io.BytesIO(part))
+        while file.read(size):
+            pass
+        return file.open_line
+
+    assert open_line(content) is None
+    last = content.removesuffix(b'"\r\n')
+    assert open_line(last) == last.count(b"\n", 0, len(last) - len(rows[-1][1].replace('"', '""').encode())) + 1
