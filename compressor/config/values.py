@@ -115,6 +115,8 @@ Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 Workers = Annotated[str, BeforeValidator(_check_workers)]
 """Where Ray runs workers: `local`, `local:4`, or `HOST:PORT`."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list)]
+Rows = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+"""A path of rows, or the name of a data set."""
 Share = Annotated[float, BeforeValidator(_as_share)]
 AttentionKind = Literal["bidirectional", "causal", "cross"]
 """`graph_passes.Kind`, repeated so that reading a recipe does not load the graph libraries."""

@@ -70,8 +70,7 @@ def compress_ladder(
             )
         )
     out = Path(out)
-    _refuse_output(recipes, out)
-    _require_rungs_inside(recipes, out)
+    _check_folders(recipes, out)
     listener = listener or NullListener()
     points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
     if recipes[0].output.force and not (out / _FORCED).exists():
@@ -108,34 +107,21 @@ def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
             out.rmdir()
 
 
-def _refuse_output(recipes: Sequence[Recipe], out: Path) -> None:
-    """Raise UsageError if a folder is the output of a run, whose next run would replace the rungs, or a model."""
+def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
+    """Raise UsageError for a page in the folder of a model or of a run, which the next run replaces, or of no rung."""
     models = [path for recipe in recipes for path in (recipe.source.model, recipe.distillation.teacher) if path]
-    if out.resolve() in {path.resolve() for path in models}:
-        raise UsageError(
-            f"{out}: the folder of a model; write the rungs of a ladder to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
-    if _is_output(out):
-        raise UsageError(
-            f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=out,
-        )
-
-
-def _require_rungs_inside(recipes: Sequence[Recipe], out: Path) -> None:
-    """Raise UsageError unless there are rungs, whose folders all lie inside that of the page."""
     outside = [recipe.output.out for recipe in recipes if not recipe.output.out.is_relative_to(out)]
-    if outside or not recipes:
-        reason = f"{outside[0]}: a rung outside {out}" if outside else "a ladder without rungs"
-        raise UsageError(
-            f"{reason}; give recipes that write to folders inside that of the page, see recipes_of",
-            code=ErrorCode.INVALID_VALUE,
-            field="out",
-            value=outside[0] if outside else None,
-        )
+    code = ErrorCode.OUTPUT_EXISTS
+    if out.resolve() in {path.resolve() for path in models}:
+        reason = f"{out}: the folder of a model; write the rungs of a ladder to another folder (-o)"
+    elif _is_output(out):
+        reason = f"{out}: the output of a run; write the rungs of a ladder to another folder (-o)"
+    elif outside or not recipes:
+        code = ErrorCode.INVALID_VALUE
+        reason = f"{out}: {outside or 'none'} of its rungs; give recipes that write inside of it, see recipes_of"
+    else:
+        return
+    raise UsageError(reason, code=code, field="out", path=out)
 
 
 def _is_output(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compressor.config.fields import Config, config_field
 from compressor.config.sections.headings import DATA, MODEL
-from compressor.config.values import Count, Names, Natural
+from compressor.config.values import Count, Names, Natural, Rows
 
 
 class SourceConfig(Config):
@@ -36,14 +36,14 @@ class SourceConfig(Config):
 class RowsConfig(Config):
     """The training, evaluation and test rows, and how they are read."""
 
-    data: str | None = config_field(
+    data: Rows = config_field(
         DATA,
         "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of such files or of images, a"
         " folder that save_to_disk of datasets wrote, or a data set of Hugging Face",
         decides_plan=True,
     )
-    eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
-    test_data: str | None = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
+    eval_data: Rows = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
+    test_data: Rows = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
     text_columns: Names = config_field(
         DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
     )
