@@ -57,11 +57,11 @@ class Console:
     def note(self, note: Note | str) -> None:
         """Print something that the reader of a result must know."""
         if not self.quiet:
-            _stderr().print(Text(f"note: {note}", style="dim"))
+            _stderr().print(Text(f"note: {_printable(str(note))}", style="dim"))
 
     def error(self, text: str) -> None:
         """Print an error as one line."""
-        print(f"compress: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(f"compress: {_printable(text)}", file=sys.stderr, flush=True)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
@@ -96,3 +96,8 @@ def _finite(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
     return content
+
+
+def _printable(text: str) -> str:
+    """A message as one line without control characters, which values of rows may hold and a terminal would obey."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(text.split()))

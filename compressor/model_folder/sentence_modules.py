@@ -127,7 +127,12 @@ def _text_settings(folder: Path) -> dict[str, Any]:
 def module_folders(folder: Path) -> tuple[str, ...]:
     """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
     paths = [PurePosixPath(str(module["path"])) for module in _listed_modules(folder) if "path" in module]
-    return tuple(str(path) for path in paths if path.parts and not path.is_absolute() and ".." not in path.parts)
+    return tuple(str(path) for path in paths if path.parts and _is_inside(path))
+
+
+def _is_inside(path: PurePosixPath) -> bool:
+    """Whether a path that a model names stays in its folder."""
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _listed_modules(folder: Path) -> list[dict[str, Any]]:
@@ -160,6 +165,9 @@ def _module_paths(folder: Path) -> dict[str, str]:
     if list(paths)[:2] != [_TRANSFORMER, _POOLING] or len(paths) != len(modules):
         names = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
         raise _unsupported(file, "type", names, f"the modules are {names}; they have to be {_MODULES}")
+    outside = next((path for path in paths.values() if not _is_inside(PurePosixPath(path))), None)
+    if outside is not None:
+        raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; save the model again")
     if paths[_TRANSFORMER]:
         raise _unsupported(file, "path", paths[_TRANSFORMER], "the encoder is not in the folder itself; save it again")
     return paths

@@ -179,7 +179,7 @@ def _claim(store: Path, key: str, keys: Mapping[str, str], *, force: bool) -> It
     if stamp.is_file() and stamp.read_text() == key:
         return
     if store.exists():
-        if not force and (progress := _progress(store)):
+        if not force and (progress := _lost_progress(store, keys)):
             raise UsageError(
                 f"{store}: an interrupted run with another recipe, model, task or rows learned here ({progress}); run"
                 " it to its end, write to another folder (-o), or discard what depends on the change (--force)",
@@ -205,7 +205,7 @@ def _discard(store: Path, keys: Mapping[str, str]) -> None:
             continue
         elif path.name not in keys:
             shutil.rmtree(path)
-        elif not (path / _KEY).is_file() or (path / _KEY).read_text() != keys[path.name]:
+        elif not _has_its_key(path, keys):
             _discard(path, keys)
             if not any(path.iterdir()):
                 path.rmdir()
@@ -240,13 +240,18 @@ def _last_step(checkpoints: Path) -> str | None:
     return last and f"step {last['global_step']} of {last['max_steps']}"
 
 
-def _progress(store: Path) -> str | None:
-    """The progress of an interrupted run in words; None if there is nothing to resume from."""
+def _has_its_key(stage: Path, keys: Mapping[str, str]) -> bool:
+    """Whether the folder of a stage has the stage's key, so that its work is used."""
+    return (stage / _KEY).is_file() and (stage / _KEY).read_text() == keys.get(stage.name)
+
+
+def _lost_progress(store: Path, keys: Mapping[str, str]) -> str | None:
+    """The progress of an interrupted run in words, without stages that have their key; None: none would be lost."""
     if (store / _FINISHED).is_file():
         return "learning had finished"
-    stages = [store / stage for stage in get_args(Stage)]
-    if progress := next(filter(None, map(_progress, filter(Path.is_dir, stages))), None):
-        return progress
+    for stage in (store / name for name in get_args(Stage)):
+        if stage.is_dir() and not _has_its_key(stage, keys) and (progress := _lost_progress(stage, keys)):
+            return progress
     for part in reversed(_CHECKPOINTS):
         if step := _last_step(store / part):
             return step

@@ -173,6 +173,8 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
                 continue
             try:
                 row = json.loads(line, object_pairs_hook=_unique_object)
+            except json.JSONDecodeError as error:
+                raise LineError(number, f"{error.msg} at character {error.colno}") from error
             except (ValueError, RecursionError) as error:
                 raise LineError(number, str(error)) from error
             if not isinstance(row, dict):

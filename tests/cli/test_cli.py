@@ -311,3 +311,10 @@ def test_a_narrow_terminal_cuts_no_cell(capfd: Cap) -> None:
 )
 def test_a_lack_of_memory_is_a_fault_of_the_machine(error: Exception, code: int) -> None:
     assert explain(error)[1] == code
+
+
+def test_values_of_rows_do_not_command_the_terminal(capfd: Cap) -> None:
+    Console().error("row 1: 'a\x1b[31m\x00b\n.png' is missing")
+    printed = capfd.readouterr().err.removesuffix("\n")
+    assert printed.isprintable()
+    assert "[31m" in printed

@@ -150,9 +150,18 @@ def test_other_modules_are_refused(types: list[str], encoder: Path) -> None:
         load(encoder)
 
 
+@pytest.mark.parametrize("path", ["/etc", "../1_Pooling", "a/../../b"])
+def test_modules_outside_of_the_folder_are_refused(path: str, encoder: Path) -> None:
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": path, "type": "x.Pooling"}]
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=encoder / "modules.json", field="path"):
+        load(encoder)
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000], ids=["open", "deep"])
 @pytest.mark.parametrize("file", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
-def test_damaged_files_are_refused(file: str, encoder: Path) -> None:
-    (encoder / file).write_text("{")
+def test_damaged_files_are_refused(file: str, content: str, encoder: Path) -> None:
+    (encoder / file).write_text(content)
     with fails_with(ErrorCode.FILE_UNREADABLE, path=encoder / file):
         load(encoder)
 

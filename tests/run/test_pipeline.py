@@ -262,8 +262,8 @@ def test_force_does_not_replace_a_folder_that_the_run_reads(field: str, inputs: 
         (out / name).touch()
     values = {"model": out, "data": out / "rows.tsv", "plan": out / "plan.json", "teacher": out}
     fields: dict[str, Any] = {"model": inputs / "model", "out": out, "force": True, field: values[field]}
-    if field == "teacher":
-        fields |= {"distill": True, "data": inputs / "rows.tsv"}
+    if field in ("data", "teacher"):
+        fields = {"data": inputs / "rows.tsv", "macs": "50%", "distill": True, **fields}
     with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=(field, "out")):
         compressor.compress(Recipe(**fields))
     assert (out / "rows.tsv").exists()

@@ -126,11 +126,11 @@ def test_minutes_that_do_not_suffice_leave_the_units_that_were_pruned(
     recipe, before = pruned
     shutil.copytree(recipe.output.out.with_name("out.partial"), tmp_path / "out.partial")
     with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="minutes"):
-        run(inputs, tmp_path / "out", minutes=1e-9, force=True)
+        run(inputs, tmp_path / "out", minutes=1e-9)
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     listener = RecordingListener(STAGE, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        compressor.compress(distilled_recipe(inputs, tmp_path / "out", minutes=9, force=True), listener)
+        compressor.compress(distilled_recipe(inputs, tmp_path / "out", minutes=9), listener)
     assert NoteCode.RESUMED in listener.codes
     assert not any("refitting" in stage for stage in listener.stages)
     resumed = learn(distilled_recipe(inputs, tmp_path / "out", minutes=9), STAGE, "pruned")
