@@ -61,14 +61,7 @@ def compress_ladder(
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
-    if process_count() > 1:
-        refuse_processes(
-            UsageError(
-                "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from"
-                " the folder of the one before",
-                code=ErrorCode.CONTRADICTION,
-            )
-        )
+    _require_one_process()
     out = Path(out)
     _check_folders(recipes, out)
     listener = listener or NullListener()
@@ -97,6 +90,16 @@ def compress_ladder(
         shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
     return frontier
+
+
+def _require_one_process() -> None:
+    """Raise UsageError under `accelerate launch`."""
+    if process_count() > 1:
+        text = (
+            "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from the"
+            " folder of the one before"
+        )
+        refuse_processes(UsageError(text, code=ErrorCode.CONTRADICTION))
 
 
 def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
