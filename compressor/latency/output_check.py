@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from compressor.latency.verdict import OutputAgreement
 from compressor.targets.array_file import read_arrays
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
-from compressor.targets.relative_error import has_value_per_position, relative_error
+from compressor.targets.relative_error import ReferenceOutputs
 from compressor.targets.tensor_specs import input_specs
 from graph_passes import load
 
@@ -85,12 +86,7 @@ class ExpectedOutputs:
             )
         largest = 0.0
         for name, expected in self.outputs[number].items():
-            error = relative_error(
-                expected,
-                outputs[name],
-                self.batches[number],
-                value_per_position=self._has_value_per_position(name),
-            )
+            error = self._reference.error(number, name, outputs[name])
             is_integer = expected.dtype.kind in "biu" and expected.shape == outputs[name].shape
             if error and is_integer and self.exact_integers:
                 raise MismatchError(
@@ -106,8 +102,9 @@ class ExpectedOutputs:
             largest = max(largest, error)
         return largest
 
-    def _has_value_per_position(self, name: str) -> bool:
-        return has_value_per_position([batch[name] for batch in self.outputs if name in batch], self.batches)
+    @functools.cached_property
+    def _reference(self) -> ReferenceOutputs:
+        return ReferenceOutputs(self.outputs, self.batches)
 
     def _check_shapes(self, model: str, number: int, outputs: Outputs) -> None:
         for name, expected in self.outputs[number].items():

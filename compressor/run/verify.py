@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
 from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
-from compressor.targets.relative_error import has_value_per_position, relative_error
+from compressor.targets.relative_error import Outputs, ReferenceOutputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 _PRODUCT_TOLERANCE = 1e-2
 """Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
-Outputs = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Outputs]
 
 _SIZES = ((1, 5), (2, 17), (3, 32))
@@ -235,15 +231,8 @@ def _prove(
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
     errors: dict[str, float] = {}
-    expected = list(expected)
-    # Rounding in 8 bits shifts outputs as much in a batch whose outputs are all close to zero as in others.
-    scales = _magnitudes(expected) if stage is ProofStage.BUILD_INT8 else {}
-    feeds = [case.feeds for case in cases]
-    per_position = {
-        name: has_value_per_position([batch[name] for batch in expected if name in batch], feeds)
-        for name in expected[0]
-    }
-    for case, references in zip(cases, expected, strict=True):
+    reference = ReferenceOutputs(list(expected), [case.feeds for case in cases])
+    for number, (case, references) in enumerate(zip(cases, reference.outputs, strict=True)):
         outputs = run(case.feeds)
         # A model may return more tensors than its graph has outputs.
         missing = set() if stage is ProofStage.EXPORT and outputs else references.keys() - outputs.keys()
@@ -252,14 +241,7 @@ def _prove(
         for name, output in outputs.items():
             if name not in references:
                 _mismatch(stage, variant, f"unexpected output {name}, expected {', '.join(references)}; export again")
-            error = relative_error(
-                references[name],
-                output,
-                case.feeds,
-                scale=scales.get(name),
-                value_per_position=per_position.get(name, False),
-            )
-            errors[name] = max(errors.get(name, 0.0), error)
+            errors[name] = max(errors.get(name, 0.0), reference.error(number, name, output))
     return Proof(
         stage=stage,
         variant=variant,
@@ -268,16 +250,6 @@ def _prove(
         cases=tuple(case.name for case in cases),
         failing=tuple(name for name, error in errors.items() if not error <= tolerance),
     )
-
-
-def _magnitudes(outputs: Sequence[Outputs]) -> dict[str, float]:
-    """The largest finite magnitude of each output over all batches."""
-    magnitudes: dict[str, float] = {}
-    for name, array in itertools.chain.from_iterable(batch.items() for batch in outputs):
-        if np.issubdtype(array.dtype, np.number):
-            largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-            magnitudes[name] = max(magnitudes.get(name, 0.0), largest)
-    return magnitudes
 
 
 def _mismatch(stage: ProofStage, variant: VariantName, reason: str) -> NoReturn:

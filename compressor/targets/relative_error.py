@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from compressor.targets.base import Feeds
+
+Outputs = Mapping[str, np.ndarray]
+"""Output -> its value for one batch."""
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -15,6 +20,63 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 _encode = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, otypes=[np.object_])
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """Expected outputs of several batches, and the errors of other outputs against them.
+
+    An error is relative to the largest magnitude that the output has in any batch: rounding shifts the outputs of a
+    batch that are all close to zero, such as the logits of one undecided row, as much as those of others.
+
+    Attributes:
+        outputs: the expected outputs of every batch.
+        batches: the inputs that they were computed from.
+    """
+
+    outputs: Sequence[Outputs]
+    batches: Sequence[Feeds]
+
+    def error(self, number: int, name: str, output: np.ndarray) -> float:
+        """The relative error of one output.
+
+        Args:
+            number: number of the batch.
+            name: name of the output.
+            output: the output to compare.
+
+        Returns:
+            See `relative_error`.
+        """
+        return relative_error(
+            self.outputs[number][name],
+            output,
+            self.batches[number],
+            scale=self._magnitudes[name],
+            value_per_position=self._per_position[name],
+        )
+
+    @functools.cached_property
+    def _per_position(self) -> dict[str, bool]:
+        """Output -> whether it has a value for each position."""
+        names = dict.fromkeys(name for outputs in self.outputs for name in outputs)
+        return {
+            name: has_value_per_position([outputs[name] for outputs in self.outputs if name in outputs], self.batches)
+            for name in names
+        }
+
+    @functools.cached_property
+    def _magnitudes(self) -> dict[str, float]:
+        """Output -> its largest finite magnitude over all batches; 0 for texts."""
+        magnitudes: dict[str, float] = {}
+        for outputs, feeds in zip(self.outputs, self.batches, strict=True):
+            for name, output in outputs.items():
+                largest = 0.0
+                if output.dtype.kind not in "OSU":
+                    values = output[_valid_positions(output, feeds, self._per_position[name])].astype(np.float64)
+                    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+                magnitudes[name] = max(magnitudes.get(name, 0.0), largest)
+        return magnitudes
 
 
 def relative_error(

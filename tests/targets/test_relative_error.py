@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from compressor.targets.relative_error import as_bytes, has_value_per_position, relative_error
+from compressor.targets.relative_error import ReferenceOutputs, as_bytes, has_value_per_position, relative_error
 
 NAN, INF = float("nan"), float("inf")
 
@@ -71,3 +73,32 @@ def test_a_value_for_each_position_follows_the_lengths_of_all_batches() -> None:
     assert not has_value_per_position(spans, [{}, {}])
     padded = np.array([[1, 1], [1, NAN]])
     assert relative_error(np.ones((2, 2)), padded, batches[0], value_per_position=True) == 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(1e-6, 1.0), st.integers(0, 2))
+def test_a_batch_of_small_outputs_is_compared_on_the_scale_of_all_batches(factor: float, small: int) -> None:
+    rng = np.random.default_rng(small)
+    outputs = [rng.normal(size=(2, 3)) for _ in range(3)]
+    outputs[small] *= factor
+    rounding = 1e-3 * rng.uniform(-1, 1, size=(3, 2, 3))
+    reference = ReferenceOutputs([{"y": output} for output in outputs], [{}, {}, {}])
+    errors = [reference.error(number, "y", outputs[number] + rounding[number]) for number in range(3)]
+    largest = np.abs(outputs).max()
+    assert errors == pytest.approx([np.abs(part).max() / largest for part in rounding])
+
+
+def test_padded_positions_do_not_set_the_scale() -> None:
+    mask = np.array([[1, 0]])
+    outputs = [np.array([[[1.0], [1e6]]]), np.array([[[2.0], [1e6]]])]
+    reference = ReferenceOutputs([{"y": output} for output in outputs], [{"attention_mask": mask}] * 2)
+    assert reference.error(0, "y", outputs[0] + 0.5) == pytest.approx(0.25)
+
+
+def test_texts_and_batches_of_zeros_have_no_scale() -> None:
+    texts = np.array(["a", "b"], object)
+    reference = ReferenceOutputs([{"text": texts, "y": np.zeros(2)}], [{}])
+    assert reference.error(0, "text", texts) == 0
+    assert reference.error(0, "text", texts[::-1]) == INF
+    assert reference.error(0, "y", np.zeros(2)) == 0
+    assert reference.error(0, "y", np.ones(2)) == INF
