@@ -16,7 +16,6 @@ processes with the same `--out` share the cells.
 from __future__ import annotations
 
 import argparse
-import fcntl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from benchmarks.machine import machine
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
+from compressor.file_lock import file_lock
 from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
@@ -93,8 +93,7 @@ def tune(
         metric: the metric that selects the checkpoint; None: the main metric of the task.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with file_lock(folder.with_name(f".{folder.name}.lock")):
         if folder.exists():
             return
         recipe = Recipe(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.file_lock import file_lock
 from graph_passes.files import write_text
 from graph_passes.interrupts import interrupts_deferred
 
@@ -207,19 +207,16 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         InputError: another run holds the lock.
     """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise InputError(
-            f"{path}: another run is writing there; wait for it, or write to another folder (-o)",
-            code=ErrorCode.FOLDER_BUSY,
-            path=path,
-        ) from error
-    else:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(path, wait=False))
+        except BlockingIOError as error:
+            raise InputError(
+                f"{path}: another run is writing there; wait for it, or write to another folder (-o)",
+                code=ErrorCode.FOLDER_BUSY,
+                path=path,
+            ) from error
         yield
-    finally:
-        os.close(handle)
 
 
 def _is_full(error: BaseException | None) -> bool:

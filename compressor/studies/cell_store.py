@@ -7,17 +7,17 @@ when its file exists: the file is written under a temporary name and renamed.
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compressor.config.run import current_fields
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.file_lock import file_lock
 from compressor.progress import Listener, ProgressCallback
 from graph_passes.files import atomic_replace, write_text
 
@@ -72,7 +72,7 @@ class CellStore:
 
     def _claim(self) -> None:
         self._cells.mkdir(parents=True, exist_ok=True)
-        with _locked(self._cells / ".lock"):
+        with file_lock(self._cells / ".lock"):
             _check_stamp(self.path, self._recipe)  # another process may have been first
             if not (self.path / STAMP).exists():
                 write_text(self.path / STAMP, json.dumps(self._recipe, indent=1))
@@ -194,17 +194,10 @@ def _short(value: Any) -> str:
 @contextmanager
 def _claimed(file: Path, wait: bool) -> Iterator[bool]:
     """Whether this process holds the claim of the cell of `file`, and the cell is not finished."""
-    with file.with_suffix(".lock").open("w") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            stack.enter_context(file_lock(file.with_suffix(".lock"), wait=wait))
         except BlockingIOError:
             yield False
         else:
             yield not file.exists()
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

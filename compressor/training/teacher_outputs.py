@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import logging
 import os
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressor.file_lock import file_lock
 from compressor.tasks.forwards import DECODER_IDS, LABELS
 from graph_passes.files import atomic_replace
 
@@ -158,10 +159,10 @@ class KeptOutputs:
         numbers = self._rows * per_row + self._tokens * per_token
         self._folder.mkdir(parents=True, exist_ok=True)
         file, index = self._folder / _VALUES, self._folder / _INDEX
-        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT)
-        self._unlock = weakref.finalize(self, os.close, handle)
+        stack = contextlib.ExitStack()
+        self._unlock = weakref.finalize(self, stack.close)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(file_lock(self._folder / _LOCK, wait=False))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks

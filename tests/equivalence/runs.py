@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -16,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
+from compressor.file_lock import file_lock
 from tests.equivalence import inputs
 from tests.equivalence.cases import Case, Step
 from tests.equivalence.checkouts import CaseError, Checkout, environment, python
@@ -30,8 +30,7 @@ def prepare_inputs(work: Path) -> None:
     """Write the inputs on the first call, and again if their module has changed."""
     folder, stamp = work / "inputs", work / "inputs" / "stamp"
     work.mkdir(parents=True, exist_ok=True)
-    with (work / ".inputs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with file_lock(work / ".inputs.lock"):
         if not stamp.is_file() or stamp.read_text() != _inputs_key():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

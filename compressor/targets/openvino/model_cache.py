@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.environment import int8_instructions, processor
+from compressor.file_lock import file_lock
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.session import Layer
 from compressor.targets.user_cache import user_cache
@@ -51,32 +51,17 @@ def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | No
     with contextlib.ExitStack() as stack:
         folder = user_cache() / "openvino" / _digest(path, settings)
         try:
-            stack.enter_context(_locked(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)  # the time of its last use
+            with tempfile.TemporaryFile(dir=folder):  # it can be written
+                pass
+            stack.enter_context(file_lock(folder))
         except OSError as error:
             logger.debug("%s: compiled models are not cached (%s)", folder, error)
             yield None
             return
         yield folder
     evict_oldest(folder.parent)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it, which waits for other processes; its time is that of its last use.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def compile_model(
