@@ -1,10 +1,11 @@
-"""The fields of a recipe by name: their sections, and their names in earlier versions."""
+"""The sections of a recipe, its fields by name, and their names in earlier versions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from compressor.config.fields import Config
@@ -25,18 +26,24 @@ from compressor.config.sections import (
 if TYPE_CHECKING:
     from compressor.results import Report
 
-SECTIONS: Mapping[str, type[Config]] = {
-    "source": SourceConfig,
-    "rows": RowsConfig,
-    "selection": SelectionConfig,
-    "budget": BudgetConfig,
-    "blocks": BlocksConfig,
-    "distillation": DistillationConfig,
-    "engine": EngineConfig,
-    "export": ExportConfig,
-    "measure": MeasureConfig,
-    "output": OutputConfig,
-}
+
+class Sections(Config):
+    """The sections of a recipe."""
+
+    source: SourceConfig
+    rows: RowsConfig = Field(default_factory=RowsConfig)
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    blocks: BlocksConfig = Field(default_factory=BlocksConfig)
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    export: ExportConfig = Field(default_factory=ExportConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+
+SECTIONS: Mapping[str, Any] = {name: section.annotation for name, section in Sections.model_fields.items()}
+"""Section -> its model."""
 FIELDS: Mapping[str, FieldInfo] = {
     name: field for section in SECTIONS.values() for name, field in section.model_fields.items()
 }

@@ -5,38 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from compressor.config.fields import Config
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
-from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS
-from compressor.config.sections import (
-    BlocksConfig,
-    BudgetConfig,
-    DistillationConfig,
-    EngineConfig,
-    ExportConfig,
-    MeasureConfig,
-    OutputConfig,
-    RowsConfig,
-    SelectionConfig,
-    SourceConfig,
-)
+from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS, Sections
 
 
-class RecipeSections(Config):
-    """All sections of a recipe, and what a run does by them; `Recipe` checks that they agree."""
-
-    source: SourceConfig
-    rows: RowsConfig = Field(default_factory=RowsConfig)
-    selection: SelectionConfig = Field(default_factory=SelectionConfig)
-    budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    blocks: BlocksConfig = Field(default_factory=BlocksConfig)
-    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
-    export: ExportConfig = Field(default_factory=ExportConfig)
-    measure: MeasureConfig = Field(default_factory=MeasureConfig)
-    output: OutputConfig = Field(default_factory=OutputConfig)
+class RecipeSections(Sections):
+    """The sections of a recipe, and what a run does by them; `Recipe` checks that they agree."""
 
     @property
     def plan_file(self) -> Path | None:
