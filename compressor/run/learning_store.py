@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
-from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
+from compressor.results import AnyNote, BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
+from compressor.results.rows import Row
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
-from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, TRIALS, write_json
+from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, TRIALS
 from graph_passes import Plan
+from graph_passes.files import write_text
 
 _CHECKPOINTS = {
     "checkpoints": "learning",
@@ -32,6 +34,18 @@ _CHECKPOINTS = {
 Stage = Literal["heads", "pruned"]
 """What is learned first: the heads that another method selects, and the units that a budget removes."""
 _FINISHED, _KEY, _PLAN, _WEIGHTS, _PRUNING = "done.json", "key", "plan.json", "model.safetensors", "pruning"
+
+
+class _FinishedPlan(Row):
+    """The fields of a `SelectedPlan` that are stored beside its plan and its weights."""
+
+    trained: bool
+    curves: tuple[CurvePoint, ...]
+    notes: tuple[AnyNote, ...]
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
+    certificate: CertifiedLoss | None = None
+    engine: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,20 +100,10 @@ class LearningStore:
         file = self.path / _FINISHED
         if not file.is_file():
             return None
-        content = json.loads(file.read_text())
-        if content["trained"]:
+        finished = _FinishedPlan.model_validate_json(file.read_bytes())
+        if finished.trained:
             safetensors.torch.load_model(model, str(self.path / _WEIGHTS))
-        certificate = content.get("certificate")
-        return SelectedPlan(
-            plan=Plan.load(self.path / _PLAN),
-            curves=tuple(CurvePoint.model_validate(point) for point in content["curves"]),
-            trained=content["trained"],
-            notes=tuple(_note_of(note) for note in content["notes"]),
-            budget=tuple(BudgetRow.model_validate(row) for row in content.get("budget", ())),
-            costs=tuple(CostShare.model_validate(row) for row in content.get("costs", ())),
-            certificate=certificate and CertifiedLoss.model_validate(certificate),
-            engine=content.get("engine", ""),
-        )
+        return SelectedPlan(plan=Plan.load(self.path / _PLAN), **dict(finished))
 
     @property
     def times(self) -> Path:
@@ -126,16 +130,8 @@ class LearningStore:
         if selected.trained:
             safetensors.torch.save_model(model, str(self.path / _WEIGHTS))
         selected.plan.save(self.path / _PLAN)
-        content = {
-            "trained": selected.trained,
-            "curves": [point.model_dump() for point in selected.curves],
-            "notes": [note.model_dump() for note in selected.notes],
-            "budget": [row.model_dump() for row in selected.budget],
-            "costs": [row.model_dump() for row in selected.costs],
-            "certificate": selected.certificate and selected.certificate.model_dump(),
-            "engine": selected.engine,
-        }
-        write_json(self.path / _FINISHED, content)
+        finished = _FinishedPlan(**{name: getattr(selected, name) for name in _FinishedPlan.model_fields})
+        write_text(self.path / _FINISHED, finished.model_dump_json())
         for part in (*_CHECKPOINTS, _PRUNING, "teacher"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for file in (self.times, self.trials):
@@ -258,7 +254,3 @@ def _lost_progress(store: Path, keys: Mapping[str, str]) -> str | None:
     if (store / MAPS).is_file():
         return "attention maps"
     return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None
-
-
-def _note_of(stored: object) -> Note:
-    return Note(text=stored) if isinstance(stored, str) else Note.model_validate(stored)
