@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import graph_passes
@@ -13,12 +14,14 @@ from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
+from compressor.run.pruning import count_costs as count_costs_module
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import equal_groups, keep_counts, measured_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
+from graph_passes import Plan
 from tests.law import references
 from tests.projection_zoo import FAMILIES
 from tests.run.pruning.budget_runs import exported
@@ -82,7 +85,7 @@ def test_units_that_are_channels_of_a_convolution_are_removed(tmp_path: Path) ->
     assert any(node.op_type == "Conv" for node in cut.graph)
 
 
-def size(model: graph_passes.files.ir.Model) -> list[int]:
+def size(model: ir.Model) -> list[int]:
     """Elements of the matrices of a graph."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return [tensor.size for tensor in tensors if tensor is not None and len(tensor.shape) == 2]
@@ -121,6 +124,31 @@ def test_what_a_group_saves_does_not_depend_on_the_others(
     counts = {group.name: int(rng.choice([0, group.units // 2, group.units])) for group in groups}
     graph = engines.graph(keep_counts(reference.plan, groups, counts))
     assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
+
+
+def test_similar_layers_are_counted_once_with_the_counts_of_each(
+    reference: ExportedGraph,
+    groups: list[PrunableGroup],
+    costs: tuple[CostTable, CostTable],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines, plans = plan_engines(reference, "", tmp_path), []
+
+    def graph_of(plan: Plan) -> ir.Model:
+        plans.append(plan)
+        return engines.float_graph(plan)
+
+    def count() -> tuple[CostTable, ...]:
+        plans.clear()
+        return tuple(count_costs(graph_of, reference.plan, groups, [(1, 7)], lambda finished, total: None))
+
+    assert count() == costs
+    assert len(plans) < 1 + len(groups)  # the whole model, and a graph for each group
+    for counted_by in ({group.name: group for group in groups}, {group.name: groups[0] for group in groups}):
+        monkeypatch.setattr(count_costs_module, "_representatives", lambda _, counted_by=counted_by: counted_by)
+        assert count() == costs  # counts that do not agree with a graph are not used
+        assert len(plans) >= 1 + len(groups)
 
 
 @pytest.mark.zoo
