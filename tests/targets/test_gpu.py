@@ -19,7 +19,7 @@ from compressor.run import verify
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Precision, target
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.relative_error import relative_error
+from compressor.targets.relative_error import ReferenceOutputs, relative_error
 from compressor.targets.tensorrt.bindings import features, library
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.metadata import TimingsState
@@ -62,12 +62,14 @@ def largest_error(engine: Engine, graph: Path) -> float:
     """The largest relative error over several sizes, with and without padding."""
     settings = {**ort_session.session_settings("cpu", None), "graph_optimization": "none"}
     plain = ort_session.open_session(graph, settings)
-    errors = []
-    for batch, seq, padded in ((1, 5, False), (2, 17, True), (8, 32, True)):
-        feeds = random_feeds(load(graph), batch, seq, seed=batch, padded=padded)
-        expected, outputs = ort_session.run_session(plain, feeds), engine.run(feeds)
-        errors += [relative_error(expected[name], outputs[name], feeds) for name in expected]
-    return max(errors)
+    sizes = ((1, 5, False), (2, 17, True), (8, 32, True))
+    batches = [random_feeds(load(graph), batch, seq, seed=batch, padded=padded) for batch, seq, padded in sizes]
+    reference = ReferenceOutputs([ort_session.run_session(plain, feeds) for feeds in batches], batches)
+    return max(
+        reference.error(number, name, output)
+        for number, feeds in enumerate(batches)
+        for name, output in engine.run(feeds).items()
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from compressor.silence_libraries import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
 from compressor.targets.random_inputs import fixed_batch, random_feeds
-from compressor.targets.relative_error import relative_error
+from compressor.targets.relative_error import ReferenceOutputs
 from graph_passes import load, save
 from graph_passes.passes import FuseForOrt
 
@@ -117,10 +117,10 @@ def _expected_outputs(
 def _largest_error(
     path: Path, settings: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
 ) -> float:
-    session = open_session(path, settings)
+    session, reference = open_session(path, settings), ReferenceOutputs(expected, trials)
     return max(
-        relative_error(reference[name], outputs[name], feeds)
-        for feeds, reference in zip(trials, expected, strict=True)
+        reference.error(number, name, outputs[name])
+        for number, feeds in enumerate(trials)
         for outputs in [run_session(session, feeds)]
-        for name in reference
+        for name in expected[number]
     )
