@@ -90,7 +90,12 @@ def _describe(value: Any) -> str:
         case np.ndarray() | Tensor():
             return f"values of type {value.dtype} and shape {list(value.shape)}"
         case Mapping():
-            return f"a {type(value).__name__} with the keys {_listed([str(key) for key in value])}"
+            kinds = {
+                key: list(item.shape) if isinstance(item, Tensor) else type(item).__name__
+                for key, item in value.items()
+            }
+            shapes = [f"{key} {kind}" for key, kind in kinds.items()]
+            return f"a {type(value).__name__} with {_listed(shapes)}"
         case str() | bytes():
             return f"text ({value!r:.40})"
         case Sized():

@@ -185,7 +185,9 @@ def test_an_error_in_its_code_is_one_of_the_task(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("method", ["encode(self, rows, source)", "collate(self, examples)"])
+@pytest.mark.parametrize(
+    "method", ["encode(self, rows, source)", "collate(self, examples)", "per_example(self, logits, labels)"]
+)
 def test_a_method_that_returns_nothing_is_a_usage_error(
     method: str, path: Path, classifier: ModelFolder, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

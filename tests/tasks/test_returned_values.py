@@ -22,7 +22,7 @@ from tests.faults import fails_with
 from tests.folders import rows_config
 
 ROWS = Dataset.from_dict({"text": ["good", "bad film", "very"], "label": [0, 1, 0]})
-EXAMPLES = [{}, {}, {}]
+EXAMPLES: list[dict[str, Any]] = [{}, {}, {}]
 LABELS = np.array([0, 1, 0])
 LENGTHS = Dataset.from_dict({"length": [1, 2, 1]})
 TABLE = np.zeros((3, 2))
@@ -163,7 +163,7 @@ def test_arguments_may_be_named_in_any_order(task: Configured) -> None:
 
 def test_static_methods_are_checked(classifier: ModelFolder) -> None:
     class Static(TextClassification):
-        per_example = staticmethod(lambda logits, labels: logits)  # type: ignore[assignment]
+        per_example = staticmethod(lambda logits, labels: logits)
 
     task = Static(classifier, rows_config(), Static.metrics[0])
     assert task.per_example(TABLE, LABELS) is TABLE
@@ -197,7 +197,7 @@ def nothing(statistics: np.ndarray) -> float:
 
 def column_means(statistics: np.ndarray) -> float:
     """A metric that reduces one axis of two."""
-    return statistics.mean(axis=0)  # type: ignore[no-any-return]
+    return statistics.mean(axis=0)
 
 
 @pytest.mark.parametrize("compute", [nothing, column_means])
