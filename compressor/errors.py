@@ -35,7 +35,7 @@ class ErrorCode(StrEnum):
     IMPORT_FAILED = "import-failed"
     """The module of a custom task raises an error when it is imported."""
     TASK_FAILED = "task-failed"
-    """A method of a custom task raises an error."""
+    """A method of a custom task raises an error, or returns something else than it has to."""
 
     # Files and models.
     FILE_MISSING = "file-missing"

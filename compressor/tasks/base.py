@@ -15,6 +15,7 @@ from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
+from compressor.tasks.returned_values import ReturnedValues
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
@@ -22,13 +23,12 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
 
 
-class Task(ABC):
+class Task(ReturnedValues, ABC):
     """One task on one model folder.
 
     A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
-    package (`compressor.config.own_tasks`). The class declares everything that is specific to the task: the columns
-    that it reads, how a batch is collated, which outputs are scored, and its metrics with their units. It is
-    constructed from a model folder, the rows of a recipe, and one of its metrics.
+    package (`compressor.config.own_tasks`). The class declares all that is specific to the task: columns, collation,
+    scored outputs, and metrics with their units. Its arguments are a model folder, the rows of a recipe, and a metric.
 
     Args:
         metric: one of `metrics`.
@@ -40,7 +40,7 @@ class Task(ABC):
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
             `end_logits` are logits over positions; any other output `[rows, n]` is logits of n classes.
-        label_name: the key of the labels in a collated batch.
+        label_name: the key of the labels in a collated batch, `[examples, ...]`.
         model_task: for a custom task, the value of `--task` that a model folder is loaded with; None: its class
             is the one that it was saved as.
         notes: how rows are read and scored; complete when all rows are encoded.
@@ -123,7 +123,7 @@ class Task(ABC):
         """
         return named_splits(source)
 
-    def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
+    def learn_labels(self, rows: Dataset, source: str) -> None:
         """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
 
         Args:
@@ -159,7 +159,7 @@ class Task(ABC):
         """All rows that `encode` returned; columns that name a row in later errors name it by its origin."""
         return encoded
 
-    def check_files(self, examples: Dataset) -> None:  # noqa: B027 - most rows refer to no files
+    def check_files(self, examples: Dataset) -> None:
         """Read the files that encoded rows refer to and `collate` reads, if there are some, so that errors come early.
 
         Raises:
@@ -297,4 +297,4 @@ class Task(ABC):
 
     def score(self, statistics: np.ndarray) -> float:
         """The metric from statistics `[examples, k]`, e.g. of examples that a bootstrap resampled."""
-        return self._metric.compute(statistics)
+        return self._metric.value(statistics)

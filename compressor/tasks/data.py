@@ -20,15 +20,11 @@ from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
-from compressor.tasks.run_splits import PURPOSES, SourceRows, read_splits, set_aside, set_aside_note
+from compressor.tasks.run_splits import PURPOSES, SourceRows, fill_splits, read_splits
 from compressor.tasks.splits import Split, named_splits
 
 logger = logging.getLogger(__name__)
 
-_EVAL_SHARE = 0.1
-"""Share of the training rows that become evaluation rows if none are requested."""
-_TEST_SHARE = 0.5
-"""Share of the evaluation rows that become test rows if none are requested."""
 _REPEATED = 10
 _REPEATED_SHARE = 0.1
 """Number and share of test rows from which on a note says that they are among the training or evaluation rows too."""
@@ -113,7 +109,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
-    notes += _fill_splits(encoded, unlabelled, seed, task)
+    notes += fill_splits(encoded, splits, unlabelled, seed, task)
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
@@ -147,19 +143,6 @@ def _encode(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
     with split.origin.located():
         encoded = encode(split.rows, split.source)
     return task.locate(encoded, split.origin)
-
-
-def _fill_splits(encoded: dict[Split, Dataset], unlabelled: Sequence[Split], seed: int, task: Task) -> list[Note]:
-    """Set evaluation rows, and test rows with labels, aside from encoded rows where there are none."""
-    notes = []
-    if "eval" not in encoded and "train" in encoded:
-        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test rows
-        encoded["train"], encoded["eval"] = set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task, least)
-        notes.append(set_aside_note("eval", "train", encoded["eval"], seed, task))
-    if "test" not in encoded and "eval" not in unlabelled:
-        encoded["eval"], encoded["test"] = set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
-        notes.append(set_aside_note("test", "eval", encoded["test"], seed, task))
-    return notes
 
 
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:

@@ -12,6 +12,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from compressor.results import MetricUnit
+from compressor.tasks.returned_values import require_number
 
 _SENTENCE_BLEU = BLEU(
     effective_order=True
@@ -40,6 +41,14 @@ class Metric:
     def heading(self) -> str:
         """The name with the unit, for the head of a column: `accuracy, %`."""
         return f"{self.name}, %" if self.unit is MetricUnit.POINTS else self.name
+
+    def value(self, statistics: np.ndarray) -> float:
+        """The value for statistics `[examples, k]`.
+
+        Raises:
+            UsageError: `compute`, a function of a custom task, returns something else than a number.
+        """
+        return require_number(self.compute(statistics), self.compute)
 
 
 def accuracy(statistics: np.ndarray) -> float:

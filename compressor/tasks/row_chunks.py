@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,14 +27,22 @@ _CHUNK_BYTES = 2**21
 """Size of what is parsed at once; a row may not be longer."""
 _DOCUMENT = "-DOCSTART-"
 """First column of the lines of CoNLL between documents."""
+_NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""Errors of Arrow where values cannot be a column."""
 
 
 class LineError(ValueError):
-    """A line of a file is malformed."""
+    """A line of a file is malformed.
 
-    def __init__(self, line: int, reason: str) -> None:
+    Args:
+        line: number of the line, counted from 1.
+        reason: what is wrong with it.
+        column: name of the column of the value that is wrong, where it is one.
+    """
+
+    def __init__(self, line: int, reason: str, column: str | None = None) -> None:
         super().__init__(f"line {line}: {reason}")
-        self.line = line
+        self.line, self.column = line, column
 
 
 def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
@@ -189,31 +198,28 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
     """Rows with a column for each key; raise LineError if the values of a key are of several types."""
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
         try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            values = [(line, row[name]) for line, row in zip(lines, rows, strict=True) if row.get(name) is not None]
-            for line, value in values:
-                if _kind(value) is not _kind(values[0][1]):
-                    raise LineError(line, f"values of {name!r} have different types: {error}") from error
-                if (reason := _unreadable(value)) is not None:
-                    raise LineError(line, f"the value of {name!r} cannot be read: {reason}") from error
-            raise ValueError(f"values of {name!r} have different types: {error}") from error
+            columns[name] = pa.array(values)
+        except _NO_COLUMN as error:
+            # The line is the first whose value no column can hold together with those before it.
+            last = bisect_left(range(len(values)), True, key=lambda last: _obstacle(values[: last + 1]) is not None)
+            reason = _obstacle(values[last : last + 1])
+            if reason is None:
+                text = f"values of {name!r} have different types: {error}"
+            else:  # e.g. half of a character, a huge number, or a list of several types
+                text = f"the value of {name!r} cannot be read: {reason}"
+            raise LineError(lines[last], text, name) from error
     return pa.table(columns)
 
 
-def _unreadable(value: Any) -> str | None:
-    """Why a value of JSON cannot be in a table, such as half of a character or a huge number; None: it can."""
+def _obstacle(values: list[Any]) -> str | None:
+    """Why values of JSON cannot be a column; None: they can."""
     try:
-        pa.array([value])
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        pa.array(values)
+    except _NO_COLUMN as error:
         return str(error)
     return None
-
-
-def _kind(value: Any) -> type:
-    """The type of a value in a column, in which whole numbers may stand among others."""
-    return float if type(value) is int else type(value)
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
             reason=one_line(error),
-            line=error.line if isinstance(error, LineError) else None,
+            **({"line": error.line, "column": error.column} if isinstance(error, LineError) else {}),
         ) from error
     finally:
         store.close()

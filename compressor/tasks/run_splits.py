@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,10 @@ from compressor.tasks.splits import Split, pick
 
 PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
 """Adjectives of the splits in messages."""
+_EVAL_SHARE = 0.1
+"""Share of the training rows that become evaluation rows if none are requested."""
+_TEST_SHARE = 0.5
+"""Share of the evaluation rows that become test rows if none are requested."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,42 @@ def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:
     return next(iter(named)) if name is None else name
 
 
-def set_aside(
-    examples: Dataset, share: float, seed: int, split: Split, task: Task, least: int = 1
+def fill_splits(
+    encoded: dict[Split, Dataset],
+    splits: Mapping[Split, SourceRows],
+    unlabelled: Sequence[Split],
+    seed: int,
+    task: Task,
+) -> list[Note]:
+    """Set evaluation rows, and test rows with labels, aside from encoded rows where there are none.
+
+    Args:
+        encoded: the encoded rows of each split; completed here.
+        splits: the rows as they were read.
+        unlabelled: the splits without labels, also of rows that are set aside here.
+        seed: seed of the draw.
+        task: the task that encoded the rows.
+
+    Raises:
+        InputError: there are too few rows.
+    """
+    notes = []
+    if "eval" not in encoded and "train" in encoded:
+        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test rows
+        source = splits["train"].source
+        encoded["train"], encoded["eval"] = _set_aside(
+            encoded["train"], source, _EVAL_SHARE, seed, "train", task, least
+        )
+        notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
+    if "test" not in encoded and "eval" not in unlabelled:
+        source = splits["eval" if "eval" in splits else "train"].source
+        encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], source, _TEST_SHARE, seed, "eval", task)
+        notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+    return notes
+
+
+def _set_aside(
+    examples: Dataset, source: str, share: float, seed: int, split: Split, task: Task, least: int = 1
 ) -> tuple[Dataset, Dataset]:
     """Divide rows into those that remain and those that are set aside for another purpose, at least one.
 
@@ -98,6 +136,7 @@ def set_aside(
 
     Args:
         examples: encoded rows.
+        source: name of the rows in error messages.
         share: share of the rows to set aside.
         seed: seed of the draw.
         split: the split of the rows.
@@ -116,9 +155,10 @@ def set_aside(
         field = "eval_data" if split == "train" else "test_data"
         kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
         raise InputError(
-            f"{groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
+            f"{source}: {groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
             f" --{field.replace('_', '-')}",
             code=ErrorCode.TOO_FEW_ROWS,
+            source=source,
             rows=groups,
             minimum=least + 1,
             field=field,
@@ -128,7 +168,7 @@ def set_aside(
     return examples.select(np.flatnonzero(~is_aside)), examples.select(np.flatnonzero(is_aside))
 
 
-def set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
+def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
     """The note on `rows` of the split `origin` that were set aside for `split`."""
     choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
     text = (

@@ -96,6 +96,8 @@ def _read_cell(cell: Any) -> Iterable[Answer]:
     else:
         pairs = [(item["text"], item["answer_start"] if item.get("start") is None else item["start"]) for item in cell]
     for text, start in pairs:
-        if not isinstance(text, str) or not isinstance(start, int):
+        # A column is stored as decimal numbers if one of its rows has one.
+        is_whole = start.is_integer() if isinstance(start, float) else isinstance(start, int)
+        if not isinstance(text, str) or not is_whole:
             raise TypeError(f"{text!r} at {start!r}")
-        yield Answer(text, start)
+        yield Answer(text, int(start))

@@ -14,12 +14,10 @@ from datasets import Dataset
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import load
 from compressor.run.answered_rows import answered_rows, embedded_rows
 from compressor.tasks import Data, batches
 from tests import folders
-from tests.faults import fails_with
 from tests.run.conftest import FinishedRun
 from tests.run.runs import write_inputs
 from tests.tasks.test_sentence_similarity import pairs
@@ -79,12 +77,6 @@ def test_answers_are_compared_as_a_whole_and_cut_where_they_differ() -> None:
     assert (row.number, row.changed, unchanged.changed) == (4, True, False)
     assert row.dense != row.compressed
     assert max(map(len, (row.dense, row.compressed, unchanged.dense))) <= 120
-
-
-def test_a_task_that_forgets_answers_is_refused() -> None:
-    task = SimpleNamespace(answers=lambda forward, examples: ["one"])
-    with fails_with(ErrorCode.INVALID_VALUE, UsageError, answers=1, rows=20):
-        answered_rows(*answers_of({3}, 20), data_of(task, 20), 4)
 
 
 def test_rows_of_embeddings_are_those_of_the_lowest_cosine(tmp_path: Path) -> None:

@@ -137,10 +137,14 @@ def test_training_texts_come_from_the_file(tmp_path: Path) -> None:
     assert training_texts(rows_config(path)) == ["good", "bad"]
 
 
-def test_a_single_row_cannot_be_divided(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_rows_that_are_too_few_to_be_divided_are_named(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "train\t1\ta", "train\t0\tb", "dev\t1\ta", header=SPLITS)
-    with fails_with(ErrorCode.TOO_FEW_ROWS, rows=1, minimum=2, field="test_data"):
+    with fails_with(ErrorCode.TOO_FEW_ROWS, source=f"{path} [dev]", rows=1, minimum=2, field="test_data"):
         open_data(rows_config(path), classifier)
+    path = tsv(tmp_path / "b.tsv", "1\ta", "0\tb")
+    with fails_with(ErrorCode.TOO_FEW_ROWS, source=path, rows=2, minimum=3, field="eval_data") as caught:
+        open_data(rows_config(path), classifier)
+    assert str(caught.value).startswith(path)
 
 
 def test_splits_for_other_purposes_are_refused(classifier: ModelFolder, tmp_path: Path) -> None:

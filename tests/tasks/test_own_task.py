@@ -185,6 +185,21 @@ def test_an_error_in_its_code_is_one_of_the_task(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "method", ["encode(self, rows, source)", "collate(self, examples)", "per_example(self, logits, labels)"]
+)
+def test_a_method_that_returns_nothing_is_a_usage_error(
+    method: str, path: Path, classifier: ModelFolder, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_module(path, f"{SPAM}\n    def {method}:\n        pass\n")
+    rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
+    arguments = ("--task", "tags:Spam", "--data", rows, "--macs", "50%", "-o", tmp_path / "out", "--quiet")
+    result = compress(capfd, classifier.path, *arguments)
+    assert (result.code, result.error_code) == (2, ErrorCode.TASK_FAILED), result.err
+    name = method.partition("(")[0]
+    assert (result.details["field"], result.details["value"]) == ("task", f"tags:Spam.{name}")
+
+
 def test_a_class_that_takes_no_arguments_is_refused(path: Path, classifier: ModelFolder, tmp_path: Path) -> None:
     write_module(path, f"{SPAM}\n    def __init__(self):\n        pass\n")
     rows = tsv(tmp_path / "rows.tsv", "0\tgood film", "1\tbad film")
@@ -192,14 +207,8 @@ def test_a_class_that_takes_no_arguments_is_refused(path: Path, classifier: Mode
         open_data(rows_config(rows), load(classifier.path, task="tags:Spam"))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "def per_example(self, logits, labels):\n        return super().per_example(logits, None)",
-        "def collate(self, examples):\n        return 3",
-    ],
-)
-def test_an_error_of_this_package_is_its_own(method: str, path: Path, classifier: ModelFolder, tmp_path: Path) -> None:
+def test_an_error_of_this_package_is_its_own(path: Path, classifier: ModelFolder, tmp_path: Path) -> None:
+    method = "def per_example(self, logits, labels):\n        return super().per_example(logits, None)"
     write_module(path, f"{SPAM}\n    {method}\n")
     rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
     data = open_data(rows_config(rows, rows, rows), load(classifier.path, task="tags:Spam"))

@@ -85,6 +85,26 @@ def test_a_fault_in_a_line_names_the_line(tmp_path: Path, fault: str) -> None:
     assert f"line {line}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [
+        ((["A"], [1, 0]), 2),
+        ((["A"], ["B"], None, [1], [2]), 4),
+        ((["A"], [1, "B"]), 2),
+        (([1, "B"], ["A"]), 1),
+        (([], [None], [1.5], [2], [[1]]), 5),
+        (([{"start": 1}], [{"start": 2.5}], [{"start": "3"}]), 3),
+        (([{"start": 1}], ["rome"]), 2),
+        (([1], 1), 2),
+    ],
+)
+def test_a_list_of_another_type_names_its_line_and_column(tmp_path: Path, cells: tuple[Any, ...], line: int) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"id": 1, "tags": cell}) + "\n" for cell in cells))
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=path, line=line, column="tags"):
+        read_rows([path])
+
+
 FILE_FAULTS: dict[str, tuple[str, bytes, ErrorCode, dict[str, Any]]] = {
     "unknown suffix": ("a.arrow", b"x", ErrorCode.INVALID_VALUE, {}),
     "unknown suffix, compressed": ("a.xz", lzma.compress(b"x"), ErrorCode.INVALID_VALUE, {}),

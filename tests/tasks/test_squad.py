@@ -79,6 +79,7 @@ def test_answers_have_several_forms(tmp_path: Path) -> None:
         ({"answers": [{"text": "rome", "start": 2}]}, {"column": "answers", "value": "rome", "start": 2}),
         ({"answers": [{"text": "rome", "start": -4}]}, {"column": "answers", "value": "rome", "start": -4}),
         ({"answers": [{"text": "rome", "start": 99}]}, {"column": "answers", "value": "rome", "start": 99}),
+        ({"answers": [{"text": "rome", "start": 3.5}]}, {"column": "answers"}),
         ({"answers": [{"text": " ", "start": 2}]}, {"column": "answers", "value": " ", "start": 2}),
         ({"answers": []}, {"column": "answers", "value": None}),
         ({"answers": None}, {"column": "answers", "value": None}),
@@ -93,7 +94,17 @@ def test_faults_of_a_row_name_it(change: dict[str, Any], details: dict[str, Any]
         open_data(rows_config(rows, rows, rows), folder_of(wordpieces()))
 
 
-@pytest.mark.parametrize("cell", ["rome", '{"text": "rome"}', '{"text": ["rome"], "answer_start": []}', "[1]", "["])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "rome",
+        '{"text": "rome"}',
+        '{"text": ["rome"], "answer_start": []}',
+        "[1]",
+        "[",
+        '[{"text": "rome", "start": Infinity}]',
+    ],
+)
 def test_cells_without_answers_are_refused(cell: str, tmp_path: Path) -> None:
     rows = jsonl(tmp_path / "a.jsonl", {"context": "in rome", "question": "who", "answers": cell})
     with fails_with(ErrorCode.INVALID_ROWS, row=1, column="answers", value=cell):
