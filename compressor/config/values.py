@@ -54,6 +54,14 @@ def _as_share(value: Any) -> Any:
     return share
 
 
+def _check_budget(share: float) -> float:
+    if not share:
+        raise InvalidValueError(
+            "nothing of the model would remain; give a share above 0%, such as 50%", ErrorCode.OUT_OF_RANGE
+        )
+    return share
+
+
 def _as_count_or_share(value: Any) -> Any:
     text = str(value).strip()
     try:
@@ -118,6 +126,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 Rows = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 """A path of rows, or the name of a data set."""
 Share = Annotated[float, BeforeValidator(_as_share)]
+BudgetShare = Annotated[Share, AfterValidator(_check_budget)]
+"""A share of the whole model to keep."""
 AttentionKind = Literal["bidirectional", "causal", "cross"]
 """`graph_passes.Kind`, repeated so that reading a recipe does not load the graph libraries."""
 ShareByKind = Annotated[dict[AttentionKind, Share], BeforeValidator(_as_table)]

@@ -18,6 +18,9 @@ _CLASSIFIER = "ForSequenceClassification"
 """Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
 _MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
+_SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
+_USUAL_PROMPTS = ("query", "document")
+"""Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -109,19 +112,32 @@ def _text_settings(folder: Path) -> dict[str, Any]:
     """
     settings = _read_object(folder / _TEXT_CONFIG, required=False)
     prompting = _read_object(folder / _LIBRARY_CONFIG, required=False)
-    max_tokens, prompts = settings.get("max_seq_length"), prompting.get("prompts") or {}
+    max_tokens = settings.get("max_seq_length")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
         raise _invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    default_prompt = prompting.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not isinstance(default_prompt, str | None):
-        raise _damaged(folder / _LIBRARY_CONFIG, ValueError("prompts need names, and the default prompt is one"))
+    prompts, default_prompt = _prompts(folder / _LIBRARY_CONFIG, prompting)
     return {
         "max_tokens": max_tokens,
         "lower_case": bool(settings.get("do_lower_case", False)),
-        "prompts": {str(name): str(text) for name, text in prompts.items()},
+        "prompts": prompts,
         "default_prompt": default_prompt,
     }
+
+
+def _prompts(file: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the default one; None: there is none.
+
+    Raises:
+        InputError: a prompt is no text, or the default one does not exist.
+    """
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise _invalid(file, "prompts", prompts, "is not an object of names and texts")
+    names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
+    if default is not None and default not in names:
+        raise _invalid(file, "default_prompt_name", default, f"is not the name of a prompt ({', '.join(names)})")
+    return prompts, default
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
@@ -149,28 +165,37 @@ def _module_paths(folder: Path) -> dict[str, str]:
     file = folder / MODULES
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
-        paths = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
     except FileNotFoundError as error:
         raise InputError(
-            f"{folder}: no {MODULES}, which says how tokens are pooled; save the model with sentence-transformers"
-            " (SentenceTransformer.save_pretrained)",
+            f"{folder}: no {MODULES}, which says how tokens are pooled; {_SAVE}",
             code=ErrorCode.FILE_MISSING,
             path=file,
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(file, error) from error
+    if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
+        raise _damaged(file, ValueError("not a list of modules, each with a type and a path"))
+    paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     unknown = next((name for name in paths if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)), None)
     if unknown is not None:
-        raise _unsupported(file, "type", unknown, f"the module {unknown} is not supported; use {_MODULES} alone")
+        text = f"the module {unknown} is not supported; use a model that consists of {_MODULES}"
+        raise _unsupported(file, "type", unknown, text)
     if list(paths)[:2] != [_TRANSFORMER, _POOLING] or len(paths) != len(modules):
-        names = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
-        raise _unsupported(file, "type", names, f"the modules are {names}; they have to be {_MODULES}")
+        names = ", ".join(module["type"].rpartition(".")[2] for module in modules)
+        text = f"the modules are {names or 'missing'}; use a model that consists of {_MODULES}, in this order"
+        raise _unsupported(file, "type", names, text)
     outside = next((path for path in paths.values() if not _is_inside(PurePosixPath(path))), None)
     if outside is not None:
-        raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; save the model again")
+        raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[_TRANSFORMER]:
-        raise _unsupported(file, "path", paths[_TRANSFORMER], "the encoder is not in the folder itself; save it again")
+        text = f"the encoder is in the folder {paths[_TRANSFORMER]}, not in that of {MODULES}; {_SAVE}"
+        raise _unsupported(file, "path", paths[_TRANSFORMER], text)
     return paths
+
+
+def _is_module(entry: object) -> bool:
+    """Whether an entry of the file of modules has a type and a path."""
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("type", "path"))
 
 
 def _pooling(file: Path) -> str:

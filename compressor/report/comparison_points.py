@@ -28,7 +28,14 @@ _Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 _Positives = Annotated[tuple[_Positive, _Positive], AfterValidator(_ascending)]
 
 
-_REASONS = {"missing": "missing", "model_type": "not an object", "tuple_type": "not a list"}
+_REASONS = {
+    "missing": "missing",
+    "model_type": "not an object",
+    "tuple_type": "not a list",
+    "string_type": "not a text",
+    "string_too_short": "empty",
+    "too_long": "not two numbers",
+}
 """Messages in place of pydantic's, by the type of the error."""
 
 _FILE = "give a list of objects, each with name, metric, and speed or p50"

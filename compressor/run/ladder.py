@@ -18,9 +18,9 @@ from compressor.config.sections import AUTO
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
-from compressor.report.comparison_points import read_points
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
+from compressor.run.ladder_points import points_of
 from compressor.run.pipeline import compress
 from compressor.run.write_report import code_of
 from compressor.training.processes import process_count, refuse_processes
@@ -57,7 +57,8 @@ def compress_ladder(
 
     Raises:
         UsageError: there are several processes, `out` is the output of a run, or there are no rungs or rungs elsewhere.
-        InputError: the file of `compare_points` is missing or has a bad field; nothing has run.
+        InputError: the file of `compare_points` is missing, or has a bad field or a metric above the maximum; nothing
+            has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
@@ -65,7 +66,7 @@ def compress_ladder(
     out = Path(out)
     _check_folders(recipes, out)
     listener = listener or NullListener()
-    points = () if recipes[0].budget.compare_points is None else read_points(recipes[0].budget.compare_points)
+    points = points_of(recipes[0])
     if recipes[0].output.force and not (out / _FORCED).exists():
         out.mkdir(parents=True, exist_ok=True)
         (out / _FORCED).touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from compressor.units.find import find_units, no_heads_error
 from compressor.units.projections import require_interface
 from graph_passes import Plan
 
+_FEWEST_ROWS = 4
+"""Fewest training rows that units are chosen by, of which a quarter is held out."""
+
 
 def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) -> ModelFolder:
     """A model folder, loaded as a recipe loads its model.
@@ -55,6 +59,41 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
     )
 
 
+def load_named_folder(recipe: Recipe, field: str) -> ModelFolder:
+    """The model folder that a field besides `model` names; errors name its flag.
+
+    Args:
+        recipe: the recipe, in which the field is set.
+        field: the field.
+
+    Raises:
+        InputError: the folder cannot be used.
+    """
+    try:
+        return load_folder(recipe, recipe.value(field))
+    except InputError as error:
+        details = {"field": field, **error.details}
+        raise InputError(f"{flag_of(field)}: {error}", code=error.code, **details) from error
+
+
+def _check_kept_folders(recipe: Recipe) -> None:
+    """Raise UsageError for a folder of statistics or of a teacher's outputs that cannot be made."""
+    for field in ("statistics", "teacher_outputs"):
+        folder = recipe.value(field)
+        if folder is None:
+            continue
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            problem = "cannot be written" if existing.is_dir() else "is a file"
+            raise UsageError(
+                f"{flag_of(field)} {folder}: {existing} {problem}; name another folder",
+                code=ErrorCode.FILE_UNWRITABLE,
+                field=field,
+                value=folder,
+                path=existing,
+            )
+
+
 def load_model(recipe: Recipe) -> LoadedModel:
     """Load the model and find its sites. Errors that can be foreseen are raised here, before anything is exported.
 
@@ -63,6 +102,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     """
     runtime, engine = target(recipe.engine.reference.target), recipe.engine
     _check_calibration(recipe)
+    _check_kept_folders(recipe)
     reason = runtime.missing()
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
@@ -153,6 +193,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
+    _require_rows_to_choose_by(recipe, data)
     _require_labels(recipe, data)
     check_budget(recipe.selection, data)
     if recipe.budget.match_dense:
@@ -160,6 +201,17 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     if recipe.learns and recipe.selects_heads:
         check_task_options(recipe.selection, data.task.name)
     return data
+
+
+def _require_rows_to_choose_by(recipe: Recipe, data: Data) -> None:
+    """Raise InputError where units are chosen by so few rows that none could be held out for their losses."""
+    if recipe.prunes and not recipe.learns_units and len(data.train) < _FEWEST_ROWS:
+        raise InputError(
+            f"{len(data.train)} training rows: too few to choose units by; give at least 8 (--data)",
+            code=ErrorCode.TOO_FEW_ROWS,
+            field="data",
+            rows=len(data.train),
+        )
 
 
 def _require_labels(recipe: Recipe, data: Data) -> None:

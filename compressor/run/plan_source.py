@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.fields import flag_of
@@ -16,7 +18,7 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.learning_store import LearningStore
-from compressor.run.load import load_folder
+from compressor.run.load import load_folder, load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
@@ -40,6 +42,8 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     folder, sites = model.folder, model.sites
     if recipe.start_plan_file is not None:
         _start_plan(recipe, model)  # one that cannot be used ends the run before maps are computed
+    if recipe.budget.start_from is not None and recipe.prunes:
+        _read_start(recipe, model)  # likewise, before the graph is exported
     if recipe.plan_file is None:
         if recipe.learns:
             return None
@@ -80,19 +84,40 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
         PlanError: the plan cannot be read.
     """
     path = recipe.budget.start_from
+    plan, weights = _read_start(recipe, model)
+    divided = next((group for group in groups if not group.can_keep(plan[group.name].kept)), None)
+    if divided is not None:
+        raise InputError(
+            f"{path}: the heads that it keeps of {divided.name} cannot be kept or dropped as --group-by"
+            f" {recipe.budget.group_by} does; use the --group-by of that run, or --prune-units neurons",
+            code=ErrorCode.FILE_MISMATCH,
+            field="group_by",
+            path=path,
+        )
+    model.folder.model.load_state_dict(weights)
+    return plan
+
+
+def _read_start(recipe: Recipe, model: LoadedModel) -> tuple[Plan, dict[str, Tensor]]:
+    """The plan and the weights of an earlier run's output folder (`--start-from`).
+
+    Raises:
+        InputError: the folder cannot be read, or holds another model or no plan.
+        PlanError: the plan cannot be read.
+    """
+    path = recipe.budget.start_from
     assert path is not None
     file = path / "plan.json"
-    start = load_folder(recipe, path)
-    if not file.is_file():
+    if path.is_dir() and not file.is_file():
         raise InputError(
             f"{path}: it has no plan.json; name the output folder of a run (--start-from)",
             code=ErrorCode.FILE_MISSING,
             field="start_from",
             path=path,
         )
-    plan = Plan.load(file)
-    network, weights = model.folder.model, start.model.state_dict()
-    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    start = load_named_folder(recipe, "start_from")
+    plan, weights = Plan.load(file), start.model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in model.folder.model.state_dict().items()}
     units = {group.name: group.units for group in model.groups}
     planned = {group.name: group.units for group in plan.groups}
     if {name: tensor.shape for name, tensor in weights.items()} != shapes or planned != units:
@@ -103,17 +128,7 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
             field="start_from",
             path=path,
         )
-    divided = next((group for group in groups if not group.can_keep(plan[group.name].kept)), None)
-    if divided is not None:
-        raise InputError(
-            f"{path}: the heads that it keeps of {divided.name} cannot be kept or dropped as --group-by"
-            f" {recipe.budget.group_by} does; use the --group-by of that run, or --prune-units neurons",
-            code=ErrorCode.FILE_MISMATCH,
-            field="group_by",
-            path=path,
-        )
-    network.load_state_dict(weights)
-    return plan
+    return plan, weights
 
 
 def _followed(recipe: Recipe, weights: Path | None) -> Note:

@@ -83,7 +83,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
         return rows, RowOrigin(tuple(zip(files, counts, strict=True)))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
-            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); correct the file",
+            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {_remedy(path)}",
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
             reason=one_line(error),
@@ -141,10 +141,10 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
             reason=one_line(error),
         ) from error
     except OSError as error:
+        if error.errno is None:  # Arrow raises these for damaged content
+            raise ValueError(str(error)) from error
         code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror or one_line(error)}); check the path", code=code, path=path
-        ) from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path", code=code, path=path) from error
 
 
 def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
@@ -158,6 +158,11 @@ def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns
         columns=tuple(names),
         expected=tuple(columns),
     )
+
+
+def _remedy(path: Path) -> str:
+    """How to correct a file whose content is malformed."""
+    return "write or download the file again" if _format(path) == PARQUET else "correct the file"
 
 
 def _format(path: Path) -> str:

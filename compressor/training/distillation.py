@@ -21,15 +21,13 @@ from compressor.model_folder import fingerprint
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import divergence, is_regression
-from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
+from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
+from compressor.training.hidden_error import HIDDEN_STATES, hidden_error
 from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
-_DECODER_STATES = "decoder_hidden_states"
-_HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
-"""Outputs with one tensor for each layer, the embeddings first."""
 OutputsObserver = Callable[[list[int], Mapping[str, Tensor], Mapping[str, Any]], None]
 """Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
@@ -156,7 +154,27 @@ class Distillation:
         target = self._teach(batch) if self.kept is None else self.kept(batch)
         with evaluation_mode(student):  # dropout would hide the small errors that are left
             output = self._outputs(student, batch)
-        return self._output_loss(target, output, batch) + self.hidden_weight * _hidden_loss(target, output, batch)
+        return self._loss(target, output, batch)
+
+    def require_defined_teacher(self, batch: Mapping[str, Tensor]) -> None:
+        """Check that the loss of a batch is a number for a student that equals its teacher.
+
+        Args:
+            batch: its inputs `[rows, ...]`.
+
+        Raises:
+            InputError: outputs of the teacher that are compared are NaN or infinite.
+        """
+        target = self._teach(batch)
+        if not torch.isfinite(self._loss(target, target, batch)):
+            name = " ".join(filter(None, ("the teacher", self.teacher.name_or_path)))
+            raise InputError(
+                f"{name}: its outputs on some rows are NaN or infinite, so that no model can learn them; check its"
+                " weights, or use a checkpoint from before its training diverged",
+                code=ErrorCode.NOT_FINITE,
+                field="teacher",
+                path=self.teacher.name_or_path,
+            )
 
     def divergences(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """KL(teacher || student) of each row, or the relative squared error of a regression, `[rows]`, float64.
@@ -164,9 +182,16 @@ class Distillation:
         Args:
             outputs: the scored outputs of the student, by name.
             batch: its inputs `[rows, ...]`.
+
+        Raises:
+            InputError: outputs of the teacher are NaN or infinite.
         """
         with torch.no_grad():
-            return divergence(self._evaluation_target(batch), outputs, self.outputs, batch, self.variance)
+            target = self._evaluation_target(batch)
+            divergences = divergence(target, outputs, self.outputs, batch, self.variance)
+        if not torch.isfinite(divergences).all():
+            self.require_defined_teacher(batch)
+        return divergences
 
     def with_variance_of(self, task: Task, rows: Dataset) -> Distillation:
         """A copy whose divergences of a regression are divided by the variance of the teacher's outputs on all rows.
@@ -248,50 +273,20 @@ class Distillation:
             raise InputError(text, code=ErrorCode.UNKNOWN_NAME, field="outputs", value=missing[0])
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
-            for kind in _HIDDEN_STATES:
+            for kind in HIDDEN_STATES:
                 layers = (output.get(kind) or ())[1:]
                 outputs |= {f"{kind}.{number}": hidden for number, hidden in enumerate(layers)}
         return outputs
 
-    def _output_loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
+    def _loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
         variance = self.variance  # that of a batch of few rows would weigh batches by chance
         divergences = divergence(
             target, output, self.outputs, batch, variance, temperature=self.temperature, dtype=torch.float32
         )
-        return divergences.mean()
+        return divergences.mean() + self.hidden_weight * hidden_error(target, output, batch)
 
 
 def _input_keys(arguments: Mapping[str, Any]) -> list[bytes]:
     """One key for each row of the inputs of a model."""
     inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     return [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
-
-
-def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
-    """The relative squared error of the hidden states, averaged over layers; zero where there are none."""
-    layers, taught = (sorted(name for name in part if "." in name) for part in (output, target))
-    if layers != taught:
-        raise InputError(
-            f"the student has {len(layers)} layers of hidden states and the teacher {len(taught)}; give equally deep"
-            " models, or hidden_weight=0",
-            code=ErrorCode.INVALID_VALUE,
-            field="hidden_weight",
-        )
-    errors = []
-    for name, dense in target.items():
-        kind, _, layer = name.partition(".")
-        if layer:
-            mask = decoder_mask(batch) if kind == _DECODER_STATES else batch.get("attention_mask")
-            weight = _position_weights(dense, mask)
-            error = (dense - output[name]).float().square() * weight
-            errors.append(error.sum() / (dense.float().square() * weight).sum().clamp(min=1e-12))
-    if not errors:
-        return torch.zeros((), device=next(iter(output.values())).device)
-    return torch.stack(errors).mean()
-
-
-def _position_weights(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """One for each position that is not padding, else zero, to be multiplied with `[rows, positions, width]`."""
-    if mask is None or mask.shape != hidden.shape[: mask.dim()]:
-        return torch.ones((), device=hidden.device)
-    return mask.to(hidden.device, torch.float32).reshape(*mask.shape, *(1,) * (hidden.dim() - mask.dim()))

@@ -120,8 +120,10 @@ class GateTrainer(Trainer):
             pace *= math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
         return pace
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.distillation is not None and not torch.isfinite(loss):
+            self.distillation.require_defined_teacher(self.task.model_inputs(self._prepare_inputs(inputs)))
         require_finite(loss, "loss", self.state.global_step)
         return loss
 

@@ -55,7 +55,9 @@ def test_a_recipe_is_read_from_a_pipe_once_for_all_rungs() -> None:
     assert [(recipe.budget.macs, recipe.selection.keep) for recipe in recipes] == [(0.9, "100%"), (0.8, "100%")]
 
 
-@pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])
+@pytest.mark.parametrize(
+    "flags", [{"speedup": "2,3"}, {"macs": "60%,150%"}, {"macs": "60%,0%"}, {"macs": "0%,60%"}, {"macs": "60%,x"}]
+)
 def test_rungs_that_contradict_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         rungs(**flags)

@@ -72,6 +72,8 @@ def test_a_percentage_of_a_number_is_written_as_a_share() -> None:
         ({"latency": "5"}, ErrorCode.INVALID_VALUE, "latency"),
         ({"latency": "0ms"}, ErrorCode.OUT_OF_RANGE, "latency"),
         ({"macs": "150%"}, ErrorCode.OUT_OF_RANGE, "macs"),
+        ({"macs": "0%"}, ErrorCode.OUT_OF_RANGE, "macs"),
+        ({"parameters": 0.0}, ErrorCode.OUT_OF_RANGE, "parameters"),
         ({"budget_at": "128"}, ErrorCode.INVALID_VALUE, "budget_at"),
     ],
 )

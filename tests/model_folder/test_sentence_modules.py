@@ -166,11 +166,52 @@ def test_damaged_files_are_refused(file: str, content: str, encoder: Path) -> No
         load(encoder)
 
 
-@pytest.mark.parametrize("content", [{"prompts": ["a"]}, {"default_prompt_name": ["a"]}])
-def test_prompts_without_names_are_refused(content: dict[str, Any], encoder: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"prompts": ["a"]}, "prompts"),
+        ({"prompts": {"query": None}}, "prompts"),
+        ({"prompts": {"query": "Find: "}, "default_prompt_name": "find"}, "default_prompt_name"),
+        ({"default_prompt_name": "find"}, "default_prompt_name"),
+        ({"default_prompt_name": ["a"]}, "default_prompt_name"),
+    ],
+)
+def test_prompts_have_names_and_the_default_one_exists(content: dict[str, Any], field: str, encoder: Path) -> None:
     file = encoder / "config_sentence_transformers.json"
     file.write_text(json.dumps(content))
-    with fails_with(ErrorCode.FILE_UNREADABLE, path=file):
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=file, field=field):
+        load(encoder)
+
+
+def test_the_library_knows_empty_prompts_of_queries_and_documents(encoder: Path) -> None:
+    (encoder / "config_sentence_transformers.json").write_text(json.dumps({"default_prompt_name": "document"}))
+    assert read_sentence_modules(encoder).prepare("a film") == "a film"
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {},
+        5,
+        "x",
+        [5],
+        [{"type": "x.Transformer"}],
+        [{"path": ""}],
+        [{"type": "x.Transformer", "path": None}],
+        [{"type": None, "path": ""}],
+    ],
+    ids=str,
+)
+def test_a_module_has_a_type_and_a_path(modules: object, encoder: Path) -> None:
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=encoder / "modules.json") as caught:
+        load(encoder)
+    assert "type and a path" in str(caught.value)
+
+
+def test_a_folder_without_modules_is_refused(encoder: Path) -> None:
+    (encoder / "modules.json").write_text("[]")
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=encoder / "modules.json", field="type", value=""):
         load(encoder)
 
 

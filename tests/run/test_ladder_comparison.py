@@ -11,6 +11,7 @@ from compressor.errors import BudgetError, CompressorError, DivergedError, Error
 from compressor.report.frontier import FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from graph_passes import GraphErrorCode, GraphPassError
+from tests import folders
 from tests.command import compress
 from tests.run.ladder_runs import NAMES, Runs, climb, flags_of
 from tests.run.listeners import RecordingListener
@@ -123,9 +124,16 @@ def test_any_other_error_of_a_ladder_leaves_the_reason_beside_its_rungs(runs: Ru
 
 def test_points_to_compare_with_are_read_before_anything_runs(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     file = runs.out.parent / "rivals.json"
+    for path in folders.save(folders.bert(), runs.out.parent / "model").iterdir():
+        runs.date(path)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs, compare_points=file).items()]
     file.write_text('[{"name": "int8", "metric": 0.9}]')
     assert compress(capfd, runs.out.parent / "model", *words, "--json").code == InputError.exit_code == 3
+    assert runs.take() == []
+    file.write_text('[{"name": "int8", "metric": 90, "p50": 3}]')
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert (result.code, result.error_code) == (InputError.exit_code, ErrorCode.OUT_OF_RANGE)
+    assert (result.details["point"], result.details["field"]) == (1, "metric")
     assert runs.take() == []
     file.write_text('[{"name": "int8", "metric": 0.9, "p50": 3}]')
     result = compress(capfd, runs.out.parent / "model", *words, "--json")

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -133,6 +135,25 @@ def test_a_fault_of_a_file_names_the_file(tmp_path: Path, fault: str) -> None:
     with fails_with(code, path=path, **details) as caught:
         read_rows([path])
     assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("fault", ["empty", "truncated", "footer", "page"])
+def test_a_damaged_parquet_file_is_named_with_the_reason(tmp_path: Path, fault: str) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"a film {number}" for number in range(200)]}), buffer)
+    content = buffer.getvalue()
+    garbage, footer = b"\xff" * 12, len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    damaged = {
+        "empty": b"",
+        "truncated": content[:-9],
+        "footer": content[:footer] + garbage + content[footer + 12 :],
+        "page": content[:4] + garbage + content[16:],
+    }
+    path = write(tmp_path / "a.parquet", damaged[fault])
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=path) as caught:
+        read_rows([path])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert caught.value.details["reason"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.errors import DivergedError, ErrorCode
+from compressor.config.sections import RowsConfig
+from compressor.errors import DivergedError, ErrorCode, InputError
+from compressor.model_folder import load
 from compressor.tasks import open_data
 from compressor.training.distillation import Distillation
 from compressor.training.trainer import WEIGHTS
@@ -168,6 +170,28 @@ def test_a_divergence_ends_the_run_and_keeps_its_best_and_its_last_checkpoint(ru
     best = tmp_path / "run" / "checkpoint-5"
     assert Path(state["best_model_checkpoint"]) == best
     assert (best / WEIGHTS).is_file()
+
+
+def overflowing(model: PreTrainedModel) -> PreTrainedModel:
+    """A model whose weights are finite, and whose outputs are not."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e25)
+    return model
+
+
+@pytest.mark.parametrize("keeps_outputs", [False, True])
+def test_a_teacher_whose_outputs_are_not_finite_is_named(tmp_path: Path, keeps_outputs: bool) -> None:
+    inputs = write_inputs(tmp_path)
+    folder, teacher = load(inputs / "model"), overflowing(load(inputs / "model").model)
+    data = open_data(RowsConfig(data=str(inputs / "rows.tsv"), max_length=8), folder)
+    distillation = Distillation.of(teacher, data.task.outputs)
+    if keeps_outputs:
+        distillation = distillation.keep_outputs(tmp_path / "kept", len(data.train), sum(data.train["length"]))
+    with fails_with(ErrorCode.NOT_FINITE, InputError, field="teacher", path=str(inputs / "model")):
+        train_model(folder, data, schedule(4), tmp_path / "run", distillation=distillation)
+    with fails_with(ErrorCode.NOT_FINITE, InputError, field="teacher"):
+        distillation.mean_divergence(folder.model, data.task, data.eval)
 
 
 def test_questions_of_several_windows_are_learned_alike_from_computed_and_kept_outputs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from compressor.config.fields import Config, config_field, one_of
 from compressor.config.methods import METHODS
 from compressor.config.sections.headings import BUDGET
-from compressor.config.values import GroupBy, Milliseconds, Names, Shapes, Share
+from compressor.config.values import BudgetShare, GroupBy, Milliseconds, Names, Shapes
 
 
 def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,10 +37,10 @@ class BudgetConfig(Config):
     latency: Milliseconds | None = config_field(
         BUDGET, "median time that a call of the engine may take: 5ms", decides_plan=True
     )
-    macs: Share | None = config_field(
+    macs: BudgetShare | None = config_field(
         BUDGET, "share of the multiply-accumulates of the whole model to keep: 50%", decides_plan=True
     )
-    parameters: Share | None = config_field(
+    parameters: BudgetShare | None = config_field(
         BUDGET, "share of the parameters of the whole model to keep, embeddings included: 60%", decides_plan=True
     )
     budget_at: Shapes = config_field(

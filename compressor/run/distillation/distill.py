@@ -21,7 +21,7 @@ from compressor.run.distillation.affordable_steps import affordable_steps
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
-from compressor.run.load import load_folder
+from compressor.run.load import load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
@@ -77,15 +77,19 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             field="teacher",
         )
     if options.teacher is not None:
-        folder = load_folder(recipe, options.teacher)
+        folder = load_named_folder(recipe, "teacher")
         require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
-    return Distillation.of(
+    distillation = Distillation.of(
         folder.model,
         task.loss_outputs,
         temperature=options.temperature,
         hidden_weight=options.hidden_weight,
         teacher_precision=native_precision(),
     )
+    if options.teacher is not None:  # the export checks the model itself
+        rows = [data.train[row] for row in range(min(len(data.train), recipe.selection.batch_size))]
+        distillation.require_defined_teacher(task.model_inputs(task.collate(rows)))
+    return distillation
 
 
 def _is_compressed(recipe: Recipe, folder: ModelFolder) -> bool:

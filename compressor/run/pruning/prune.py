@@ -14,7 +14,7 @@ import torch
 
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError, SiteRefusedError
+from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.run.accelerator import on_accelerator
@@ -186,17 +186,11 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     """The method, with its rows.
 
     Raises:
-        InputError: there are too few rows.
+        InputError: the rows have fewer tokens than a linear has inputs.
     """
     recipe, data = run.recipe, run.data
     rows = draw_rows(data, recipe.budget.prune_rows + recipe.budget.loss_rows, recipe.selection.seed)
     held_out = min(recipe.budget.loss_rows, len(rows) // 4)
-    if held_out < 1:
-        raise InputError(
-            f"{len(rows)} training rows: too few to choose units by; give at least 8 (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-        )
     shuffled = np.random.default_rng(recipe.selection.seed).permutation(len(rows))
     measured = [rows[index] for index in shuffled[:held_out]]
     remaining = np.sort(shuffled[held_out:])

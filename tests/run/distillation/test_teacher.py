@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import compressor
 from compressor.errors import ErrorCode
 from compressor.model_folder import load
 from compressor.run.distillation.teacher import differing_tokenizer_part, require_same_interface
 from tests import folders
 from tests.faults import fails_with
+from tests.run.distillation.distilled_runs import distilled_recipe
+from tests.run.listeners import RecordingListener
 
 TEMPLATE = {
     "type": "TemplateProcessing",
@@ -50,6 +54,18 @@ def test_truncation_and_padding_do_not_matter(tmp_path: Path) -> None:
     assert serialized[0]["truncation"] != serialized[1]["truncation"]
     assert serialized[0]["padding"] != serialized[1]["padding"]
     require_same_interface(teacher, student, compares_hidden=True)
+
+
+def test_a_teacher_whose_outputs_are_not_finite_is_refused_before_the_export(inputs: Path, tmp_path: Path) -> None:
+    model = load(inputs / "model")
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1e25)
+    folders.save(model.model, tmp_path / "teacher")
+    listener = RecordingListener()
+    with fails_with(ErrorCode.NOT_FINITE, field="teacher", path=str(tmp_path / "teacher")):
+        compressor.compress(distilled_recipe(inputs, tmp_path / "out", teacher=tmp_path / "teacher"), listener)
+    assert not any("exporting" in stage for stage in listener.stages)
 
 
 def test_slow_tokenizers_have_no_parts() -> None:
