@@ -207,7 +207,7 @@ def _require_rows_to_choose_by(recipe: Recipe, data: Data) -> None:
     """Raise InputError where units are chosen by so few rows that none could be held out for their losses."""
     if recipe.prunes and not recipe.learns_units and len(data.train) < _FEWEST_ROWS:
         raise InputError(
-            f"{len(data.train)} training rows: too few to choose units by; give at least 8 (--data)",
+            f"{len(data.train)} training rows: too few to choose units by; give at least {_FEWEST_ROWS} (--data)",
             code=ErrorCode.TOO_FEW_ROWS,
             field="data",
             rows=len(data.train),
