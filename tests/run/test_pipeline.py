@@ -160,7 +160,7 @@ def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_pat
 def test_different_outputs_end_the_run(
     inputs: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "relative_error", lambda *arrays, **settings: 0.5)
+    monkeypatch.setattr(verify.ReferenceOutputs, "error", lambda *arguments: 0.5)
     result = command(capfd, inputs / "model", "-o", tmp_path / "out", "--quiet")
     assert (result.code, result.out, result.error_code) == (5, "", ErrorCode.NUMBERS_DIFFER)
     assert result.details["stage"] is ProofStage.EXPORT
