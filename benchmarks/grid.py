@@ -93,7 +93,7 @@ def tune(
         metric: the metric that selects the checkpoint; None: the main metric of the task.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(folder.with_name(f".{folder.name}.lock")):
+    with file_lock(folder.with_name(f".{folder.name}.lock"), create=True):
         if folder.exists():
             return
         recipe = Recipe(

@@ -10,18 +10,19 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
+def file_lock(path: Path, *, wait: bool = True, create: bool = False) -> Iterator[None]:
     """Lock a file or a folder against other processes. The lock ends with the context, or with the process.
 
     Args:
-        path: a folder, or a file, which is created where it is missing and whose content stays.
+        path: a folder, or a file, whose content stays.
         wait: wait while another process holds the lock.
+        create: create the file where it is missing.
 
     Raises:
         BlockingIOError: another process holds the lock, and `wait` is false.
         OSError: the path cannot be opened, or lies on a share without locks.
     """
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -15,6 +15,8 @@ from compressor.file_lock import file_lock
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_lock_excludes_others_until_its_context_ends(is_folder: bool, tmp_path: Path) -> None:
     path = tmp_path if is_folder else tmp_path / "lock"
+    with file_lock(tmp_path / "lock", create=True):
+        pass
     for error in (None, KeyError):
         with contextlib.suppress(KeyError), file_lock(path):
             with pytest.raises(BlockingIOError), file_lock(path, wait=False):
@@ -28,7 +30,7 @@ def test_a_lock_excludes_others_until_its_context_ends(is_folder: bool, tmp_path
 def test_the_content_of_a_locked_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.write_text("content")
-    with file_lock(path):
+    with file_lock(path, create=True):
         assert path.read_text() == "content"
 
 
@@ -36,7 +38,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = (
         "import pathlib, sys; from compressor.file_lock import file_lock\n"
-        "with file_lock(pathlib.Path(sys.argv[1])): print(flush=True); input()"
+        "with file_lock(pathlib.Path(sys.argv[1]), create=True): print(flush=True); input()"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code, path], stdin=pipe, stdout=pipe) as process:
@@ -50,5 +52,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), file_lock(tmp_path / "missing" / "lock"):
-        pass
+    for path, create in ((tmp_path / "missing" / "lock", True), (tmp_path / "missing", False)):
+        with pytest.raises(FileNotFoundError), file_lock(path, create=create):
+            pass
+    assert not (tmp_path / "missing").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -42,7 +42,9 @@ class Sections(Config):
     output: OutputConfig = Field(default_factory=OutputConfig)
 
 
-SECTIONS: Mapping[str, Any] = {name: section.annotation for name, section in Sections.model_fields.items()}
+SECTIONS: Mapping[str, type[Config]] = {
+    name: cast(type[Config], section.annotation) for name, section in Sections.model_fields.items()
+}
 """Section -> its model."""
 FIELDS: Mapping[str, FieldInfo] = {
     name: field for section in SECTIONS.values() for name, field in section.model_fields.items()

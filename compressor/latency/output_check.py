@@ -16,13 +16,12 @@ from compressor.latency.verdict import OutputAgreement
 from compressor.targets.array_file import read_arrays
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
-from compressor.targets.relative_error import ReferenceOutputs
+from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.targets.tensor_specs import input_specs
 from graph_passes import load
 
 ANY, BASELINE = "any", "baseline"
 """Values of `--expect` that name no file."""
-Outputs = dict[str, np.ndarray]
 _Source = Callable[[int, Feeds], Outputs]
 """A function that returns the expected outputs of a batch, from its number and its inputs."""
 

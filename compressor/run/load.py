@@ -77,20 +77,23 @@ def load_named_folder(recipe: Recipe, field: str) -> ModelFolder:
 
 
 def _check_kept_folders(recipe: Recipe) -> None:
-    """Raise UsageError for a folder of statistics or of a teacher's outputs that cannot be made."""
-    for field in ("statistics", "teacher_outputs"):
+    """Raise UsageError for a folder of statistics or of a teacher's outputs that this run needs and cannot make."""
+    for field, is_used in (("statistics", recipe.prunes), ("teacher_outputs", recipe.distills)):
         folder = recipe.value(field)
-        if folder is None:
+        if folder is None or not is_used:
             continue
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
-            problem = "cannot be written" if existing.is_dir() else "is a file"
+        try:
+            existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+            is_usable = existing.is_dir() and (existing == folder.absolute() or os.access(existing, os.W_OK))
+            problem = "" if is_usable else f"{existing} " + ("cannot be written" if existing.is_dir() else "is a file")
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem:
             raise UsageError(
-                f"{flag_of(field)} {folder}: {existing} {problem}; name another folder",
+                f"{flag_of(field)} {folder}: {problem}; name another folder",
                 code=ErrorCode.FILE_UNWRITABLE,
                 field=field,
                 value=folder,
-                path=existing,
             )
 
 

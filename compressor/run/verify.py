@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -224,14 +224,14 @@ def _prove(
     stage: ProofStage,
     variant: VariantName,
     cases: Sequence[Case],
-    expected: Iterable[Outputs],
+    expected: Sequence[Outputs],
     run: Run,
     tolerance: float,
 ) -> Proof:
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
     errors: dict[str, float] = {}
-    reference = ReferenceOutputs(list(expected), [case.feeds for case in cases])
+    reference = ReferenceOutputs(expected, [case.feeds for case in cases])
     for number, (case, references) in enumerate(zip(cases, reference.outputs, strict=True)):
         outputs = run(case.feeds)
         # A model may return more tensors than its graph has outputs.

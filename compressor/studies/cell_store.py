@@ -72,7 +72,7 @@ class CellStore:
 
     def _claim(self) -> None:
         self._cells.mkdir(parents=True, exist_ok=True)
-        with file_lock(self._cells / ".lock"):
+        with file_lock(self._cells / ".lock", create=True):
             _check_stamp(self.path, self._recipe)  # another process may have been first
             if not (self.path / STAMP).exists():
                 write_text(self.path / STAMP, json.dumps(self._recipe, indent=1))
@@ -196,7 +196,7 @@ def _claimed(file: Path, wait: bool) -> Iterator[bool]:
     """Whether this process holds the claim of the cell of `file`, and the cell is not finished."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(file_lock(file.with_suffix(".lock"), wait=wait))
+            stack.enter_context(file_lock(file.with_suffix(".lock"), wait=wait, create=True))
         except BlockingIOError:
             yield False
         else:

@@ -12,6 +12,8 @@ from compressor.targets.base import Feeds
 
 Outputs = Mapping[str, np.ndarray]
 """Output -> its value for one batch."""
+_UNUSUAL = 100.0
+"""Magnitude, relative to the median batch's, from which on a batch has numbers that stand for minus infinity."""
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -27,7 +29,8 @@ class ReferenceOutputs:
     """Expected outputs of several batches, and the errors of other outputs against them.
 
     An error is relative to the largest magnitude that the output has in any batch: rounding shifts the outputs of a
-    batch that are all close to zero, such as the logits of one undecided row, as much as those of others.
+    batch that are all close to zero, such as the logits of one undecided row, as much as those of others. Batches with
+    numbers that stand for minus infinity are an exception, for their own errors alone.
 
     Attributes:
         outputs: the expected outputs of every batch.
@@ -52,7 +55,7 @@ class ReferenceOutputs:
             self.outputs[number][name],
             output,
             self.batches[number],
-            scale=self._magnitudes[name],
+            scale=max(self._magnitudes[name][number], self._scales[name]),
             value_per_position=self._per_position[name],
         )
 
@@ -66,17 +69,27 @@ class ReferenceOutputs:
         }
 
     @functools.cached_property
-    def _magnitudes(self) -> dict[str, float]:
-        """Output -> its largest finite magnitude over all batches; 0 for texts."""
-        magnitudes: dict[str, float] = {}
-        for outputs, feeds in zip(self.outputs, self.batches, strict=True):
+    def _magnitudes(self) -> dict[str, dict[int, float]]:
+        """Output -> number of the batch -> its largest finite magnitude there; 0 for texts."""
+        magnitudes: dict[str, dict[int, float]] = {}
+        for number, (outputs, feeds) in enumerate(zip(self.outputs, self.batches, strict=True)):
             for name, output in outputs.items():
                 largest = 0.0
                 if output.dtype.kind not in "OSU":
                     values = output[_valid_positions(output, feeds, self._per_position[name])].astype(np.float64)
                     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-                magnitudes[name] = max(magnitudes.get(name, 0.0), largest)
+                magnitudes.setdefault(name, {})[number] = largest
         return magnitudes
+
+    @functools.cached_property
+    def _scales(self) -> dict[str, float]:
+        """Output -> its largest magnitude over the batches without numbers that stand for minus infinity."""
+        scales = {}
+        for name, by_batch in self._magnitudes.items():
+            magnitudes = sorted(by_batch.values())
+            usual = magnitudes[(len(magnitudes) - 1) // 2]
+            scales[name] = max(magnitude for magnitude in magnitudes if magnitude <= _UNUSUAL * usual)
+        return scales
 
 
 def relative_error(

@@ -15,7 +15,7 @@ from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
-from compressor.tasks.returned_values import ReturnedValues
+from compressor.tasks.returned_values import ReturnedValues, pop_labels
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
@@ -231,7 +231,7 @@ class Task(ReturnedValues, ABC):
             examples: encoded rows.
         """
         batch = self.collate(examples)
-        labels = batch.pop(self.label_name).numpy()
+        labels = pop_labels(self, batch, len(examples))
         return self.per_example(forward(batch), labels)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
@@ -273,7 +273,7 @@ class Task(ReturnedValues, ABC):
             examples: encoded rows.
         """
         batch = self.collate(examples)
-        labels = batch.pop(self.label_name).numpy()
+        labels = pop_labels(self, batch, len(examples))
         return self.answer_texts(forward(batch), labels)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:

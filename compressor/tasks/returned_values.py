@@ -34,7 +34,8 @@ class ReturnedValues:
         super().__init_subclass__(**options)
         if cls.__module__.partition(".")[0] != _PACKAGE:
             for name in _REQUIREMENTS.keys() & vars(cls).keys():
-                setattr(cls, name, _checked(cls, name))
+                if hasattr(vars(cls)[name], "__get__"):  # a method
+                    setattr(cls, name, _checked(cls, name))
 
 
 def require_number(value: Any, source: Any) -> float:
@@ -47,10 +48,34 @@ def require_number(value: Any, source: Any) -> float:
     Raises:
         UsageError: it is not a number.
     """
-    if isinstance(value, Real):
+    if _is_number(value):
         return float(value)
     named = source if hasattr(source, "__qualname__") else type(source)
     raise _error(f"{named.__module__}:{named.__qualname__}", value, "a number")
+
+
+def pop_labels(task: Any, batch: MutableMapping[str, Tensor], count: int) -> np.ndarray:
+    """Take the labels out of a collated batch.
+
+    Args:
+        task: the task that collated it.
+        batch: the batch; its labels are removed.
+        count: number of its examples.
+
+    Raises:
+        UsageError: it has no labels, or not one element for each example.
+    """
+    labels = batch.pop(task.label_name, None)
+    if labels is None or not labels.ndim or len(labels) != count:
+        requirement = f"a batch whose {task.label_name!r} has one element for each of {count} examples"
+        raise _error(f"{type(task).__module__}:{type(task).__qualname__}.collate", {**batch}, requirement)
+    return labels.numpy()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and value.dtype.kind in "biuf"
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
 def _checked(cls: type, name: str) -> Callable[..., Any]:
@@ -111,7 +136,7 @@ def _listed(names: Sequence[str]) -> str:
 def _encoded_rows(task: Any, value: Any, rows: Sized, *arguments: Any) -> str | None:
     """Encoded rows; a task is free to encode several rows as one, or one as several."""
     if isinstance(value, Dataset) and "length" in value.column_names:
-        lengths = value.data.column("length")
+        lengths = value.with_format("arrow")["length"][:]
         is_whole = pa.types.is_integer(lengths.type) and not lengths.null_count
         if is_whole if len(value) else not len(rows):
             return None
@@ -123,19 +148,15 @@ def _encoded_labels(task: Any, value: Any, rows: Sized, *arguments: Any) -> str 
     return None if valid else f"a list with one label for each of {len(rows)} rows"
 
 
-def _batch(task: Any, value: Any, examples: Sized) -> str | None:
-    """A batch; `Task.per_example` relies on one element of the labels for each example."""
-    if isinstance(value, MutableMapping) and all(isinstance(tensor, Tensor) for tensor in value.values()):
-        labels = value.get(task.label_name)
-        if len(value) > 1 and labels is not None and labels.ndim and len(labels) == len(examples):
-            return None
-    return (
-        f"a dict of tensors: the inputs of the model, and {task.label_name!r} with one element for each of"
-        f" {len(examples)} examples"
-    )
+def _batch(task: Any, value: Any, *arguments: Any) -> str | None:
+    """A batch; `pop_labels` checks its labels where they are read."""
+    are_tensors = isinstance(value, MutableMapping) and all(isinstance(tensor, Tensor) for tensor in value.values())
+    if are_tensors and value.keys() - {task.label_name}:
+        return None
+    return f"a dict of tensors: the inputs of the model, and {task.label_name!r}"
 
 
-def _statistics_of(task: Any, value: Any, _: Any, examples: Sized) -> str | None:
+def _statistics_of(task: Any, value: Any, _: Any, examples: Sized, *arguments: Any) -> str | None:
     """Statistics of the examples, or of their labels."""
     if _is_table(value) and len(value) == len(examples):
         return None
@@ -150,7 +171,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind in "biuf"
 
 
-def _answers_to(task: Any, value: Any, _: Any, examples: Sized) -> str | None:
+def _answers_to(task: Any, value: Any, _: Any, examples: Sized, *arguments: Any) -> str | None:
     """Answers to the examples, or to those of their labels."""
     are_texts = (
         isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value)
@@ -165,7 +186,7 @@ def _text(task: Any, value: Any, *arguments: Any) -> str | None:
 
 
 def _number(task: Any, value: Any, *arguments: Any) -> str | None:
-    return None if isinstance(value, Real) else "a number"
+    return None if _is_number(value) else "a number"
 
 
 _REQUIREMENTS: Mapping[str, Requirement] = {

@@ -206,7 +206,7 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
             last = bisect_left(range(len(values)), True, key=lambda last: _obstacle(values[: last + 1]) is not None)
             reason = _obstacle(values[last : last + 1])
             if reason is None:
-                text = f"values of {name!r} have different types: {error}"
+                text = f"values of {name!r} have different types: {_obstacle(values[: last + 1])}"
             else:  # e.g. half of a character, a huge number, or a list of several types
                 text = f"the value of {name!r} cannot be read: {reason}"
             raise LineError(lines[last], text, name) from error

@@ -162,7 +162,7 @@ class KeptOutputs:
         stack = contextlib.ExitStack()
         self._unlock = weakref.finalize(self, stack.close)
         try:
-            stack.enter_context(file_lock(self._folder / _LOCK, wait=False))
+            stack.enter_context(file_lock(self._folder / _LOCK, wait=False, create=True))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks

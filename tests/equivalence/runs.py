@@ -30,7 +30,7 @@ def prepare_inputs(work: Path) -> None:
     """Write the inputs on the first call, and again if their module has changed."""
     folder, stamp = work / "inputs", work / "inputs" / "stamp"
     work.mkdir(parents=True, exist_ok=True)
-    with file_lock(work / ".inputs.lock"):
+    with file_lock(work / ".inputs.lock", create=True):
         if not stamp.is_file() or stamp.read_text() != _inputs_key():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

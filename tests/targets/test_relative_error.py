@@ -102,3 +102,11 @@ def test_texts_and_batches_of_zeros_have_no_scale() -> None:
     assert reference.error(0, "text", texts[::-1]) == INF
     assert reference.error(0, "y", np.zeros(2)) == 0
     assert reference.error(0, "y", np.ones(2)) == INF
+
+
+@pytest.mark.parametrize("lowest", [-3.4e38, -1e9, -1e4])
+def test_numbers_that_stand_for_minus_infinity_hide_no_error(lowest: float) -> None:
+    outputs = [np.array([[1.0, -2.0]]), np.array([[1.5, lowest]]), np.array([[0.5, -1.0]])]
+    reference = ReferenceOutputs([{"y": output} for output in outputs], [{}, {}, {}])
+    assert reference.error(0, "y", -outputs[0]) == pytest.approx(2.0)
+    assert reference.error(1, "y", outputs[1]) == 0

@@ -91,6 +91,10 @@ VALID: list[tuple[str, Any]] = [
     ("encode_labels", [0, 1, 0]),
     ("encode_labels", np.eye(3)),
     ("collate", {**INPUTS, "labels": torch.zeros(3, 4)}),
+    ("collate", INPUTS),
+    ("encode", Dataset.from_dict({"length": [1, None, 2]}).select([0, 2])),
+    ("score", np.array(0.5)),
+    ("score", torch.tensor(0.5)),
     ("collate", BatchEncoding({**INPUTS, "labels": torch.zeros(3)})),
     ("measure", TABLE),
     ("per_example", TABLE),
@@ -114,10 +118,7 @@ INVALID: list[tuple[str, Any]] = [
     ("encode_unlabelled", ROWS),
     ("encode_labels", [0, 1]),
     ("encode_labels", "abc"),
-    ("collate", INPUTS),
     ("collate", {"labels": torch.zeros(3)}),
-    ("collate", {**INPUTS, "labels": torch.zeros(2)}),
-    ("collate", {**INPUTS, "labels": torch.tensor(0)}),
     ("collate", {**INPUTS, "labels": [0, 1, 0]}),
     ("measure", TABLE[:2]),
     ("per_example", TABLE[:2]),
@@ -152,6 +153,22 @@ def test_another_value_is_an_error_that_names_the_method(method: str, value: Any
     task.returned = value
     with fails_with(ErrorCode.TASK_FAILED, UsageError, field="task", value=f"{__name__}:Configured.{method}"):
         getattr(task, method)(*CALLS[method])
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(2), torch.tensor(0)])
+def test_labels_are_checked_where_they_are_read(labels: torch.Tensor | None, task: Configured) -> None:
+    task.returned = {**INPUTS} if labels is None else {**INPUTS, "labels": labels}
+    with fails_with(ErrorCode.TASK_FAILED, UsageError, field="task", value=f"{__name__}:Configured.collate"):
+        TextClassification.measure(task, lambda batch: TABLE, EXAMPLES)
+
+
+def test_methods_may_have_further_arguments(classifier: ModelFolder) -> None:
+    class Padded(TextClassification):
+        def collate(self, examples: Any, padded: bool = False) -> dict[str, torch.Tensor]:
+            return {**INPUTS, "labels": torch.zeros(3)}
+
+    task = Padded(classifier, rows_config(), Padded.metrics[0])
+    assert task.collate(EXAMPLES, True).keys() == {"input_ids", "labels"}
 
 
 def test_arguments_may_be_named_in_any_order(task: Configured) -> None:

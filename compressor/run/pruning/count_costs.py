@@ -118,11 +118,12 @@ def _representatives(groups: Sequence[PrunableGroup]) -> dict[str, PrunableGroup
     """Name of the group -> the group that is counted for it, since a graph takes long to shrink.
 
     Groups whose names differ in numbers alone are those of similar layers. The last of them has its own counts: its
-    layer may compute fewer positions.
+    layer may compute fewer positions. Groups of several parts have their own too: layers may share keys and values.
     """
     classes: dict[object, list[PrunableGroup]] = {}
     for group in groups:
-        pattern = re.sub(r"\d+", "#", group.name) if len(group.counts) > 2 else group.name
+        is_linear = group.parts == 1 and len(group.counts) > 2
+        pattern = re.sub(r"\d+", "#", group.name) if is_linear else group.name
         classes.setdefault((pattern, group.type, group.counts, group.width, group.parts), []).append(group)
     return {
         group.name: group if group is members[-1] else members[0] for members in classes.values() for group in members

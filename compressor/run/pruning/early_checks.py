@@ -17,7 +17,7 @@ def check_before_heads(run: BudgetRun) -> None:
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
-        InputError: there are too few rows, or they have fewer tokens than a linear has inputs.
+        InputError: the rows have fewer tokens than a linear has inputs.
         BudgetError: a budget of multiply-accumulates or parameters is below the cost of a plan without any unit.
     """
     groups, _ = prunable_groups(run.recipe, run.model, run.refused)

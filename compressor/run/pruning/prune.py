@@ -61,7 +61,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
-        InputError: there are too few rows.
+        InputError: the rows have fewer tokens than a linear has inputs.
         BudgetError: no plan meets the budget.
     """
     folder = run.model.folder
