@@ -80,21 +80,24 @@ def _check_kept_folders(recipe: Recipe) -> None:
     """Raise UsageError for a folder of statistics or of a teacher's outputs that this run needs and cannot make."""
     for field, is_used in (("statistics", recipe.prunes), ("teacher_outputs", recipe.distills)):
         folder = recipe.value(field)
-        if folder is None or not is_used:
-            continue
-        try:
-            existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-            is_usable = existing.is_dir() and (existing == folder.absolute() or os.access(existing, os.W_OK))
-            problem = "" if is_usable else f"{existing} " + ("cannot be written" if existing.is_dir() else "is a file")
-        except OSError as error:
-            problem = error.strerror or str(error)
-        if problem:
+        if is_used and folder is not None and (reason := _folder_obstacle(folder.absolute())) is not None:
             raise UsageError(
-                f"{flag_of(field)} {folder}: {problem}; name another folder",
+                f"{flag_of(field)} {folder}: {reason}; name another folder",
                 code=ErrorCode.FILE_UNWRITABLE,
                 field=field,
                 value=folder,
             )
+
+
+def _folder_obstacle(folder: Path) -> str | None:
+    """Why a folder cannot be made, in a few words; None: it can, or exists."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        return str(error.strerror)
+    if not existing.is_dir():
+        return f"{existing} is a file"
+    return None if existing == folder or os.access(existing, os.W_OK) else f"{existing} cannot be written"
 
 
 def load_model(recipe: Recipe) -> LoadedModel:

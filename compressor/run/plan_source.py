@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.fields import flag_of
@@ -43,7 +41,7 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     if recipe.start_plan_file is not None:
         _start_plan(recipe, model)  # one that cannot be used ends the run before maps are computed
     if recipe.budget.start_from is not None and recipe.prunes:
-        _read_start(recipe, model)  # likewise, before the graph is exported
+        _earlier_plan(recipe, model)  # likewise, before the graph is exported
     if recipe.plan_file is None:
         if recipe.learns:
             return None
@@ -83,8 +81,12 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
             drop together.
         PlanError: the plan cannot be read.
     """
-    path = recipe.budget.start_from
-    plan, weights = _read_start(recipe, model)
+    plan, path = _earlier_plan(recipe, model), recipe.budget.start_from
+    weights = load_named_folder(recipe, "start_from").model.state_dict()
+    network = model.folder.model
+    shapes, needed = ({name: tensor.shape for name, tensor in part.items()} for part in (weights, network.state_dict()))
+    if shapes != needed:
+        raise _other_model_error(recipe, model)
     divided = next((group for group in groups if not group.can_keep(plan[group.name].kept)), None)
     if divided is not None:
         raise InputError(
@@ -94,41 +96,43 @@ def load_start(recipe: Recipe, model: LoadedModel, groups: Sequence[PrunableGrou
             field="group_by",
             path=path,
         )
-    model.folder.model.load_state_dict(weights)
+    network.load_state_dict(weights)
     return plan
 
 
-def _read_start(recipe: Recipe, model: LoadedModel) -> tuple[Plan, dict[str, Tensor]]:
-    """The plan and the weights of an earlier run's output folder (`--start-from`).
+def _earlier_plan(recipe: Recipe, model: LoadedModel) -> Plan:
+    """The plan in an earlier run's output folder (`--start-from`).
 
     Raises:
-        InputError: the folder cannot be read, or holds another model or no plan.
+        InputError: the folder has no plan, or that of another model.
         PlanError: the plan cannot be read.
     """
     path = recipe.budget.start_from
     assert path is not None
     file = path / "plan.json"
-    if path.is_dir() and not file.is_file():
+    if not file.is_file():
         raise InputError(
-            f"{path}: it has no plan.json; name the output folder of a run (--start-from)",
+            f"{path}: there is no plan.json; name the output folder of a run (--start-from)",
             code=ErrorCode.FILE_MISSING,
             field="start_from",
             path=path,
         )
-    start = load_named_folder(recipe, "start_from")
-    plan, weights = Plan.load(file), start.model.state_dict()
-    shapes = {name: tensor.shape for name, tensor in model.folder.model.state_dict().items()}
-    units = {group.name: group.units for group in model.groups}
-    planned = {group.name: group.units for group in plan.groups}
-    if {name: tensor.shape for name, tensor in weights.items()} != shapes or planned != units:
-        raise InputError(
-            f"{path}: it is not the output of a run under a budget on {model.folder.path}; name the output folder of"
-            " such a run (--start-from)",
-            code=ErrorCode.FILE_MISMATCH,
-            field="start_from",
-            path=path,
-        )
-    return plan, weights
+    plan = Plan.load(file)
+    units, planned = ({group.name: group.units for group in part} for part in (model.groups, plan.groups))
+    if planned != units:
+        raise _other_model_error(recipe, model)
+    return plan
+
+
+def _other_model_error(recipe: Recipe, model: LoadedModel) -> InputError:
+    path = recipe.budget.start_from
+    return InputError(
+        f"{path}: it is not the output of a run under a budget on {model.folder.path}; name the output folder of such a"
+        " run (--start-from)",
+        code=ErrorCode.FILE_MISMATCH,
+        field="start_from",
+        path=path,
+    )
 
 
 def _followed(recipe: Recipe, weights: Path | None) -> Note:

@@ -65,10 +65,11 @@ def pop_labels(task: Any, batch: MutableMapping[str, Tensor], count: int) -> np.
     Raises:
         UsageError: it has no labels, or not one element for each example.
     """
-    labels = batch.pop(task.label_name, None)
+    labels = batch.get(task.label_name)
     if labels is None or not labels.ndim or len(labels) != count:
         requirement = f"a batch whose {task.label_name!r} has one element for each of {count} examples"
-        raise _error(f"{type(task).__module__}:{type(task).__qualname__}.collate", {**batch}, requirement)
+        raise _error(f"{type(task).__module__}:{type(task).__qualname__}.collate", batch, requirement)
+    del batch[task.label_name]
     return labels.numpy()
 
 

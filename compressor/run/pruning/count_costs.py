@@ -124,7 +124,7 @@ def _representatives(groups: Sequence[PrunableGroup]) -> dict[str, PrunableGroup
     for group in groups:
         is_linear = group.parts == 1 and len(group.counts) > 2
         pattern = re.sub(r"\d+", "#", group.name) if is_linear else group.name
-        classes.setdefault((pattern, group.type, group.counts, group.width, group.parts), []).append(group)
+        classes.setdefault((pattern, group.type, group.counts, group.width), []).append(group)
     return {
         group.name: group if group is members[-1] else members[0] for members in classes.values() for group in members
     }

@@ -14,7 +14,6 @@ from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
-from compressor.run.pruning import count_costs as count_costs_module
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import equal_groups, keep_counts, measured_counts
 from compressor.run.pruning.plan_engines import PlanEngines
@@ -25,6 +24,7 @@ from graph_passes import Plan
 from tests.law import references
 from tests.projection_zoo import FAMILIES
 from tests.run.pruning.budget_runs import exported
+from tests.targets.graphs import parsed
 from tests.zoo import GROUPED, text
 
 CHOICES = {
@@ -126,12 +126,8 @@ def test_what_a_group_saves_does_not_depend_on_the_others(
     assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
 
 
-def test_similar_layers_are_counted_once_with_the_counts_of_each(
-    reference: ExportedGraph,
-    groups: list[PrunableGroup],
-    costs: tuple[CostTable, CostTable],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_similar_layers_are_counted_once(
+    reference: ExportedGraph, groups: list[PrunableGroup], costs: tuple[CostTable, CostTable], tmp_path: Path
 ) -> None:
     engines, plans = plan_engines(reference, "", tmp_path), []
 
@@ -139,16 +135,30 @@ def test_similar_layers_are_counted_once_with_the_counts_of_each(
         plans.append(plan)
         return engines.float_graph(plan)
 
-    def count() -> tuple[CostTable, ...]:
-        plans.clear()
-        return tuple(count_costs(graph_of, reference.plan, groups, [(1, 7)], lambda finished, total: None))
-
-    assert count() == costs
+    assert tuple(count_costs(graph_of, reference.plan, groups, [(1, 7)], lambda finished, total: None)) == costs
     assert len(plans) < 1 + len(groups)  # the whole model, and a graph for each group
-    for counted_by in ({group.name: group for group in groups}, {group.name: groups[0] for group in groups}):
-        monkeypatch.setattr(count_costs_module, "_representatives", lambda _, counted_by=counted_by: counted_by)
-        assert count() == costs  # counts that do not agree with a graph are not used
-        assert len(plans) >= 1 + len(groups)
+
+
+@pytest.mark.parametrize("widths", [(3, 3, 3), (3, 5, 3), (5, 3, 3), (3, 4, 5, 3)])
+def test_layers_that_only_look_similar_have_their_own_counts(widths: tuple[int, ...]) -> None:
+    groups = [
+        PrunableGroup(f"layer.{number}", "neurons", units=8, width=1, step=1, linear=None)
+        for number in range(len(widths))
+    ]
+
+    def graph_of(plan: Plan) -> ir.Model:
+        kept = [len(group.kept) for group in plan.groups]
+        layers = range(len(widths))
+        return parsed(
+            "\n".join(f"y{layer} = MatMul(x{layer}, w{layer})" for layer in layers),
+            ", ".join(
+                f"float[B, {kept[layer]}] x{layer}, float[{kept[layer]}, {widths[layer]}] w{layer}" for layer in layers
+            ),
+            ", ".join(f"float[B, {widths[layer]}] y{layer}" for layer in layers),
+        )
+
+    _, table = count_costs(graph_of, keep_all(groups), groups, [(1, None)], lambda finished, total: None)
+    assert [table.saving(group.name, 2) for group in groups] == [6 * width for width in widths]
 
 
 @pytest.mark.zoo
