@@ -28,13 +28,14 @@ class Set:
         dev: evaluation rows that are taken from the test rows.
         test: maximum number of test rows; None: all.
         epochs: passes over the training rows; 0: the model is learned already.
-        batch: rows per step.
+        batch: rows per step, of its distillation too.
         learning_rate: peak learning rate.
         mixed_precision: precision of matrix products while it is learned.
         max_length: maximum length of a row in tokens.
         metric: the metric that is printed; None: the main metric of the task.
         auto_class: the class that the starting model is loaded as.
         suffix: format of the file with rows.
+        distill_steps: steps of a distillation. Where rows are long, more steps of fewer rows learn more in the same time.
     """
 
     labels: int
@@ -49,6 +50,7 @@ class Set:
     metric: str | None = None
     auto_class: type = AutoModelForSequenceClassification
     suffix: str = "tsv"
+    distill_steps: int = 1500
 
 
 SETS = {
@@ -68,6 +70,7 @@ SETS = {
         max_length=384,
         auto_class=AutoModelForQuestionAnswering,
         suffix="jsonl",
+        distill_steps=400,
     ),
 }
 
