@@ -35,7 +35,7 @@ class Set:
         metric: the metric that is printed; None: the main metric of the task.
         auto_class: the class that the starting model is loaded as.
         suffix: format of the file with rows.
-        distill_steps: steps of a distillation. Where rows are long, more steps of fewer rows learn more in the same time.
+        distill_steps: steps of a distillation. Long rows: more steps of fewer rows learn more in the same time.
     """
 
     labels: int
