@@ -1,4 +1,4 @@
-"""Batches of a data set and the statistics of its rows, from a PyTorch model or an engine."""
+"""Batches and samples of a data set, and the statistics of its rows, from a PyTorch model or an engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.tasks.base import Forward, Task
+from compressor.tasks.data import draw_rows
 
 BATCH_SIZE = 32
 """Rows of a batch in which rows are scored."""
@@ -56,3 +57,21 @@ def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
     order = np.argsort(-np.asarray(examples["length"][:]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()
+
+
+def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
+    """Rows that stand for all where models are compared: drawn at random; all if there are no more than `count`.
+
+    Of rows that are read in order these are the first ones. Rows that only have a metric together are all taken.
+
+    Args:
+        task: what the rows are for.
+        examples: encoded rows.
+        count: number of rows to draw; rows that are encoded as one text are drawn together.
+        seed: seed of the draw.
+    """
+    if task.in_order:
+        return examples.select(range(min(len(examples), count)))
+    if task.set_aside_by is not None:
+        return examples
+    return draw_rows(examples, count, seed, together=task.joined_rows)

@@ -1,4 +1,4 @@
-"""Batches of similar length, and statistics that do not depend on them."""
+"""Batches of similar length, statistics that do not depend on them, and samples of rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from compressor.model_folder import ModelFolder
 from compressor.tasks import Data, batches, open_data, statistics
+from compressor.tasks.classification import TextClassification
+from compressor.tasks.scoring import sample_of
 from tests.folders import rows_config
 from tests.tasks.rows import forward_of, labelled_rows, tsv
 
@@ -32,3 +34,23 @@ def test_statistics_do_not_depend_on_the_batch(data: Data, classifier: ModelFold
     assert sum(progress) == 36
     assert whole[:, 1].tolist() == list(data.train["labels"])
     assert data.task.score(whole) == np.mean(whole[:, 0] == whole[:, 1])
+
+
+def test_a_sample_stands_for_all_rows(data: Data) -> None:
+    task, rows = data.task, data.train
+    rows = rows.add_column("number", list(range(len(rows))))
+    sample, again, reseeded = (sample_of(task, rows, 10, seed)["number"][:] for seed in (1, 1, 2))
+    assert len(sample) == 10
+    assert sample == sorted(set(sample)) == again != reseeded
+    assert sample_of(task, rows, len(rows), 1)["number"][:] == list(range(len(rows)))
+    task.set_aside_by = "number"  # the metric needs every row
+    assert len(sample_of(task, rows, 10, 1)) == len(rows)
+
+
+def test_a_sample_of_rows_in_order_is_their_beginning(data: Data) -> None:
+    class Ordered(TextClassification):
+        in_order = True
+
+    rows = data.train.add_column("number", list(range(len(data.train))))
+    data.task.__class__ = Ordered
+    assert sample_of(data.task, rows, 10, 1)["number"][:] == list(range(10))

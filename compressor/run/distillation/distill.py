@@ -27,6 +27,7 @@ from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
+from compressor.tasks.scoring import sample_of
 from compressor.tasks.segment_streams import Streams
 from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints
@@ -38,6 +39,9 @@ from compressor.training.processes import process_count, process_state
 from compressor.units import compacted
 from graph_passes import Plan
 
+_COMPARED_ROWS = 512
+"""Number of evaluation rows, of more, on which student and teacher are compared. With all of many rows the evaluations
+would take longer than the steps, and no other checkpoint would be chosen."""
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
@@ -150,13 +154,15 @@ class _Training:
     Attributes:
         log: its entries, each with its step.
         steps: number of steps.
-        before: mean divergence from the teacher on the evaluation rows, with the weights before.
+        compared: number of evaluation rows on which the model is compared with its teacher.
+        before: mean divergence from the teacher on these rows, with the weights before.
         after: the least mean divergence of a checkpoint.
         refusal: why the teacher's outputs could not be kept; None: they were, or did not need to be.
     """
 
     log: Sequence[Mapping[str, Any]]
     steps: int
+    compared: int
     before: float
     after: float
     refusal: str | None
@@ -181,7 +187,8 @@ def _train(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
-        data = replace(data, train=_training_rows(recipe, data, drawn))
+        compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
+        data = replace(data, train=_training_rows(recipe, data, drawn), eval=compared)
         distillation = distillation.with_variance_of(data.task, data.eval)
         distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
@@ -206,7 +213,9 @@ def _train(
         after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry and entry["step"] >= first)
         if before <= after:
             network.load_state_dict(start)
-    return _Training(log, steps, before, after, refusal if distillation.kept is None else distillation.kept.refusal)
+    if distillation.kept is not None:
+        refusal = distillation.kept.refusal
+    return _Training(log, steps, len(compared), before, after, refusal)
 
 
 def _training_rows(recipe: Recipe, data: Data, drawn: Sequence[int]) -> Dataset:
@@ -259,8 +268,8 @@ def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
     options = recipe.distillation
     text = (
         f"{training.steps} steps on the outputs of {options.teacher or 'the whole model'}, without labels (temperature"
-        f" {options.temperature:g}, hidden states with weight {options.hidden_weight:g}); mean divergence on the"
-        " evaluation rows"
+        f" {options.temperature:g}, hidden states with weight {options.hidden_weight:g}); mean divergence on"
+        f" {training.compared:,} evaluation rows"
     )
     if training.before <= training.after:
         text = f"{text} {training.before:.3g} before and at least {training.after:.3g} after: the weights before stay"

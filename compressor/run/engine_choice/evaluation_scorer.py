@@ -17,10 +17,10 @@ from compressor.run.evaluate import statistics_of
 from compressor.run.products import Variant
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
-from compressor.tasks.data import draw_rows
+from compressor.tasks.scoring import sample_of
 
 _SCORED_ROWS = 2000
-"""Maximum number of evaluation rows that every engine is scored on."""
+"""Number of evaluation rows, of more, that every engine is scored on."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,9 @@ class EvaluationScorer:
 
     @functools.cached_property
     def _scored(self) -> Dataset:
-        """The evaluation rows by which engines are compared: at most `_SCORED_ROWS`, drawn at random.
-
-        Of rows that are read in order these are the first ones. Rows that belong together are all scored.
-        """
+        """The evaluation rows by which engines are compared."""
         assert self.data is not None
-        rows, task = self.data.eval, self.data.task
-        if task.in_order:
-            return rows.select(range(min(len(rows), _SCORED_ROWS)))
-        if task.set_aside_by is not None:
-            return rows
-        return draw_rows(rows, _SCORED_ROWS, self.recipe.selection.seed, together=task.joined_rows)
+        return sample_of(self.data.task, self.data.eval, _SCORED_ROWS, self.recipe.selection.seed)
 
 
 def _agreement(expected: np.ndarray | None, answers: np.ndarray | None) -> float | None:
