@@ -12,7 +12,7 @@ from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.frontier import Frontier, frontier_rows
 from compressor.report.verdict import headline_scores, tone, unit_counts, valid_rows
-from compressor.results import Report
+from compressor.results import Report, labels_by_failure
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
@@ -43,13 +43,15 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
 
 
 def _candidates(report: Report) -> Table:
-    """The engines that were tried, the delivered one marked, with as many of the page's columns as a terminal takes."""
-    headings, rows = formatting.candidate_table(report.candidates)
+    """The engines that were tried, the delivered one marked, with as many of the page's columns as a terminal takes.
+
+    Those that cannot be delivered for the same reason share a row.
+    """
+    headings, rows = formatting.candidate_table([row for row in report.candidates if not row.failure])
     shown = slice(1, headings.index("equal answers"))
-    cells = [
-        (row[0], *row[shown], "not delivered" if candidate.failure else row[-1])
-        for candidate, row in zip(report.candidates, rows, strict=True)
-    ]
+    cells = [(row[0], *row[shown], row[-1]) for row in rows]
+    empty = [""] * len(headings[shown])
+    cells += [(", ".join(labels), *empty, "not delivered") for labels in labels_by_failure(report.candidates).values()]
     return _table(("engines tried", *headings[shown], ""), cells)
 
 

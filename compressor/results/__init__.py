@@ -4,7 +4,14 @@ from compressor.results.answers import AnsweredRow
 from compressor.results.budgets import BudgetRow, CostShare, CostUnit
 from compressor.results.certificates import CertificateScope, CertifiedLoss
 from compressor.results.embeddings import EmbeddingAgreement
-from compressor.results.engines import BuiltLayer, Candidate, EngineBuild, EngineFacts, QuantizedProducts
+from compressor.results.engines import (
+    BuiltLayer,
+    Candidate,
+    EngineBuild,
+    EngineFacts,
+    QuantizedProducts,
+    labels_by_failure,
+)
 from compressor.results.metrics import CurvePoint, MetricUnit, Score, is_within, loss_of
 from compressor.results.notes import AnyNote, Note, NoteCode
 from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
@@ -45,6 +52,7 @@ __all__ = [
     "Throughput",
     "VariantName",
     "is_within",
+    "labels_by_failure",
     "loss_of",
     "size_label",
 ]

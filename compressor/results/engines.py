@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -147,3 +148,12 @@ class Candidate(Row):
     def label(self) -> str:
         """The settings of the engine, e.g. `openvino int8 portable`."""
         return " ".join(filter(None, (self.target, self.precision, self.form)))
+
+
+def labels_by_failure(candidates: Iterable[Candidate]) -> dict[str, list[str]]:
+    """Reason why an engine cannot be delivered -> the labels of the engines that have it."""
+    labels: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.failure:
+            labels.setdefault(candidate.failure, []).append(candidate.label)
+    return labels

@@ -69,6 +69,7 @@ CANDIDATES = (
         holds=False,
     ),
     Candidate(target="trt", precision="fp32", holds=False, failure="this machine has no NVIDIA GPU"),
+    Candidate(target="trt", precision="fp16", holds=False, failure="this machine has no NVIDIA GPU"),
 )
 ROWS = [
     ["ort fp32", "4.83 ms", "35.1 ms", "1.31×", "92.2 (−0.46 points)", "99.0%", "83 MB", "190 MB", "3 of 3", ""],
@@ -78,6 +79,7 @@ ROWS = [
     ],
     ["ort int8 dynamic", "", "", "3.50×", "0.850 (−0.0766)", "90.0%", "23 MB", "", "", "loses too much"],
     ["trt fp32", "", "", "", "", "", "", "", "", "this machine has no NVIDIA GPU"],
+    ["trt fp16", "", "", "", "", "", "", "", "", "this machine has no NVIDIA GPU"],
 ]
 HEADINGS = [
     "engine",
@@ -142,7 +144,7 @@ def test_the_terminal_shows_a_row_for_each_engine() -> None:
     (start,) = (number for number, line in enumerate(lines) if line.startswith("engines tried"))
     shown = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[start + 1 : start + 5]]
     expected = [[cell for cell in (*row[:5], row[-1]) if cell] for row in ROWS]
-    assert shown == [*expected[:3], ["trt fp32", "not delivered"]], "failures are too long for a terminal"
+    assert shown == [*expected[:3], ["trt fp32, trt fp16", "not delivered"]], "failures are too long for a terminal"
 
 
 def test_the_terminal_shows_no_table_of_one_engine() -> None:

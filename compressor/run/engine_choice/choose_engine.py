@@ -9,7 +9,7 @@ from compressor.config.sections import AUTO, EngineConfig
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
-from compressor.results import Candidate, Note, NoteCode, loss_of
+from compressor.results import Candidate, Note, NoteCode, labels_by_failure, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
@@ -156,9 +156,14 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
             f" them in int8: {', '.join(best.in_float)}"
         )
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
+    if len(table) > 1 or not best.holds:
+        yield Note(code=NoteCode.ENGINE_CHOSEN, text=_choice(table, best))
+
+
+def _choice(table: Sequence[Candidate], best: Candidate) -> str:
+    """What was chosen, and why other engines are not delivered."""
     built = [row for row in table if not row.failure]
     kept = [row for row in built if row.holds]
-    failed = [row for row in table if row.failure]
     if not best.holds:
         text = f"no engine keeps the metric within --max-drop; {best.label} loses least"
     else:
@@ -166,7 +171,5 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
         text = f"{best.label} is the fastest{with_half} of {len(kept)} engines that were built"
         if len(kept) < len(built):
             text += " and keep the metric within --max-drop"
-    if failed:
-        text += f"; not delivered: {'; '.join(f'{row.label} ({row.failure})' for row in failed)}"
-    if len(table) > 1 or not best.holds:
-        yield Note(code=NoteCode.ENGINE_CHOSEN, text=text)
+    failed = [f"{', '.join(labels)} ({failure})" for failure, labels in labels_by_failure(table).items()]
+    return f"{text}; not delivered: {'; '.join(failed)}" if failed else text
