@@ -90,8 +90,8 @@ def test_rows_outside_the_folder_are_not_read(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_the_demo_is_allowed_in_a_folder(tmp_path: Path) -> None:
-    text = demo.RECIPE.format(epochs=demo.EPOCHS, learning_rate=demo.LEARNING_RATE, max_length=demo.MAX_LENGTH)
-    write(tmp_path, text)
-    demo.write_rows({"train": [("xml", "a row")], "eval": [], "test": []}, tmp_path / "rows")
+    write(tmp_path, demo.RECIPE.format(max_length=demo.MAX_LENGTH))
+    row = ("xml", "a row")
+    demo.write_rows({"train": [row], "eval": [row], "test": [row], "unlabelled": [row]}, tmp_path / "rows")
     recipe = recipe_of(str(tmp_path), None, {})
-    assert recipe.rows.data == str(tmp_path / "rows" / "train.tsv")
+    assert recipe.rows.data == str(tmp_path / "rows" / "unlabelled.txt")

@@ -40,8 +40,8 @@ from compressor.units import compacted
 from graph_passes import Plan
 
 _COMPARED_ROWS = 512
-"""Number of evaluation rows, of more, on which student and teacher are compared. With all of many rows the evaluations
-would take longer than the steps, and no other checkpoint would be chosen."""
+"""Number of evaluation rows on which student and teacher are compared, where there are more. Evaluations on all of many
+rows would take longer than the steps."""
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 

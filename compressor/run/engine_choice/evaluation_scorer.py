@@ -20,7 +20,7 @@ from compressor.tasks import Data
 from compressor.tasks.scoring import sample_of
 
 _SCORED_ROWS = 2000
-"""Number of evaluation rows, of more, that every engine is scored on."""
+"""Number of evaluation rows that every engine is scored on, where there are more."""
 
 
 @dataclass(frozen=True)
