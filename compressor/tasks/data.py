@@ -150,7 +150,7 @@ def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) 
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
     if len(train.rows) <= count:
         return train, []
-    indices = _draw_indices(len(train.rows), count, seed, task.joined_rows)
+    indices = draw_indices(len(train.rows), count, seed, task.joined_rows)
     text = (
         f"{train.source}: {len(indices)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs"
         " no more"
@@ -215,20 +215,26 @@ def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
     return notes
 
 
-def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dataset:
+def draw_rows(rows: Dataset, count: int, seed: int) -> Dataset:
     """Rows drawn at random, in their order; all if there are no more.
 
     Args:
-        rows: the rows.
+        rows: encoded rows.
+        count: number of rows to draw.
+        seed: seed of the draw.
+    """
+    return rows if len(rows) <= count else rows.select(draw_indices(len(rows), count, seed))
+
+
+def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndarray:
+    """The indices of rows drawn at random, in their order.
+
+    Args:
+        rows: number of rows, more than `count`.
         count: number of rows to draw, up to a group.
         seed: seed of the draw.
         together: number of consecutive rows that are drawn as a group.
     """
-    return rows if len(rows) <= count else rows.select(_draw_indices(len(rows), count, seed, together))
-
-
-def _draw_indices(rows: int, count: int, seed: int, together: int) -> np.ndarray:
-    """The indices of `count` of more rows; see `draw_rows`."""
     groups, drawn = -(-rows // together), -(-count // together)
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()

@@ -67,11 +67,11 @@ def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
     Args:
         task: what the rows are for.
         examples: encoded rows.
-        count: number of rows to draw; rows that are encoded as one text are drawn together.
+        count: number of rows to draw.
         seed: seed of the draw.
     """
     if task.in_order:
         return examples.select(range(min(len(examples), count)))
     if task.set_aside_by is not None:
         return examples
-    return draw_rows(examples, count, seed, together=task.joined_rows)
+    return draw_rows(examples, count, seed)

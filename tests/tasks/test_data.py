@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
 from compressor.results import NoteCode
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.data import draw_rows, rows_hash
+from compressor.tasks.data import draw_indices, draw_rows, rows_hash
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.pictures import png
@@ -185,12 +185,13 @@ def test_test_rows_that_are_training_rows_are_noted(classifier: ModelFolder, tmp
 @pytest.mark.parametrize("together", [1, 7])
 def test_rows_are_drawn_in_their_order(together: int) -> None:
     rows = Dataset.from_dict({"number": list(range(100))})
-    first, again, reseeded = (list(draw_rows(rows, 20, seed, together=together)["number"]) for seed in (1, 1, 2))
+    first, again, reseeded = (draw_indices(100, 20, seed, together).tolist() for seed in (1, 1, 2))
     assert first == again == sorted(set(first))
     assert first != reseeded
     assert 20 - together < len(first) < 20 + together
     groups = {number // together for number in first}
     assert first == [number for number in range(100) if number // together in groups]
+    assert draw_rows(rows, 20, 1)["number"][:] == draw_indices(100, 20, 1).tolist()
     assert draw_rows(rows, 100, 1) is rows
 
 

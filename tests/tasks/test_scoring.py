@@ -36,13 +36,15 @@ def test_statistics_do_not_depend_on_the_batch(data: Data, classifier: ModelFold
     assert data.task.score(whole) == np.mean(whole[:, 0] == whole[:, 1])
 
 
-def test_a_sample_stands_for_all_rows(data: Data) -> None:
+def test_a_sample_stands_for_all_rows(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     task, rows = data.task, data.train
     rows = rows.add_column("number", list(range(len(rows))))
     sample, again, reseeded = (sample_of(task, rows, 10, seed)["number"][:] for seed in (1, 1, 2))
     assert len(sample) == 10
     assert sample == sorted(set(sample)) == again != reseeded
     assert sample_of(task, rows, len(rows), 1)["number"][:] == list(range(len(rows)))
+    monkeypatch.setattr(type(task), "joined_rows", 7)  # lines that are encoded as one text: rows are drawn all the same
+    assert sample_of(task, rows, 10, 1)["number"][:] == sample
     task.set_aside_by = "number"  # the metric needs every row
     assert len(sample_of(task, rows, 10, 1)) == len(rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import graph_passes
 from compressor.config.sections import AUTO, EngineConfig
@@ -105,7 +105,7 @@ def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
     """
     built = [trial for trial in trials if trial.variant is not None]
     if not built:
-        failures = "; ".join(f"{trial.choice.label}: {trial.candidate.failure}" for trial in trials)
+        failures = _failures(trial.candidate for trial in trials)
         raise TargetMissingError(f"no engine could be built: {failures}", code=ErrorCode.UNSUPPORTED)
     eligible = [trial for trial in built if trial.candidate.holds]
     if not eligible:
@@ -171,5 +171,11 @@ def _choice(table: Sequence[Candidate], best: Candidate) -> str:
         text = f"{best.label} is the fastest{with_half} of {len(kept)} engines that were built"
         if len(kept) < len(built):
             text += " and keep the metric within --max-drop"
-    failed = [f"{', '.join(labels)} ({failure})" for failure, labels in labels_by_failure(table).items()]
-    return f"{text}; not delivered: {'; '.join(failed)}" if failed else text
+    failures = _failures(table)
+    return f"{text}; not delivered: {failures}" if failures else text
+
+
+def _failures(candidates: Iterable[Candidate]) -> str:
+    """Engines that cannot be delivered, each with the reason, which is named once; empty where there are none."""
+    reasons = labels_by_failure(candidates)
+    return "; ".join(f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items())
