@@ -29,6 +29,7 @@ from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.outputs import kept_outputs
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
+from graph_passes.errors import listed
 from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.passes.insert_gates import FINGERPRINT
 
@@ -66,7 +67,7 @@ def export_reference(
         fixed: names of inputs of which only the batch is dynamic, e.g. images of one size.
 
     Raises:
-        UsageError: an unsupported opset.
+        UsageError: an unsupported opset, or a name of `fixed` that is no input.
         InputError: the plan belongs to another model, or the model cannot be exported.
         SiteRefusedError: the attention of the family cannot be gated in this form.
         OSError: the disk is full or the folder cannot be written; no file remains.
@@ -77,6 +78,13 @@ def export_reference(
             code=ErrorCode.OUT_OF_RANGE,
             field="opset",
             value=opset,
+        )
+    if unknown := sorted(set(fixed) - inputs.keys()):
+        raise UsageError(
+            f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}",
+            code=ErrorCode.INVALID_VALUE,
+            field="fixed",
+            value=unknown,
         )
     bare = unwrap(model)
     with _deployment_mode(bare):

@@ -14,6 +14,7 @@ from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.attention.match_feed_forwards import weight_name
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import visible_blocks
+from graph_passes.errors import listed
 from graph_passes.flow.refusal import Refusal
 from graph_passes.passes import (
     CleanUp,
@@ -111,7 +112,10 @@ def shrink(
     Raises:
         PlanError: the plan's groups are not those of the graph, its units are removed already, a mask is missing, or
             the graph has other weights than the plan.
+        ValueError: a name of `lower` that has no mask in the plan.
     """
+    if unknown := sorted(set(lower or ()) - plan.masks.keys()):
+        raise ValueError(f"lower: {listed(unknown)}: no mask in the plan; use its masked sites, {listed(plan.masks)}")
     Normalize()(model)
     SimplifyLookups()(model)
     parameters_before = count_parameters(model)

@@ -242,6 +242,8 @@ def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> No
     with unchanged(model):
         with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="opset", value=17):
             export_reference(model, plan, inputs, path, opset=17)
+        with fails_with(ErrorCode.INVALID_VALUE, UsageError, field="fixed", value=["pixel_values"]):
+            export_reference(model, plan, inputs, path, fixed=["pixel_values"])
         with fails_with(ErrorCode.PLAN_MISMATCH, site=plan.sites[0].name):
             export_reference(model, plan.model_copy(update={"groups": plan.sites[1:]}), inputs, path)
         with fails_with(ErrorCode.OUT_OF_RANGE, input="input_ids", value=1, minimum=2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 import numpy as np
 
@@ -43,9 +44,11 @@ def build_masks(
             is zero. Otherwise another head may have to lose a stronger block in place of the row's strongest one.
 
     Raises:
-        ValueError: a share outside 0 to 1.
+        ValueError: a share outside 0 to 1, or an unknown kind of attention.
     """
     for kind, share in shares.items():
+        if kind not in get_args(Kind):
+            raise ValueError(f"{kind}: no such kind of attention; use {' or '.join(get_args(Kind))}")
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"{kind}: {share:g} is not a share of blocks; use 0 to 1")
     masks = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +158,9 @@ def test_positions_align_with_those_before(past: int, queries: int, memory: int,
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="is not a share of blocks"):
         build_masks(random_maps(), plan_of(), {"bidirectional": share}, 8)
+
+
+def test_an_unknown_kind_of_attention_is_refused() -> None:
+    shares: Any = {"encoder": 0.5}
+    with pytest.raises(ValueError, match=r"^encoder: "):
+        build_masks(random_maps(), plan_of(), shares, 8)

@@ -123,6 +123,15 @@ def test_a_site_that_cannot_be_lowered_is_reported() -> None:
     assert "Softmax" in operators(shrunk.model)
 
 
+def test_a_site_without_a_mask_cannot_be_lowered() -> None:
+    layer = MaskedLayer(random_mask())
+    graph = layer.graph()
+    before = content(graph)
+    with pytest.raises(ValueError, match=r"^lower: b: .*; "):
+        shrink(graph, layer.plan, lower=["b"])
+    assert content(graph) == before
+
+
 def test_a_head_whose_mask_keeps_nothing_is_removed() -> None:
     mask = random_mask()
     mask.kept[1] = False
