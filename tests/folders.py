@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -84,18 +87,21 @@ def save(model: PreTrainedModel, path: Path, *, with_tokenizer: bool = True, hal
     return path
 
 
-def save_sentence_encoder(path: Path, *, pooling: str = "mean", normalize: bool = True, **settings: Any) -> Path:
+def save_sentence_encoder(
+    path: Path, *, pooling: str = "mean", dense: Sequence[int] = (), normalize: bool = True, **settings: Any
+) -> Path:
     """Write a folder of sentence-transformers with a random BERT encoder.
 
     Args:
         path: the folder.
         pooling: name of the pooling.
+        dense: the width of each dense layer after the pooling.
         normalize: whether embeddings are normalized.
         settings: content of the library's own configurations, `sentence_bert_config` and
             `config_sentence_transformers`, and further keys `pooling_config` of the pooling's.
     """
     save(bert_encoder(), path)
-    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if normalize else [])]
     paths = ["", *(f"{number}_{name}" for number, name in enumerate(modules[1:], 1))]
     library = "sentence_transformers.models"
     entries = [{"path": folder, "type": f"{library}.{name}"} for folder, name in zip(paths, modules, strict=True)]
@@ -103,6 +109,19 @@ def save_sentence_encoder(path: Path, *, pooling: str = "mean", normalize: bool 
     (path / "1_Pooling").mkdir()
     config = {"embedding_dimension": 16, "pooling_mode": pooling, **settings.pop("pooling_config", {})}
     (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    for folder, width, before in zip(paths[2:], dense, (16, *dense), strict=False):
+        save_dense_layer(path / folder, before, width)
     for name, content in settings.items():
         (path / f"{name}.json").write_text(json.dumps(content))
     return path
+
+
+def save_dense_layer(path: Path, width: int, out_width: int, **config: Any) -> None:
+    """Write a module `Dense` of sentence-transformers with random weights; `config` are further keys of its file."""
+    path.mkdir(exist_ok=True)
+    layer = torch.nn.Linear(width, out_width)
+    keys = {"in_features": width, "out_features": out_width, "bias": True}
+    activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    (path / "config.json").write_text(json.dumps({**keys, **activation, **config}))
+    weights = {"linear.weight": layer.weight.detach(), "linear.bias": layer.bias.detach()}
+    safetensors.torch.save_file(weights, path / "model.safetensors")

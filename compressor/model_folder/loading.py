@@ -16,12 +16,14 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.config.own_tasks import OwnTask, load_own_task
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.dense_layers import load_dense_layers
 from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, ImageSize, processed_size
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor, require_processor, set_padding_token
-from compressor.model_folder.sentence_modules import MODULES, SentenceModules, read_sentence_modules
+from compressor.model_folder.sentence_files import MODULES
+from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
 from compressor.model_folder.weight_checks import check_finite, check_weight_files
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
@@ -69,8 +71,11 @@ class ModelFolder:
     @property
     def surroundings(self) -> dict[str, str]:
         """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
-        sentence = None if self.sentence is None else f"{self.sentence.pooling}, {self.sentence.normalize}"
-        parts = {"pooling": sentence, "task_source": None if self.own_task is None else self.own_task.source}
+        pooling = None
+        if self.sentence is not None and isinstance(self.model, SentenceEncoder):
+            activations = (layer.activation for layer in self.model.dense_layers)
+            pooling = ", ".join([self.sentence.pooling, str(self.sentence.normalize), *activations])
+        parts = {"pooling": pooling, "task_source": None if self.own_task is None else self.own_task.source}
         return {name: text for name, text in parts.items() if text is not None}
 
 
@@ -133,7 +138,7 @@ def load(
     size = processed_size(path, model, processor) if has_images else None
     if sentence is not None:
         name = SENTENCE_SIMILARITY
-        model = _with_pooling(path, model, sentence, processor, pool_in_graph)
+        model = _with_pooling(path, model, sentence, processor, pool_in_graph, allow_pickle)
     notes = _notes_on_unused(path, cls, info)
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     example = {} if example_inputs is None else read_example(example_inputs, model)
@@ -156,12 +161,17 @@ def _sentence_modules(path: Path, task: str, *, named: bool) -> SentenceModules 
 
 
 def _with_pooling(
-    path: Path, encoder: PreTrainedModel, sentence: SentenceModules, processor: Any, pool_in_graph: bool
+    path: Path,
+    encoder: PreTrainedModel,
+    sentence: SentenceModules,
+    processor: Any,
+    pool_in_graph: bool,
+    allow_pickle: bool,
 ) -> SentenceEncoder:
-    """The encoder with its pooling; the tokenizer gets the maximum length of the folder.
+    """The encoder with its pooling and dense layers; the tokenizer gets the maximum length of the folder.
 
     Raises:
-        InputError: the first token is pooled, and the tokenizer pads on the left.
+        InputError: the first token is pooled, and the tokenizer pads on the left; or a dense layer cannot be used.
     """
     if sentence.pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
         raise InputError(
@@ -174,7 +184,9 @@ def _with_pooling(
         )
     if processor is not None and sentence.max_tokens is not None:
         processor.model_max_length = min(processor.model_max_length, sentence.max_tokens)
-    model = SentenceEncoder(encoder, sentence.pooling, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
+    folders = [path / part for part in sentence.dense]
+    dense = load_dense_layers(folders, encoder.config.hidden_size, allow_pickle=allow_pickle)
+    model = SentenceEncoder(encoder, sentence.pooling, dense, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
     return model.eval()
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.sentence_files import MODULES, damaged, invalid, read_object, unsupported
 from compressor.models.pooling import POOLINGS
-from compressor.silence_libraries import one_line
 
-MODULES = "modules.json"
 _LIBRARY_CONFIG, _TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 """Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
-_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
-_MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
+_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
+_ORDER = re.compile(f"{_TRANSFORMER} {_POOLING}( {_DENSE})*( {_NORMALIZE})?")
+_MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
 _USUAL_PROMPTS = ("query", "document")
 """Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
@@ -67,10 +68,12 @@ class SentenceModules(SentenceTexts):
     Attributes:
         pooling: a name in `compressor.models.pooling.POOLINGS`.
         normalize: whether embeddings have norm one.
+        dense: the paths in the folder of the dense layers between both, in order.
     """
 
     pooling: str
     normalize: bool
+    dense: tuple[str, ...] = ()
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
@@ -79,10 +82,12 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     Raises:
         InputError: a file is missing or damaged, or the folder has a module or a pooling that is not supported.
     """
-    paths = _module_paths(folder)
+    modules = _supported_modules(folder)
+    (_, pooling), *others = modules[1:]
     return SentenceModules(
-        pooling=_pooling(folder / paths[_POOLING] / "config.json"),
-        normalize=_NORMALIZE in paths,
+        pooling=_pooling(folder / pooling / "config.json"),
+        normalize=any(name == _NORMALIZE for name, _ in others),
+        dense=tuple(path for name, path in others if name == _DENSE),
         **_text_settings(folder),
     )
 
@@ -97,8 +102,8 @@ def read_sentence_texts(folder: Path) -> SentenceTexts | None:
     """
     if _POOLING not in (str(module.get("type")).rpartition(".")[2] for module in _listed_modules(folder)):
         return None
-    classes = _read_object(folder / "config.json", required=False).get("architectures")
-    library_class = _read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
+    classes = read_object(folder / "config.json", required=False).get("architectures")
+    library_class = read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
     if library_class != "SentenceTransformer" or _CLASSIFIER in str(classes):
         return None
     return SentenceTexts(**_text_settings(folder))
@@ -110,12 +115,12 @@ def _text_settings(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is damaged, or a value is not what the library writes.
     """
-    settings = _read_object(folder / _TEXT_CONFIG, required=False)
-    prompting = _read_object(folder / _LIBRARY_CONFIG, required=False)
+    settings = read_object(folder / _TEXT_CONFIG, required=False)
+    prompting = read_object(folder / _LIBRARY_CONFIG, required=False)
     max_tokens = settings.get("max_seq_length")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
-        raise _invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
+        raise invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
     prompts, default_prompt = _prompts(folder / _LIBRARY_CONFIG, prompting)
     return {
         "max_tokens": max_tokens,
@@ -133,10 +138,10 @@ def _prompts(file: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], str
     """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise _invalid(file, "prompts", prompts, "is not an object of names and texts")
+        raise invalid(file, "prompts", prompts, "is not an object of names and texts")
     names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
     if default is not None and default not in names:
-        raise _invalid(file, "default_prompt_name", default, f"is not the name of a prompt ({', '.join(names)})")
+        raise invalid(file, "default_prompt_name", default, f"is not the name of a prompt ({', '.join(names)})")
     return prompts, default
 
 
@@ -160,8 +165,8 @@ def _listed_modules(folder: Path) -> list[dict[str, Any]]:
     return [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
 
 
-def _module_paths(folder: Path) -> dict[str, str]:
-    """The class of each module -> its path in the folder."""
+def _supported_modules(folder: Path) -> list[tuple[str, str]]:
+    """The class of each module and its path in the folder, in order."""
     file = folder / MODULES
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
@@ -172,25 +177,25 @@ def _module_paths(folder: Path) -> dict[str, str]:
             path=file,
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, error) from error
+        raise damaged(file, error) from error
     if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
-        raise _damaged(file, ValueError("not a list of modules, each with a type and a path"))
-    paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
-    unknown = next((name for name in paths if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)), None)
+        raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
+    names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]
+    unknown = next((name for name in names if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE)), None)
     if unknown is not None:
         text = f"the module {unknown} is not supported; use a model that consists of {_MODULES}"
-        raise _unsupported(file, "type", unknown, text)
-    if list(paths)[:2] != [_TRANSFORMER, _POOLING] or len(paths) != len(modules):
-        names = ", ".join(module["type"].rpartition(".")[2] for module in modules)
-        text = f"the modules are {names or 'missing'}; use a model that consists of {_MODULES}, in this order"
-        raise _unsupported(file, "type", names, text)
-    outside = next((path for path in paths.values() if not _is_inside(PurePosixPath(path))), None)
+        raise unsupported(file, "type", unknown, text)
+    if not _ORDER.fullmatch(" ".join(names)):
+        listed = ", ".join(names)
+        text = f"the modules are {listed or 'missing'}; use a model that consists of {_MODULES}, in this order"
+        raise unsupported(file, "type", listed, text)
+    outside = next((path for path in paths if not _is_inside(PurePosixPath(path))), None)
     if outside is not None:
-        raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
-    if paths[_TRANSFORMER]:
-        text = f"the encoder is in the folder {paths[_TRANSFORMER]}, not in that of {MODULES}; {_SAVE}"
-        raise _unsupported(file, "path", paths[_TRANSFORMER], text)
-    return paths
+        raise unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
+    if paths[0]:
+        text = f"the encoder is in the folder {paths[0]}, not in that of {MODULES}; {_SAVE}"
+        raise unsupported(file, "path", paths[0], text)
+    return list(zip(names, paths, strict=True))
 
 
 def _is_module(entry: object) -> bool:
@@ -200,18 +205,18 @@ def _is_module(entry: object) -> bool:
 
 def _pooling(file: Path) -> str:
     """The name of the pooling."""
-    config = _read_object(file, required=True)
+    config = read_object(file, required=True)
     modes = _modes(file, config)
     unknown = next((mode for mode in modes if mode not in POOLINGS), None)
     if unknown is not None:
         text = f"the pooling {unknown} (pooling_mode) is not supported; use one of {', '.join(POOLINGS)}"
-        raise _unsupported(file, "pooling_mode", unknown, text)
+        raise unsupported(file, "pooling_mode", unknown, text)
     if len(modes) > 1:
         text = f"the poolings {' and '.join(modes)} are joined (pooling_mode); use a model with one of them"
-        raise _unsupported(file, "pooling_mode", "+".join(modes), text)
+        raise unsupported(file, "pooling_mode", "+".join(modes), text)
     if not config.get("include_prompt", True):
         text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
-        raise _unsupported(file, "include_prompt", False, text)
+        raise unsupported(file, "include_prompt", False, text)
     return modes[0]
 
 
@@ -220,54 +225,16 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
     for key, value in flags.items():
         if not isinstance(value, bool):
-            raise _invalid(file, key, value, "is neither true nor false")
+            raise invalid(file, key, value, "is neither true nor false")
         if value and key not in _MODE_FLAGS:
             text = f"the pooling {key} is not supported; use a model with one of {', '.join(_MODE_FLAGS)}"
-            raise _unsupported(file, key, value, text)
+            raise unsupported(file, key, value, text)
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in _MODE_FLAGS.items() if flags.get(key)] if flags else ["mean"]
         if not modes:
-            raise _invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
+            raise invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        raise _invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
+        raise invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
     return modes
-
-
-def _read_object(file: Path, *, required: bool) -> dict[str, Any]:
-    """The JSON object of a file; empty if it is missing and not required."""
-    if not required and not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{file}: no such file, but {MODULES} names its folder; copy it too", code=ErrorCode.FILE_MISSING, path=file
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, error) from error
-    if not isinstance(content, dict):
-        raise _damaged(file, ValueError("no JSON object"))
-    return content
-
-
-def _damaged(file: Path, error: Exception) -> InputError:
-    return InputError(
-        f"{file}: cannot be read ({one_line(error)}); copy it again", code=ErrorCode.FILE_UNREADABLE, path=file
-    )
-
-
-def _invalid(file: Path, name: str, value: object, problem: str) -> InputError:
-    """The error of a key of which the value is not what the library writes."""
-    return InputError(
-        f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again",
-        code=ErrorCode.FILE_UNREADABLE,
-        path=file,
-        field=name,
-        value=value,
-    )
-
-
-def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
-    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)

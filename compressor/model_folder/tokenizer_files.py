@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compressor.model_folder.dense_layers import save_dense_layers
 from compressor.model_folder.loading import ModelFolder
-from compressor.model_folder.sentence_modules import MODULES, module_folders
+from compressor.model_folder.sentence_files import MODULES
+from compressor.model_folder.sentence_modules import module_folders
+from compressor.models.sentence_encoder import SentenceEncoder
 
 _PATTERNS = (
     "config.json",
@@ -46,7 +49,10 @@ of older versions."""
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
-    """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`."""
+    """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
+
+    Weights of dense layers are written too: the library loads them beside every engine.
+    """
     modules = (f"{path}/config.json" for path in module_folders(folder.path))
     for pattern in dict.fromkeys((*_PATTERNS, *modules, *_vocabulary_files(folder.processor))):
         for file in sorted(folder.path.glob(pattern)):
@@ -55,6 +61,8 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
     _save_label_names(folder, out / "config.json")
+    if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
+        save_dense_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
 
 
 def _vocabulary_files(processor: Any) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""A text encoder with pooling, which returns one embedding per text."""
+"""A text encoder with pooling and, possibly, dense layers, which returns one embedding per text."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from compressor.models.dense_layer import DenseLayer
 from compressor.models.pooling import POOLINGS
 
 EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
@@ -28,8 +30,8 @@ class SentenceOutput(ModelOutput):
         sentence_embedding: `[texts, width]`.
         document_scores: `[texts, documents]`, 20 times the cosine of each text and each document; None without
             documents.
-        last_hidden_state: `[texts, 1, width]`, the embedding as the only state of its text, or `[texts, positions,
-            width]`, the states of the tokens; see `SentenceEncoder.pool_in_graph`.
+        last_hidden_state: `[texts, 1, width]`, the pooled states as the only state of their text, or `[texts,
+            positions, width]`, the states of the tokens; see `SentenceEncoder.pool_in_graph`.
         hidden_states: `[texts, positions, width]` of the embeddings and of each layer, if requested.
     """
 
@@ -41,14 +43,15 @@ class SentenceOutput(ModelOutput):
 
 
 class SentenceEncoder(PreTrainedModel):
-    """An encoder of transformers, pooling, and normalisation, as in a folder of sentence-transformers.
+    """An encoder of transformers, pooling, dense layers and normalisation, as in a folder of sentence-transformers.
 
-    The library's ONNX and OpenVINO backends read the output `last_hidden_state` and pool it. Where the graph pools,
-    that output holds the embedding as a sequence of one state, which every pooling and normalisation leaves as it is.
+    The library's ONNX and OpenVINO backends read the output `last_hidden_state`, and run all other modules on it. Where
+    the graph pools, that output holds the pooled states as a sequence of one state, which no pooling changes.
 
     Args:
         encoder: its first output is the states of the tokens, `[texts, positions, width]`.
         pooling: a name in `compressor.models.pooling.POOLINGS`.
+        dense: the layers that pooled states pass, in order.
         normalize: whether embeddings have norm one.
         pool_in_graph: whether an exported graph pools.
 
@@ -61,14 +64,25 @@ class SentenceEncoder(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(
-        self, encoder: PreTrainedModel, pooling: str, *, normalize: bool = True, pool_in_graph: bool = True
+        self,
+        encoder: PreTrainedModel,
+        pooling: str,
+        dense: Iterable[DenseLayer] = (),
+        *,
+        normalize: bool = True,
+        pool_in_graph: bool = True,
     ) -> None:
         super().__init__(encoder.config)
         self._supports_sdpa = encoder._supports_sdpa
-        self.encoder = encoder
+        self.encoder, self.dense = encoder, nn.Sequential(*dense)
         self.pooling, self.normalize, self.pool_in_graph = pooling, normalize, pool_in_graph
         self.documents: Tensor | None = None
         self._takes_types = "token_type_ids" in inspect.signature(encoder.forward).parameters
+
+    @property
+    def dense_layers(self) -> list[DenseLayer]:
+        """The layers that pooled states pass, in order."""
+        return [layer for layer in self.dense if isinstance(layer, DenseLayer)]
 
     @property
     def graph_outputs(self) -> tuple[str, ...]:
@@ -100,18 +114,23 @@ class SentenceEncoder(PreTrainedModel):
             arguments["output_hidden_states"] = True
         output = self.encoder(**arguments)
         states = output[0]
-        embedding = self.pool(states, mask)
+        pooled = POOLINGS[self.pooling](states, mask)
+        embedding = self._embed(pooled)
         return SentenceOutput(
             loss=None if labels is None else _ranking_loss(embedding, labels),
             sentence_embedding=embedding,
-            last_hidden_state=embedding[:, None] if self.pool_in_graph else states,
+            last_hidden_state=pooled[:, None] if self.pool_in_graph else states,
             document_scores=None if self.documents is None else self._scores(embedding, self.documents),
             hidden_states=output.hidden_states if output_hidden_states else None,
         )
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Embeddings `[texts, width]` from the states of tokens `[texts, positions, width]` and their mask."""
-        embedding = POOLINGS[self.pooling](states, mask)
+        return self._embed(POOLINGS[self.pooling](states, mask))
+
+    def _embed(self, pooled: Tensor) -> Tensor:
+        """Embeddings `[texts, width]` from pooled states `[texts, width of states]`."""
+        embedding: Tensor = self.dense(pooled)
         return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:

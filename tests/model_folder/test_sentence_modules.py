@@ -142,7 +142,18 @@ def test_any_values_are_read_or_give_one_error(pooling: dict[str, Any], length: 
     assert field in message
 
 
-@pytest.mark.parametrize("types", [["Transformer", "Pooling", "Dense"], ["Pooling"], ["Transformer"]], ids=str)
+@pytest.mark.parametrize(
+    "types",
+    [
+        ["Transformer", "Pooling", "LSTM"],
+        ["Transformer", "Dense", "Pooling"],
+        ["Transformer", "Pooling", "Normalize", "Dense"],
+        ["Transformer", "Pooling", "Pooling"],
+        ["Pooling"],
+        ["Transformer"],
+    ],
+    ids=str,
+)
 def test_other_modules_are_refused(types: list[str], encoder: Path) -> None:
     modules = [{"path": "" if name == "Transformer" else "1_Pooling", "type": f"x.{name}"} for name in types]
     (encoder / "modules.json").write_text(json.dumps(modules))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import safetensors.numpy
 import torch
 import transformers as hf
 
@@ -43,7 +44,7 @@ def run(rows: Path, model: Path, out: Path, **fields: Any) -> Report:
 
 
 def library_embeddings(folder: Path, pooling: str) -> np.ndarray:
-    """Embeddings of `TEXTS` from `model.onnx`, pooled and normalized as sentence-transformers does after a graph."""
+    """Embeddings of `TEXTS` from `model.onnx`, after the modules that sentence-transformers runs on its output."""
     tokens = hf.AutoTokenizer.from_pretrained(folder)(
         TEXTS, padding=True, truncation=True, max_length=12, return_tensors="np"
     )
@@ -51,6 +52,9 @@ def library_embeddings(folder: Path, pooling: str) -> np.ndarray:
     (states,) = session.run(["last_hidden_state"], dict(tokens))
     mask = tokens["attention_mask"] if states.shape[1] == tokens["input_ids"].shape[1] else np.ones(states.shape[:2])
     pooled = states[:, 0] if pooling == "cls" else (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    for config in sorted(folder.glob("*_Dense/config.json")):
+        weights = safetensors.numpy.load_file(config.with_name("model.safetensors"))
+        pooled = np.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
     return np.asarray(pooled / np.linalg.norm(pooled, axis=1, keepdims=True))
 
 
@@ -69,9 +73,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_mean_pooling_inside_the_graph(rows: Path, tmp_path: Path) -> None:
+def test_pooling_and_dense_layers_inside_the_graph(rows: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = folders.save_sentence_encoder(tmp_path / "model", sentence_bert_config={"max_seq_length": 12})
+    lengths = {"max_seq_length": 12}
+    model = folders.save_sentence_encoder(tmp_path / "model", dense=(24, 8), sentence_bert_config=lengths)
     out = tmp_path / "out"
     report = run(rows, model, out, match_dense=True)
     assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
@@ -85,6 +90,7 @@ def test_mean_pooling_inside_the_graph(rows: Path, tmp_path: Path) -> None:
     assert report.embeddings.cosine < 1
     assert json.loads((out / "modules.json").read_text()) == json.loads((model / "modules.json").read_text())
     embeddings = library_embeddings(out, "mean")
+    assert embeddings.shape[1] == 8
     assert embeddings == pytest.approx(gated_embeddings(out, "mean"), abs=1e-5)
     assert abs(embeddings - dense_embeddings(model)).max() > 1e-4
 

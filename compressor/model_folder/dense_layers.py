@@ -1,0 +1,102 @@
+"""The dense layers of a sentence encoder: read from the folders of their modules, and written to those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.sentence_files import damaged, invalid, read_object, unsupported
+from compressor.model_folder.weight_checks import check_finite, check_weight_files
+from compressor.models.dense_layer import ACTIVATIONS, DenseLayer
+
+_WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+_WEIGHT, _BIAS = "linear.weight", "linear.bias"
+_EMBEDDING = "sentence_embedding"
+"""The library's name of what modules after the pooling read and write."""
+
+
+def load_dense_layers(folders: Sequence[Path], width: int, *, allow_pickle: bool) -> list[DenseLayer]:
+    """The layers of some modules, in order.
+
+    Args:
+        folders: the folder of each module.
+        width: the width of the embeddings that the first one reads.
+        allow_pickle: whether pickled weights may be read.
+
+    Raises:
+        InputError: a file is missing or damaged, the weights are pickled without permission or of another width, or an
+            activation is not supported.
+    """
+    layers = []
+    for folder in folders:
+        layers.append(_load_layer(folder, width, allow_pickle))
+        width = len(layers[-1].weight)
+    return layers
+
+
+def save_dense_layers(layers: Iterable[DenseLayer], folders: Iterable[Path]) -> None:
+    """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
+    for layer, folder in zip(layers, folders, strict=True):
+        tensors = {_WEIGHT: layer.weight, _BIAS: layer.bias}
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None},
+            folder / _WEIGHTS,
+        )
+
+
+def _load_layer(folder: Path, width: int, allow_pickle: bool) -> DenseLayer:
+    file = folder / "config.json"
+    activation = _activation(file, read_object(file, required=True))
+    tensors = _tensors(folder, allow_pickle)
+    weight, bias = tensors.get(_WEIGHT), tensors.get(_BIAS)
+    if weight is None or weight.dim() != 2 or weight.shape[1] != width or len(tensors) != 1 + (bias is not None):
+        raise _mismatch(folder, tensors, f"{_WEIGHT} [width, {width}]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise _mismatch(folder, tensors, f"{_BIAS} [{len(weight)}]")
+    layer = DenseLayer(weight.float(), None if bias is None else bias.float(), activation)
+    check_finite(folder, layer)
+    return layer
+
+
+def _activation(file: Path, config: Mapping[str, object]) -> str:
+    """The name of the activation, the last part of the path of its class."""
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, _EMBEDDING):
+            text = f"the layer does not map embeddings ({key} is {config[key]!r}); use a model whose dense layers do"
+            raise unsupported(file, key, config[key], text)
+    path = config.get("activation_function", "Tanh")
+    if not isinstance(path, str):
+        raise invalid(file, "activation_function", path, "is not the name of a class")
+    name = path.rpartition(".")[2]
+    if name not in ACTIVATIONS:
+        text = f"the activation {name} (activation_function) is not supported; use one of {', '.join(ACTIVATIONS)}"
+        raise unsupported(file, "activation_function", path, text)
+    return name
+
+
+def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
+    """The tensors of a module by name."""
+    pickled = check_weight_files(folder, {}, allow_pickle)
+    file = folder / (_PICKLED_WEIGHTS if pickled else _WEIGHTS)
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
+    except Exception as error:  # a damaged pickle raises any error
+        raise damaged(file, error) from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise damaged(file, ValueError("no tensors by name"))
+    return tensors
+
+
+def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:
+    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+    return InputError(
+        f"{folder}: the weights are {shapes or 'missing'}, where {expected} is needed; save the model again with"
+        " sentence-transformers (SentenceTransformer.save_pretrained)",
+        code=ErrorCode.FILE_MISMATCH,
+        path=folder,
+    )
