@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import lzma
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from graph_passes.files import write_text
 
 SHARED = Path(__file__).parents[2] / "shared"
 ENCODER = SHARED / "models" / "minilm-sst2"
+FURTHER_TEXTS = 64_000
+"""Number of sentences of `further_texts`."""
+_SENTENCE_ENDS, _SENTENCE_WORDS = re.compile(r"(?<=[.!?])\s+|(?<=[a-z][.!?])(?=[A-Z])"), range(4, 51)
+"""Where sentences end, also where the line break after one is lost, and the numbers of words of those that are used."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Set:
         auto_class: the class that the starting model is loaded as.
         suffix: format of the file with rows.
         distill_steps: steps of a distillation. Long rows: more steps of fewer rows learn more in the same time.
+        further: name of shared data with texts of the same domain; None: there are none.
     """
 
     labels: int
@@ -51,10 +57,11 @@ class Set:
     auto_class: type = AutoModelForSequenceClassification
     suffix: str = "tsv"
     distill_steps: int = 1500
+    further: str | None = None
 
 
 SETS = {
-    "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
+    "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0, further="imdb"),
     "cola": Set(2, {"train": "train", "dev": "test"}, dev=200, metric="matthews"),
     "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4, mixed_precision="bf16"),
     "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000, mixed_precision="bf16"),
@@ -97,6 +104,21 @@ def rows_file(name: str, folder: Path) -> Path:
         _with_split(line, header, purpose) for line, purpose in zip(lines, purposes, strict=True) if purpose is not None
     ]
     write_text(path, "\n".join([*([header] if header else []), *kept]) + "\n")
+    return path
+
+
+def further_texts(name: str, folder: Path) -> Path:
+    """A text file of sentences of the domain of a set, without labels, drawn from its `further` data."""
+    path = folder / "further.txt"
+    if path.exists():
+        return path
+    with lzma.open(SHARED / "data" / f"{SETS[name].further}.tsv.xz", "rt", encoding="utf-8") as file:
+        header, *lines = file.read().rstrip("\n").split("\n")
+    texts = [line.split("\t")[header.split("\t").index("text")] for line in lines]
+    sentences = {sentence.strip() for text in texts for sentence in _SENTENCE_ENDS.split(text)}
+    usual = sorted(sentence for sentence in sentences if len(sentence.split()) in _SENTENCE_WORDS)
+    drawn = np.random.default_rng(0).choice(len(usual), min(FURTHER_TEXTS, len(usual)), replace=False)
+    write_text(path, "".join(f"{usual[index]}\n" for index in drawn))
     return path
 
 

@@ -15,6 +15,7 @@ from compressor.targets import DEFAULT_TARGET, target
 def check_agreement(recipe: RecipeSections) -> None:
     """Raise FieldConflictError if two fields contradict each other, or one that others need is missing."""
     _check_rows(recipe)
+    _check_unlabelled_rows(recipe)
     _check_engine(recipe)
     _check_blocks(recipe)
     check_distillation(recipe)
@@ -38,6 +39,30 @@ def _check_rows(recipe: RecipeSections) -> None:
             ErrorCode.MISSING_VALUE,
             f"<max_drop> {max_drop:g}: there are no rows to score; add rows (<data>)",
             *("max_drop", "data"),
+        )
+
+
+def _check_unlabelled_rows(recipe: RecipeSections) -> None:
+    source = recipe.rows.unlabelled_data
+    if source is None:
+        return
+    if recipe.rows.data is None:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            f"<unlabelled_data> {source}: there are no training rows to add these rows to; name them as training rows"
+            " (<data>)",
+            *("unlabelled_data", "data"),
+        )
+    if not recipe.reads_no_labels:
+        learns = recipe.plan_file is None and recipe.selects_heads
+        reason = (
+            f"{recipe.selection.method} learns from labels" if learns else "no training row is used without a label"
+        )
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<unlabelled_data> {source}: {reason}; set a budget (<speedup>) without <method>, follow a plan with"
+            " <distill>, or omit it",
+            *("unlabelled_data", "method" if learns else "data"),
         )
 
 

@@ -19,7 +19,7 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
-_ROWS = ("data", "eval_data", "test_data")
+_ROWS = ("data", "unlabelled_data", "eval_data", "test_data")
 _OF_LADDERS = ("compare_with", "compare_points")
 """Fields of the page of a ladder, which the command of one rung lacks."""
 

@@ -81,6 +81,12 @@ class RecipeSections(Sections):
         return self.distillation.distill and self.rows.data is not None
 
     @property
+    def reads_no_labels(self) -> bool:
+        """Whether training rows are read without labels: to choose units under a budget, to refit, or to distill."""
+        learns_labels = self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
+        return not learns_labels and (self.prunes or self.distills)
+
+    @property
     def prunes(self) -> bool:
         """Whether units are removed under a budget, or as many as the metric allows."""
         if self.plan_file is not None or self.rows.data is None:

@@ -292,6 +292,6 @@ def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
         yield from (file for file in files if file.name != FILE_NAME)
     own = out.resolve()
-    for rows in filter(None, (recipe.rows.data, recipe.rows.eval_data, recipe.rows.test_data)):
+    for rows in recipe.rows.sources:
         yield Path(rows)
         yield from (path for path in Path(rows).resolve().rglob("*") if not path.is_relative_to(own))

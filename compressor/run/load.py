@@ -243,8 +243,7 @@ def _require_labels(recipe: Recipe, data: Data) -> None:
 
 def drawn_rows(recipe: Recipe) -> int | None:
     """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
-    learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
-    if learns_labels or not (recipe.prunes or recipe.distills):
+    if not recipe.reads_no_labels:
         return None
     distilled = recipe.distillation.distill_steps * recipe.selection.batch_size * process_count()
     return max(

@@ -84,7 +84,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    names = [*fields_with(FIELDS, "is_path"), "data", "eval_data", "test_data"]
+    names = [*fields_with(FIELDS, "is_path"), "data", "unlabelled_data", "eval_data", "test_data"]
     for name in (name for name in names if name != "out"):
         value = getattr(getattr(recipe, SECTION_OF[name]), name)
         if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):

@@ -119,9 +119,7 @@ def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
         )
     if study.needs_rows and not request.recipe.rows.data:
         raise UsageError(f"study {kind}: needs rows; add them (--data)", code=ErrorCode.MISSING_VALUE, field="data")
-    for source in dict.fromkeys(
-        (*request.sources, request.recipe.rows.data, request.recipe.rows.eval_data, request.recipe.rows.test_data)
-    ):
+    for source in dict.fromkeys((*request.sources, *request.recipe.rows.sources)):
         if source is not None and is_file_name(source) and not Path(source).exists():
             raise InputError(
                 f"{source}: no such file of rows; check the path", code=ErrorCode.FILE_MISSING, path=Path(source)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import generate_random_fingerprint
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
@@ -20,14 +19,12 @@ from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
-from compressor.tasks.run_splits import PURPOSES, SourceRows, fill_splits, read_splits
+from compressor.tasks.row_contents import read_contents, repeated_rows
+from compressor.tasks.run_splits import PURPOSES, SourceRows, fill_splits, read_splits, read_unlabelled
 from compressor.tasks.splits import Split, named_splits
 
 logger = logging.getLogger(__name__)
 
-_REPEATED = 10
-_REPEATED_SHARE = 0.1
-"""Number and share of test rows from which on a note says that they are among the training or evaluation rows too."""
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
 """Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
@@ -91,7 +88,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     """
     task = make_task(folder, request)
     splits, notes = read_splits(request, task.read)
-    if drawn_rows is not None and "train" in splits and not (task.in_order or task.set_aside_by):  # queries stay whole
+    if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
@@ -100,6 +97,10 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         for name, split in splits.items()
         if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
     }
+    further = None
+    if request.unlabelled_data is not None and drawn_rows is not None:
+        further, further_notes = _encode_further(request.unlabelled_data, drawn_rows, seed, task)
+        notes += further_notes
     notes += task.notes
     if unlabelled:
         text = (
@@ -110,6 +111,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
     notes += fill_splits(encoded, splits, unlabelled, seed, task)
+    if further is not None:
+        encoded["train"] = _joined(encoded["train"], further)
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
@@ -117,9 +120,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     for split, rows in encoded.items():
         if split != "train" or drawn_rows is None:
             task.check_files(rows)
-    contents = {split: _read_contents(rows) for split, rows in encoded.items()}
+    contents = {split: read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
-        notes += _repeated_rows(contents)
+        notes += repeated_rows(contents)
     empty = next(iter(encoded.values())).select([])
     train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
     logger.debug(
@@ -145,10 +148,25 @@ def _encode(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
     return task.locate(encoded, split.origin)
 
 
+def _encode_further(source: str, drawn_rows: int, seed: int, task: Task) -> tuple[Dataset, list[Note]]:
+    """The encoded rows of `unlabelled_data`, with notes on them."""
+    rows, notes = _draw_candidates(read_unlabelled(source, task.read), drawn_rows, seed, task)
+    encoded = _encode(task, rows, is_labelled=False)
+    text = f"{len(encoded)} rows of {rows.source} are added to the training rows, without labels"
+    return encoded, [*notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
+
+
+def _joined(train: Dataset, further: Dataset) -> Dataset:
+    """Training rows and further ones behind them, in the columns and types of the first."""
+    table = further.with_format("arrow")[:].select(train.column_names).cast(train.features.arrow_schema)
+    # The fingerprint of the content, which is the default, would take it into memory.
+    return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+
+
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
     """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
-    if len(train.rows) <= count:
+    if len(train.rows) <= count or task.in_order or task.set_aside_by:  # queries stay whole
         return train, []
     indices = draw_indices(len(train.rows), count, seed, task.joined_rows)
     text = (
@@ -197,24 +215,6 @@ def training_texts(request: RowsConfig) -> list[str]:
     return train.rows[name][:]
 
 
-def _repeated_rows(contents: Mapping[Split, _Contents]) -> list[Note]:
-    """Notes on training and evaluation rows that many test rows repeat, as in one file that is named twice."""
-    test = contents["test"].rows if "test" in contents else ()
-    notes = []
-    for split in ("train", "eval"):
-        if split not in contents or not test:
-            continue
-        known = set(contents[split].rows)
-        repeated = sum(content in known for content in test)
-        if repeated >= max(_REPEATED, _REPEATED_SHARE * len(test)):
-            text = (
-                f"{repeated} of {len(test)} test rows are among the {PURPOSES[split]} rows too, so that the metric"
-                " does not show what is lost on new rows; name other rows (--test-data)"
-            )
-            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
-    return notes
-
-
 def draw_rows(rows: Dataset, count: int, seed: int) -> Dataset:
     """Rows drawn at random, in their order; all if there are no more.
 
@@ -239,51 +239,3 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()
     return numbers[numbers < rows]
-
-
-def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
-
-    Rows of a custom task that have neither tokens nor images count with all of their columns.
-    """
-    return _read_contents(examples).digest
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """What the encoded rows of one split contain.
-
-    Attributes:
-        digest: see `rows_hash`.
-        rows: a hash of the tokens of each row, or of the digest of its image; empty for rows of another kind.
-    """
-
-    digest: str | None
-    rows: Sequence[int]
-
-
-def _read_contents(examples: Dataset) -> _Contents:
-    if not len(examples):
-        return _Contents(None, ())
-    digest, rows = hashlib.sha256(), list[int]()
-    names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
-    has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
-    if not has_inputs:
-        return _Contents(_hash_of_columns(examples), ())
-    for batch in examples.select_columns(names).iter(batch_size=1000):
-        for row in zip(*(batch[name] for name in names), strict=True):
-            digest.update(repr(row).encode())
-            rows.append(hash(repr(row[0])))
-    return _Contents(f"sha256:{digest.hexdigest()}", rows)
-
-
-def _hash_of_columns(examples: Dataset) -> str:
-    """`sha256:...` of all columns of rows as they are stored, whatever they are decoded to."""
-    digest = hashlib.sha256()
-    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
-    for table in columns.iter(batch_size=64):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-        digest.update(sink.getvalue())
-    return f"sha256:{digest.hexdigest()}"

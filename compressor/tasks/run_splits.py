@@ -73,6 +73,12 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     return splits, notes
 
 
+def read_unlabelled(source: str, read: Callable[[str], SplitRows]) -> SourceRows:
+    """The training rows of a source, or its only split."""
+    named = read(source)
+    return _source_rows(named, _select("train", named, source), source)
+
+
 def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
     """The rows of the split of this name."""
     return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])

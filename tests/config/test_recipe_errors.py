@@ -101,6 +101,13 @@ def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: st
         ({"data": "x", "maps": "m", "entmax": True, "drop_blocks": 0.5}, ErrorCode.CONTRADICTION, ("maps", "entmax")),
         ({"data": "x", "allow_empty_rows": True}, ErrorCode.MISSING_VALUE, ("keep",)),
         ({"keep": "3"}, ErrorCode.MISSING_VALUE, ("keep", "data")),
+        ({"unlabelled_data": "u"}, ErrorCode.MISSING_VALUE, ("unlabelled_data", "data")),
+        (
+            {"data": "x", "unlabelled_data": "u", "keep": 3, "distill": True},
+            ErrorCode.CONTRADICTION,
+            ("unlabelled_data", "method"),
+        ),
+        ({"data": "x", "unlabelled_data": "u", "plan": "p"}, ErrorCode.CONTRADICTION, ("unlabelled_data", "data")),
         ({"drop_blocks": "0.5"}, ErrorCode.MISSING_VALUE, ("drop_blocks", "data")),
         ({"data": "x", "drop_blocks": 0.5, "plan": "p"}, ErrorCode.CONTRADICTION, ("drop_blocks", "plan")),
         ({"data": "x"}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),

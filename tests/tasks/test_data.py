@@ -13,7 +13,8 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
 from compressor.results import NoteCode
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.data import draw_indices, draw_rows, rows_hash
+from compressor.tasks.data import draw_indices, draw_rows
+from compressor.tasks.row_contents import rows_hash
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.pictures import png

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode
 from compressor.tasks import open_data
-from compressor.tasks.data import rows_hash
+from compressor.tasks.row_contents import rows_hash
 from compressor.tasks.squad import Answer, exact_match, f1
 from tests.faults import fails_with
 from tests.folders import rows_config

@@ -17,8 +17,8 @@ from compressor.model_folder import ModelFolder, load
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import statistics
 from compressor.tasks.beam import beam_search
-from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
+from compressor.tasks.row_contents import rows_hash
 from compressor.units import hooked
 from tests import folders
 from tests.faults import fails_with

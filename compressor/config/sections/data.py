@@ -42,6 +42,12 @@ class RowsConfig(Config):
         " folder that save_to_disk of datasets wrote, or a data set of Hugging Face",
         decides_plan=True,
     )
+    unlabelled_data: Rows = config_field(
+        DATA,
+        "further training rows, used without labels to choose units, to refit weights and to distill: such a file,"
+        " folder or data set, e.g. a text file",
+        decides_plan=True,
+    )
     eval_data: Rows = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
     test_data: Rows = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
     text_columns: Names = config_field(
@@ -62,4 +68,10 @@ class RowsConfig(Config):
     @property
     def available(self) -> bool:
         """Whether any rows are configured."""
-        return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))
+        return bool(self.sources)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files, folders and data sets that are configured."""
+        every = (self.data, self.unlabelled_data, self.eval_data, self.test_data)
+        return tuple(source for source in every if source is not None)
