@@ -198,6 +198,11 @@ RIVALS = {
     ),
     "distilled-sixth-fp32": Rival("compress, a sixth of the MACs, distilled, fp32", {}, weights_of="distilled-sixth"),
     "distilled-eighth": Rival("compress, an eighth of the MACs, distilled, int8", {**INT8, "macs": 1 / 8, **DISTILLED}),
+    "distilled-eighth-texts": Rival(
+        "compress, an eighth of the MACs, distilled with further texts, int8",
+        {**INT8, "macs": 1 / 8, **DISTILLED},
+        add_texts,
+    ),
     "distilled-twelfth": Rival(
         "compress, a twelfth of the MACs, distilled four times as long, int8",
         {**INT8, "macs": 1 / 12, **DISTILLED},
