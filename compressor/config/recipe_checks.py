@@ -15,7 +15,6 @@ from compressor.targets import DEFAULT_TARGET, target
 def check_agreement(recipe: RecipeSections) -> None:
     """Raise FieldConflictError if two fields contradict each other, or one that others need is missing."""
     _check_rows(recipe)
-    _check_unlabelled_rows(recipe)
     _check_engine(recipe)
     _check_blocks(recipe)
     check_distillation(recipe)
@@ -24,6 +23,7 @@ def check_agreement(recipe: RecipeSections) -> None:
     _check_prune_units(recipe)
     _check_selection(recipe)
     _check_certificate(recipe)
+    _check_unlabelled_rows(recipe)
 
 
 def _check_rows(recipe: RecipeSections) -> None:
@@ -53,17 +53,22 @@ def _check_unlabelled_rows(recipe: RecipeSections) -> None:
             " (<data>)",
             *("unlabelled_data", "data"),
         )
-    if not recipe.reads_no_labels:
-        learns = recipe.plan_file is None and recipe.selects_heads
-        reason = (
-            f"{recipe.selection.method} learns from labels" if learns else "no training row is used without a label"
-        )
+    if recipe.reads_no_labels:
+        return
+    if recipe.plan_file is None and (recipe.blocks.drops_any or recipe.selects_heads):
+        by_number = recipe.selection.keep is not None and "method" not in recipe.fields_set
+        field = "drop_blocks" if recipe.blocks.drops_any else "keep" if by_number else "method"
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<unlabelled_data> {source}: {reason}; set a budget (<speedup>) without <method>, follow a plan with"
-            " <distill>, or omit it",
-            *("unlabelled_data", "method" if learns else "data"),
+            f"<unlabelled_data> {source}, <{field}>: what is kept is learned from labels; omit one of them",
+            *("unlabelled_data", field),
         )
+    raise FieldConflictError(
+        ErrorCode.CONTRADICTION,
+        f"<unlabelled_data> {source}: no unit is removed from the model and nothing is trained by these rows; set a"
+        " budget (<speedup>) or <distill>, or omit it",
+        *("unlabelled_data", "distill"),
+    )
 
 
 def _check_engine(recipe: RecipeSections) -> None:

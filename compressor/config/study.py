@@ -21,7 +21,7 @@ RESERVED = (
     *("drop_blocks", "drop_blocks_by_kind", "maps", "random_blocks", "mask_all_sites", "entmax"),
 )
 """Fields of a recipe that a study sets itself. `ray` is among them: the flag of that name applies to the study."""
-UNREAD = (*BudgetConfig.model_fields, *DistillationConfig.model_fields, "save_dense")
+UNREAD = (*BudgetConfig.model_fields, *DistillationConfig.model_fields, "unlabelled_data", "save_dense")
 """Fields of a recipe that no study reads: ladders compare methods under budgets, and studies write no graphs."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -11,45 +11,26 @@ from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.sentence_files import damaged, invalid, read_object, unsupported
-from compressor.model_folder.weight_checks import check_finite, check_weight_files
+from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
 from compressor.models.dense_layer import ACTIVATIONS, DenseLayer
 
-_WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _WEIGHT, _BIAS = "linear.weight", "linear.bias"
 _EMBEDDING = "sentence_embedding"
 """The library's name of what modules after the pooling read and write."""
 
 
-def load_dense_layers(folders: Sequence[Path], width: int, *, allow_pickle: bool) -> list[DenseLayer]:
-    """The layers of some modules, in order.
+def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool) -> DenseLayer:
+    """The layer of a module.
 
     Args:
-        folders: the folder of each module.
-        width: the width of the embeddings that the first one reads.
+        folder: the folder of the module.
+        width: the width of the embeddings that the layer reads.
         allow_pickle: whether pickled weights may be read.
 
     Raises:
-        InputError: a file is missing or damaged, the weights are pickled without permission or of another width, or an
+        InputError: a file is missing or damaged, the weights are pickled without permission or of another width, or the
             activation is not supported.
     """
-    layers = []
-    for folder in folders:
-        layers.append(_load_layer(folder, width, allow_pickle))
-        width = len(layers[-1].weight)
-    return layers
-
-
-def save_dense_layers(layers: Iterable[DenseLayer], folders: Iterable[Path]) -> None:
-    """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
-    for layer, folder in zip(layers, folders, strict=True):
-        tensors = {_WEIGHT: layer.weight, _BIAS: layer.bias}
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None},
-            folder / _WEIGHTS,
-        )
-
-
-def _load_layer(folder: Path, width: int, allow_pickle: bool) -> DenseLayer:
     file = folder / "config.json"
     activation = _activation(file, read_object(file, required=True))
     tensors = _tensors(folder, allow_pickle)
@@ -58,23 +39,34 @@ def _load_layer(folder: Path, width: int, allow_pickle: bool) -> DenseLayer:
         raise _mismatch(folder, tensors, f"{_WEIGHT} [width, {width}]")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise _mismatch(folder, tensors, f"{_BIAS} [{len(weight)}]")
-    layer = DenseLayer(weight.float(), None if bias is None else bias.float(), activation)
+    layer = DenseLayer(weight.detach().float(), None if bias is None else bias.detach().float(), activation)
     check_finite(folder, layer)
     return layer
 
 
+def save_dense_layers(layers: Iterable[DenseLayer], folders: Iterable[Path]) -> None:
+    """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
+    for layer, folder in zip(layers, folders, strict=True):
+        tensors = {_WEIGHT: layer.weight, _BIAS: layer.bias}
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None},
+            folder / SAFE_WEIGHTS,
+        )
+
+
 def _activation(file: Path, config: Mapping[str, object]) -> str:
-    """The name of the activation, the last part of the path of its class."""
+    """The name of the activation, the last part of the path of a class of PyTorch."""
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, _EMBEDDING):
             text = f"the layer does not map embeddings ({key} is {config[key]!r}); use a model whose dense layers do"
             raise unsupported(file, key, config[key], text)
-    path = config.get("activation_function", "Tanh")
+    path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(path, str):
         raise invalid(file, "activation_function", path, "is not the name of a class")
-    name = path.rpartition(".")[2]
-    if name not in ACTIVATIONS:
-        text = f"the activation {name} (activation_function) is not supported; use one of {', '.join(ACTIVATIONS)}"
+    package, _, name = path.rpartition(".")
+    if name not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
+        supported = ", ".join(ACTIVATIONS)
+        text = f"the activation {path} (activation_function) is not supported; use one of torch.nn: {supported}"
         raise unsupported(file, "activation_function", path, text)
     return name
 
@@ -82,7 +74,9 @@ def _activation(file: Path, config: Mapping[str, object]) -> str:
 def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of a module by name."""
     pickled = check_weight_files(folder, {}, allow_pickle)
-    file = folder / (_PICKLED_WEIGHTS if pickled else _WEIGHTS)
+    file = folder / (PICKLED_WEIGHTS if pickled else SAFE_WEIGHTS)
+    if not file.is_file():
+        raise _mismatch(folder, {}, f"one file, {file.name},")
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
     except Exception as error:  # a damaged pickle raises any error

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.config.own_tasks import OwnTask, load_own_task
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.dense_layers import load_dense_layers
+from compressor.model_folder.dense_layers import load_dense_layer
 from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, ImageSize, processed_size
@@ -71,10 +71,7 @@ class ModelFolder:
     @property
     def surroundings(self) -> dict[str, str]:
         """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
-        pooling = None
-        if self.sentence is not None and isinstance(self.model, SentenceEncoder):
-            activations = (layer.activation for layer in self.model.dense_layers)
-            pooling = ", ".join([self.sentence.pooling, str(self.sentence.normalize), *activations])
+        pooling = ", ".join(self.model.settings) if isinstance(self.model, SentenceEncoder) else None
         parts = {"pooling": pooling, "task_source": None if self.own_task is None else self.own_task.source}
         return {name: text for name, text in parts.items() if text is not None}
 
@@ -184,9 +181,9 @@ def _with_pooling(
         )
     if processor is not None and sentence.max_tokens is not None:
         processor.model_max_length = min(processor.model_max_length, sentence.max_tokens)
-    folders = [path / part for part in sentence.dense]
-    dense = load_dense_layers(folders, encoder.config.hidden_size, allow_pickle=allow_pickle)
-    model = SentenceEncoder(encoder, sentence.pooling, dense, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
+    model = SentenceEncoder(encoder, sentence.pooling, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
+    for part in sentence.dense:
+        model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
     return model.eval()
 
 

@@ -30,13 +30,21 @@ def read_object(file: Path, *, required: bool) -> dict[str, Any]:
 
 
 def damaged(file: Path, error: Exception) -> InputError:
+    """The error of a file that cannot be read, with the reason."""
     return InputError(
         f"{file}: cannot be read ({one_line(error)}); copy it again", code=ErrorCode.FILE_UNREADABLE, path=file
     )
 
 
 def invalid(file: Path, name: str, value: object, problem: str) -> InputError:
-    """The error of a key of which the value is not what the library writes."""
+    """The error of a key of which the value is not what the library writes.
+
+    Args:
+        file: the file.
+        name: the key.
+        value: its value.
+        problem: what is wrong with it, e.g. "is not a text".
+    """
     return InputError(
         f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again",
         code=ErrorCode.FILE_UNREADABLE,
@@ -47,4 +55,12 @@ def invalid(file: Path, name: str, value: object, problem: str) -> InputError:
 
 
 def unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a value that the library writes and that cannot be used here.
+
+    Args:
+        file: the file.
+        name: the key.
+        value: its value.
+        problem: what is not supported, and what to use instead.
+    """
     return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)

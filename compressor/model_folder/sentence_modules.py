@@ -68,7 +68,7 @@ class SentenceModules(SentenceTexts):
     Attributes:
         pooling: a name in `compressor.models.pooling.POOLINGS`.
         normalize: whether embeddings have norm one.
-        dense: the paths in the folder of the dense layers between both, in order.
+        dense: the paths in the folder of the dense layers between pooling and normalisation, in order.
     """
 
     pooling: str

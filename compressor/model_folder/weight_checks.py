@@ -14,8 +14,8 @@ from torch import nn
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
-_SAFE, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
 
 
@@ -34,20 +34,20 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
         InputError: there are no weights, a shard is missing, a file is truncated, or the weights are pickled without
             permission.
     """
-    names = (config.get("transformers_weights"), _SAFE, _SAFE_INDEX, _PICKLED, _PICKLED_INDEX)
+    names = (config.get("transformers_weights"), SAFE_WEIGHTS, _SAFE_INDEX, PICKLED_WEIGHTS, _PICKLED_INDEX)
     name = next((name for name in names if isinstance(name, str) and (folder / name).is_file()), None)
     if name is None:
         unsupported = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_FORMATS)
         hint = f"; the format of {unsupported[0]} is not supported" if unsupported else ""
         raise InputError(
-            f"{folder}: no weights; save the model there as {_SAFE} (model.save_pretrained){hint}",
+            f"{folder}: no weights; save the model there as {SAFE_WEIGHTS} (model.save_pretrained){hint}",
             code=ErrorCode.FILE_MISSING,
-            path=folder / _SAFE,
+            path=folder / SAFE_WEIGHTS,
         )
     pickled = not name.endswith((".safetensors", ".safetensors.index.json"))
     if pickled and not allow_pickle:
         raise InputError(
-            f"{folder / name}: reading pickled weights can run code; save the model again as {_SAFE}, or add"
+            f"{folder / name}: reading pickled weights can run code; save the model again as {SAFE_WEIGHTS}, or add"
             " --allow-pickle if you trust the file",
             code=ErrorCode.UNSAFE_CODE,
             path=folder / name,

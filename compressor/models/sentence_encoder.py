@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +50,11 @@ class SentenceEncoder(PreTrainedModel):
     Args:
         encoder: its first output is the states of the tokens, `[texts, positions, width]`.
         pooling: a name in `compressor.models.pooling.POOLINGS`.
-        dense: the layers that pooled states pass, in order.
         normalize: whether embeddings have norm one.
         pool_in_graph: whether an exported graph pools.
 
     Attributes:
+        dense: the `DenseLayer`s that pooled states pass, in order; at first none.
         documents: embeddings `[documents, width]` of norm one, against which texts are ranked; None: there are none.
     """
 
@@ -67,17 +66,28 @@ class SentenceEncoder(PreTrainedModel):
         self,
         encoder: PreTrainedModel,
         pooling: str,
-        dense: Iterable[DenseLayer] = (),
         *,
         normalize: bool = True,
         pool_in_graph: bool = True,
     ) -> None:
         super().__init__(encoder.config)
         self._supports_sdpa = encoder._supports_sdpa
-        self.encoder, self.dense = encoder, nn.Sequential(*dense)
+        self.encoder, self.dense = encoder, nn.Sequential()
         self.pooling, self.normalize, self.pool_in_graph = pooling, normalize, pool_in_graph
         self.documents: Tensor | None = None
         self._takes_types = "token_type_ids" in inspect.signature(encoder.forward).parameters
+
+    @property
+    def width(self) -> int:
+        """The width of embeddings."""
+        layers = self.dense_layers
+        width: int = len(layers[-1].weight) if layers else self.encoder.config.get_text_config().hidden_size
+        return width
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What embeddings depend on besides weights and configuration."""
+        return self.pooling, str(self.normalize), *(layer.activation for layer in self.dense_layers)
 
     @property
     def dense_layers(self) -> list[DenseLayer]:

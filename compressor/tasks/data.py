@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, concatenate_datasets
-from datasets.fingerprint import generate_random_fingerprint
+from datasets import Dataset
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
@@ -20,8 +19,9 @@ from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
 from compressor.tasks.row_contents import read_contents, repeated_rows
-from compressor.tasks.run_splits import PURPOSES, SourceRows, fill_splits, read_splits, read_unlabelled
+from compressor.tasks.run_splits import PURPOSES, SourceRows, encode_rows, fill_splits, read_splits
 from compressor.tasks.splits import Split, named_splits
+from compressor.tasks.unlabelled_rows import encode_unlabelled, join_rows, read_unlabelled
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     Rows that exceed the memory are memory-mapped (`RowStore`).
 
     Args:
-        request: files, columns, metric and maximum row length.
+        request: files, columns, metric and maximum row length. Rows of `unlabelled_data` are behind those of `data`.
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
         drawn_rows: number of training rows that the run draws at most, without reading their labels, which these rows
@@ -84,7 +84,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
 
     Raises:
         InputError: a file, a column or a label cannot be used.
-        UsageError: the task does not have the metric.
+        UsageError: the task does not have the metric, or labels are read and there is `unlabelled_data`.
     """
     task = make_task(folder, request)
     splits, notes = read_splits(request, task.read)
@@ -93,13 +93,13 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
     encoded = {
-        name: _encode(task, split, is_labelled=name not in unlabelled)
+        name: encode_rows(task, split, is_labelled=name not in unlabelled)
         for name, split in splits.items()
         if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
     }
     further = None
-    if request.unlabelled_data is not None and drawn_rows is not None:
-        further, further_notes = _encode_further(request.unlabelled_data, drawn_rows, seed, task)
+    if request.unlabelled_data is not None:
+        further, further_notes = _open_further(request, drawn_rows, seed, task)
         notes += further_notes
     notes += task.notes
     if unlabelled:
@@ -112,7 +112,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         unlabelled += ("eval",)
     notes += fill_splits(encoded, splits, unlabelled, seed, task)
     if further is not None:
-        encoded["train"] = _joined(encoded["train"], further)
+        encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
@@ -122,7 +122,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
             task.check_files(rows)
     contents = {split: read_contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
-        notes += repeated_rows(contents)
+        pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
+        notes += repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
     empty = next(iter(encoded.values())).select([])
     train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
     logger.debug(
@@ -140,33 +141,32 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     )
 
 
-def _encode(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
-    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there."""
-    encode = task.encode if is_labelled else task.encode_unlabelled
-    with split.origin.located():
-        encoded = encode(split.rows, split.source)
-    return task.locate(encoded, split.origin)
+def _open_further(request: RowsConfig, drawn_rows: int | None, seed: int, task: Task) -> tuple[Dataset, list[Note]]:
+    """The encoded rows of `unlabelled_data`, with notes on them.
 
-
-def _encode_further(source: str, drawn_rows: int, seed: int, task: Task) -> tuple[Dataset, list[Note]]:
-    """The encoded rows of `unlabelled_data`, with notes on them."""
-    rows, notes = _draw_candidates(read_unlabelled(source, task.read), drawn_rows, seed, task)
-    encoded = _encode(task, rows, is_labelled=False)
-    text = f"{len(encoded)} rows of {rows.source} are added to the training rows, without labels"
-    return encoded, [*notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
-
-
-def _joined(train: Dataset, further: Dataset) -> Dataset:
-    """Training rows and further ones behind them, in the columns and types of the first."""
-    table = further.with_format("arrow")[:].select(train.column_names).cast(train.features.arrow_schema)
-    # The fingerprint of the content, which is the default, would take it into memory.
-    return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+    Raises:
+        UsageError: the run learns from labels.
+        InputError: the rows cannot be used.
+    """
+    if drawn_rows is None:
+        raise UsageError(
+            f"--unlabelled-data {request.unlabelled_data}: labels of training rows are read, and these rows have none;"
+            " omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="unlabelled_data",
+            value=request.unlabelled_data,
+        )
+    source, split_notes = read_unlabelled(request, task.read)
+    source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
+    encoded = encode_unlabelled(task, source)
+    text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
+    return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 
 
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
     """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
-    if len(train.rows) <= count or task.in_order or task.set_aside_by:  # queries stay whole
+    if len(train.rows) <= count or task.in_order or task.set_aside_by:  # running texts and queries stay whole
         return train, []
     indices = draw_indices(len(train.rows), count, seed, task.joined_rows)
     text = (

@@ -152,6 +152,7 @@ class LabelledTexts(LabelledRows):
         super().__init__(metric)
         self.config = folder.config
         self._request = request
+        self._texts: int | None = None
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
@@ -194,9 +195,10 @@ class LabelledTexts(LabelledRows):
         """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
 
         Raises:
-            InputError: a column is missing, or a row has no token.
+            InputError: a column is missing, a row has no token, or rows before had another number of texts.
         """
         names = self.text_columns.find(rows, self._request.text_columns, source)
+        self._require_texts(names, source)
         remaining = iter(labels)
         store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
@@ -210,6 +212,18 @@ class LabelledTexts(LabelledRows):
             store.add(Dataset.from_dict(encoded).data.table)
         self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
+
+    def _require_texts(self, names: Sequence[str], source: str) -> None:
+        """Raise InputError if rows that were encoded before had another number of texts."""
+        if self._texts not in (None, len(names)):
+            raise InputError(
+                f"{source}: the rows have {len(names)} text ({', '.join(names)}), and others of the run have"
+                f" {self._texts}; name the columns of the texts (--text-columns), or rows of equal form",
+                code=ErrorCode.FILE_MISMATCH,
+                field="text_columns",
+                columns=tuple(names),
+            )
+        self._texts = len(names)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
         """The tokenizer's encoding of rows of one or two texts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from compressor.tasks.splits import Split
 
 _REPEATED = 10
 _REPEATED_SHARE = 0.1
-"""Number and share of test rows from which on a note says that they are among the training or evaluation rows too."""
+"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,23 @@ def _hash_of_columns(examples: Dataset) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def repeated_rows(contents: Mapping[Split, Contents]) -> list[Note]:
-    """Notes on training and evaluation rows that many test rows repeat, as in one file that is named twice."""
-    test = contents["test"].rows if "test" in contents else ()
+def repeated_rows(contents: Mapping[Split, Contents], pairs: Iterable[tuple[Split, Split]]) -> list[Note]:
+    """Notes on rows that are scored and repeat many others, as in one file that is named twice.
+
+    Args:
+        contents: those of each split.
+        pairs: a split that is scored, and one whose rows must not be among it.
+    """
     notes = []
-    for split in ("train", "eval"):
-        if split not in contents or not test:
+    for scored, split in pairs:
+        if split not in contents or scored not in contents:
             continue
-        known = set(contents[split].rows)
-        repeated = sum(content in known for content in test)
-        if repeated >= max(_REPEATED, _REPEATED_SHARE * len(test)):
+        rows, known = contents[scored].rows, set(contents[split].rows)
+        repeated = sum(content in known for content in rows)
+        if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
             text = (
-                f"{repeated} of {len(test)} test rows are among the {PURPOSES[split]} rows too, so that the metric"
-                " does not show what is lost on new rows; name other rows (--test-data)"
+                f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so that"
+                f" they do not show what is lost on new rows; name other rows (--{scored}-data)"
             )
             notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
     return notes

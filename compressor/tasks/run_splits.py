@@ -48,8 +48,7 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     training, used = None, set[tuple[str, str]]()
     for split, source in requested.items():
         if source is not None:
-            name = _select(split, sources[source], source)
-            splits[split] = _source_rows(sources[source], name, source)
+            name, splits[split] = select_split(split, sources[source], source)
             training = name if split == "train" else training
             used.add((source, name))
         elif request.data is not None:
@@ -73,19 +72,17 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     return splits, notes
 
 
-def read_unlabelled(source: str, read: Callable[[str], SplitRows]) -> SourceRows:
-    """The training rows of a source, or its only split."""
-    named = read(source)
-    return _source_rows(named, _select("train", named, source), source)
-
-
 def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
     """The rows of the split of this name."""
     return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
 
 
-def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:
-    """The name of the split of a source for one purpose; a source with a single split serves every purpose."""
+def select_split(split: Split, named: SplitRows, source: str) -> tuple[str, SourceRows]:
+    """The split of a source for one purpose, with its name; a source with a single split serves every purpose.
+
+    Raises:
+        InputError: the source has several splits, and none is for the purpose.
+    """
     name = pick(named, split)
     if name is None and len(named) > 1:
         raise InputError(
@@ -95,7 +92,16 @@ def _select(split: Split, named: Mapping[str, Dataset], source: str) -> str:
             split=split,
             splits=tuple(named),
         )
-    return next(iter(named)) if name is None else name
+    name = next(iter(named)) if name is None else name
+    return name, _source_rows(named, name, source)
+
+
+def encode_rows(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
+    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there."""
+    encode = task.encode if is_labelled else task.encode_unlabelled
+    with split.origin.located():
+        encoded = encode(split.rows, split.source)
+    return task.locate(encoded, split.origin)
 
 
 def fill_splits(

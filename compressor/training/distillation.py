@@ -122,7 +122,7 @@ class Distillation:
         """Hash of everything that the teacher's outputs depend on."""
         teacher, key = self.teacher, hashlib.sha256(fingerprint(self.teacher).encode())
         if isinstance(teacher, SentenceEncoder):
-            key.update(f"{teacher.pooling} {teacher.normalize}".encode())
+            key.update(" ".join(teacher.settings).encode())
             if teacher.documents is not None:
                 key.update(teacher.documents.detach().float().cpu().contiguous().numpy().tobytes())
         return key.hexdigest()

@@ -105,9 +105,20 @@ def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: st
         (
             {"data": "x", "unlabelled_data": "u", "keep": 3, "distill": True},
             ErrorCode.CONTRADICTION,
+            ("unlabelled_data", "keep"),
+        ),
+        (
+            {"data": "x", "unlabelled_data": "u", "keep": 3, "method": "dsp", "speedup": 2},
+            ErrorCode.CONTRADICTION,
             ("unlabelled_data", "method"),
         ),
-        ({"data": "x", "unlabelled_data": "u", "plan": "p"}, ErrorCode.CONTRADICTION, ("unlabelled_data", "data")),
+        (
+            {"data": "x", "unlabelled_data": "u", "drop_blocks": 0.5, "distill": True},
+            ErrorCode.CONTRADICTION,
+            ("unlabelled_data", "drop_blocks"),
+        ),
+        ({"data": "x", "unlabelled_data": "u", "plan": "p"}, ErrorCode.CONTRADICTION, ("unlabelled_data", "distill")),
+        ({"data": "x", "unlabelled_data": "u"}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),
         ({"drop_blocks": "0.5"}, ErrorCode.MISSING_VALUE, ("drop_blocks", "data")),
         ({"data": "x", "drop_blocks": 0.5, "plan": "p"}, ErrorCode.CONTRADICTION, ("drop_blocks", "plan")),
         ({"data": "x"}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),

@@ -16,9 +16,11 @@ from torch import Tensor
 from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs, load, save_companions
-from compressor.model_folder.dense_layers import load_dense_layers
+from compressor.model_folder.dense_layers import load_dense_layer
 from compressor.models.dense_layer import ACTIVATIONS
 from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.run.distillation.teacher import require_same_interface
+from compressor.training.distillation import Distillation
 from tests import folders
 from tests.faults import fails_with
 
@@ -73,12 +75,32 @@ def test_embeddings_pass_the_layers_in_order(encoder: Path) -> None:
     assert torch.allclose(output.sentence_embedding, expected, atol=1e-6)
 
 
+def test_the_layers_follow_pooling_outside_of_the_graph(encoder: Path) -> None:
+    folder = load(encoder, pool_in_graph=False)
+    assert isinstance(folder.model, SentenceEncoder)
+    inputs = example_inputs(folder, 3, 6)
+    with torch.no_grad():
+        output = folder.model(**inputs)
+        pooled = folder.model.pool(output.last_hidden_state, inputs["attention_mask"])
+    assert output.last_hidden_state.shape == (3, 6, STATES)
+    assert torch.equal(pooled, output.sentence_embedding)
+
+
+def test_a_teacher_has_embeddings_of_the_same_width(encoder: Path, tmp_path: Path) -> None:
+    wide = load(folders.save_sentence_encoder(tmp_path / "wide", dense=(WIDTH + 1,)))
+    same = load(folders.save_sentence_encoder(tmp_path / "same", dense=(WIDTH,)))
+    require_same_interface(same, load(encoder), compares_hidden=True)
+    for teacher in (wide, load(folders.save_sentence_encoder(tmp_path / "without"))):
+        with fails_with(ErrorCode.FILE_MISMATCH, field="teacher", path=teacher.path):
+            require_same_interface(teacher, load(encoder), compares_hidden=True)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_is_named_by_its_class(name: str, layer: Path) -> None:
     set_keys(layer, activation_function=f"torch.nn.modules.activation.{name}", bias=False)
     weight = torch.randn(WIDTH, STATES)
     write_weights(layer, weight=weight)
-    (loaded,) = load_dense_layers([layer], STATES, allow_pickle=False)
+    loaded = load_dense_layer(layer, STATES, allow_pickle=False)
     states = torch.randn(3, STATES)
     assert torch.allclose(loaded(states), getattr(torch.nn, name)()(states @ weight.T), atol=1e-5)
 
@@ -99,7 +121,10 @@ def test_weights_and_activations_are_part_of_what_a_model_computes(encoder: Path
     before = load(encoder)
     set_keys(encoder / "3_Dense", activation_function="torch.nn.modules.linear.Identity")
     activation = load(encoder)
+    assert activation.fingerprint == before.fingerprint
     assert activation.surroundings != before.surroundings
+    first, second = (Distillation.of(folder.model, ("sentence_embedding",)).settings for folder in (before, activation))
+    assert first != second, "outputs of a teacher that are kept"
     folders.save_dense_layer(encoder / "2_Dense", STATES, 24)
     assert load(encoder).fingerprint != before.fingerprint
 
@@ -119,6 +144,8 @@ def test_the_output_folder_has_the_layers(encoder: Path, tmp_path: Path) -> None
     [
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, ErrorCode.UNSUPPORTED_MODEL),
         ({"activation_function": "os.system"}, ErrorCode.UNSUPPORTED_MODEL),
+        ({"activation_function": "layers.Tanh"}, ErrorCode.UNSUPPORTED_MODEL),
+        ({"activation_function": "Tanh"}, ErrorCode.UNSUPPORTED_MODEL),
         ({"activation_function": 5}, ErrorCode.FILE_UNREADABLE),
         ({"activation_function": None}, ErrorCode.FILE_UNREADABLE),
         ({"module_input_name": "token_embeddings"}, ErrorCode.UNSUPPORTED_MODEL),
@@ -148,7 +175,7 @@ def test_other_layers_are_refused(keys: dict[str, object], code: ErrorCode, enco
 def test_other_weights_are_refused(tensors: dict[str, Tensor], layer: Path) -> None:
     write_weights(layer, **tensors)
     with fails_with(ErrorCode.FILE_MISMATCH, path=layer):
-        load_dense_layers([layer], STATES, allow_pickle=False)
+        load_dense_layer(layer, STATES, allow_pickle=False)
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -158,26 +185,43 @@ def test_damaged_weights_are_refused(pickled: bool, layer: Path) -> None:
     file = layer / ("pytorch_model.bin" if pickled else "model.safetensors")
     file.write_bytes(file.read_bytes()[:-40])
     with fails_with(ErrorCode.FILE_UNREADABLE, path=file):
-        load_dense_layers([layer], STATES, allow_pickle=True)
+        load_dense_layer(layer, STATES, allow_pickle=True)
+
+
+def test_weights_in_several_files_are_refused(layer: Path) -> None:
+    index = {"weight_map": {"linear.weight": "first.safetensors", "linear.bias": "first.safetensors"}}
+    (layer / "model.safetensors").rename(layer / "first.safetensors")
+    (layer / "model.safetensors.index.json").write_text(json.dumps(index))
+    with fails_with(ErrorCode.FILE_MISMATCH, path=layer):
+        load_dense_layer(layer, STATES, allow_pickle=False)
+
+
+def test_pickled_parameters_are_not_trained(layer: Path) -> None:
+    (layer / "model.safetensors").unlink()
+    torch.save({"linear.weight": torch.nn.Parameter(torch.ones(WIDTH, STATES))}, layer / "pytorch_model.bin")
+    assert not load_dense_layer(layer, STATES, allow_pickle=True).weight.requires_grad
 
 
 def test_missing_files_are_refused(layer: Path) -> None:
     (layer / "model.safetensors").unlink()
     with fails_with(ErrorCode.FILE_MISSING, path=layer / "model.safetensors"):
-        load_dense_layers([layer], STATES, allow_pickle=True)
+        load_dense_layer(layer, STATES, allow_pickle=True)
     (layer / "config.json").unlink()
     with fails_with(ErrorCode.FILE_MISSING, path=layer / "config.json"):
-        load_dense_layers([layer], STATES, allow_pickle=True)
+        load_dense_layer(layer, STATES, allow_pickle=True)
 
 
 def test_values_that_are_no_numbers_are_refused(layer: Path) -> None:
     write_weights(layer, weight=torch.full((WIDTH, STATES), float("nan")))
     with fails_with(ErrorCode.NOT_FINITE, path=layer, tensor="weight"):
-        load_dense_layers([layer], STATES, allow_pickle=False)
+        load_dense_layer(layer, STATES, allow_pickle=False)
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.sampled_from(["Tanh", "x.ReLU", "", "sentence_embedding"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["Tanh", "torch.nn.modules.activation.ReLU", "torch.nn.GELU", "", "sentence_embedding"]),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=3),
     max_leaves=6,
 )
@@ -189,12 +233,12 @@ KEYS = st.sampled_from(("activation_function", "module_input_name", "module_outp
 def test_any_configuration_is_read_or_gives_one_error(config: object, layer: Path) -> None:
     (layer / "config.json").write_text(json.dumps(config))
     try:
-        (loaded,) = load_dense_layers([layer], STATES, allow_pickle=False)
+        loaded = load_dense_layer(layer, STATES, allow_pickle=False)
     except InputError as error:
         code, message = error.code, str(error)
     else:
         assert isinstance(config, dict)
-        assert loaded.activation == str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+        assert loaded.activation == str(config.get("activation_function", "x.Tanh")).rpartition(".")[2]
         return
     assert code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.FILE_UNREADABLE)
     assert "; " in message

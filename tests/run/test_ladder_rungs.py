@@ -37,6 +37,18 @@ def test_rungs_run_again_where_a_file_that_they_read_has_changed(runs: Runs, nam
     assert listener.codes.count(NoteCode.RUNG_OUTDATED) == len(NAMES)
 
 
+def test_rungs_run_again_where_further_rows_have_changed(runs: Runs) -> None:
+    further = runs.out.parent / "further.txt"
+    further.touch()
+    runs.date(further)
+    for _ in range(2):
+        climb(runs, unlabelled_data=str(further))
+        assert runs.take() == NAMES
+        climb(runs, unlabelled_data=str(further))
+        assert runs.take() == []
+        runs.date(further)
+
+
 def test_rungs_are_used_beside_methods_that_are_added_later(runs: Runs) -> None:
     climb(runs)
     runs.take()

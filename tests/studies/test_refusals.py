@@ -175,8 +175,8 @@ def test_flags_of_budgets_and_distillation_are_refused(flags: list[str], tmp_pat
 
 
 def test_keys_of_budgets_in_a_recipe_are_noted(tmp_path: Path, capfd: Cap) -> None:
-    (tmp_path / "recipe.toml").write_text('macs = "50%"\ndistill = true\nseed = 1\n')
+    (tmp_path / "recipe.toml").write_text('macs = "50%"\ndistill = true\nunlabelled_data = "u"\nseed = 1\n')
     recipe: list[str | Path] = ["--recipe", tmp_path / "recipe.toml"]
     result = compress(capfd, "study", "grid", tmp_path / "model", *recipe, "--size", "smal")
-    assert "recipe.toml: studies do not read macs, distill" in " ".join(result.err.split())
+    assert "recipe.toml: studies do not read macs, distill, unlabelled_data" in " ".join(result.err.split())
     assert result.error_code == UNKNOWN

@@ -8,6 +8,7 @@ from typing import Any
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.image_processor import image_settings
+from compressor.models.sentence_encoder import SentenceEncoder
 
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """Fields of configurations with the number of layers of a decoder."""
@@ -45,8 +46,9 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
         [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size", *_DECODER_LAYERS)]
         for folder in (teacher, student)
     ]
-    if student.sentence is not None and sizes[0][1] != sizes[1][1]:
-        text = f"its embeddings have the width {sizes[0][1]}, those of the model {sizes[1][1]}"
+    widths = [folder.model.width for folder in (teacher, student) if isinstance(folder.model, SentenceEncoder)]
+    if len(set(widths)) > 1:
+        text = f"its embeddings have the width {widths[0]}, those of the model {widths[1]}"
         raise refuse(text, ErrorCode.FILE_MISMATCH)
     if compares_hidden and sizes[0] != sizes[1]:
         raise refuse(

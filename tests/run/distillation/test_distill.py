@@ -82,10 +82,11 @@ def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
 
 
-def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["data", "unlabelled_data"])
+def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path, field: str) -> None:
     lines = (inputs / "rows.tsv").read_text().splitlines()[1:]
     (tmp_path / "train.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
-    rows = {"data": str(tmp_path / "train.txt"), "eval_data": str(inputs / "rows.tsv")}
+    rows = {"eval_data": str(inputs / "rows.tsv"), field: str(tmp_path / "train.txt")}
     learned = learn(distilled_recipe(inputs, tmp_path / "out", **rows))
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= learned.codes
 

@@ -1,0 +1,80 @@
+"""Further training rows without labels (`--unlabelled-data`), beside the rows of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import generate_random_fingerprint
+
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
+from compressor.results import Note, NoteCode
+from compressor.tasks.base import Task
+from compressor.tasks.row_origin import SplitRows
+from compressor.tasks.run_splits import SourceRows, encode_rows, select_split
+
+
+def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
+    """The rows of `unlabelled_data`, with a note on splits that are not used.
+
+    The only column of a file, such as the lines of a text, stands for the column of texts, whatever its name.
+    """
+    source = request.unlabelled_data
+    assert source is not None
+    named = read(source)
+    name, chosen = select_split("train", named, source)
+    rows, columns = chosen.rows, request.text_columns
+    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
+        rows = rows.rename_column(rows.column_names[0], columns[0])
+    others = [other for other in named if other != name]
+    text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
+    return SourceRows(rows, chosen.source, chosen.origin), (
+        [Note(text=text, code=NoteCode.SPLIT_UNUSED)] if others else []
+    )
+
+
+def encode_unlabelled(task: Task, rows: SourceRows) -> Dataset:
+    """The encoded rows, with placeholders for labels.
+
+    Raises:
+        InputError: the rows cannot be encoded, or the task needs their labels.
+    """
+    try:
+        return encode_rows(task, rows, is_labelled=False)
+    except InputError as error:
+        if error.details.get("field") != "label_column":
+            raise
+        raise InputError(
+            f"{rows.source}: {task.name} encodes rows together with their labels, and there are none; add labels, or"
+            " omit these rows (--unlabelled-data)",
+            code=error.code,
+            field="unlabelled_data",
+            source=rows.source,
+        ) from error
+
+
+def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
+    """Encoded training rows and further ones behind them, in the columns and types of the first.
+
+    Raises:
+        InputError: a custom task encodes the two as different columns or types.
+    """
+    columns = further.with_format("arrow")[:]
+    try:
+        table = columns.select(train.column_names).cast(train.features.arrow_schema)
+    except (KeyError, pa.ArrowException) as error:
+        raise InputError(
+            f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
+            " encode and encode_unlabelled of the task return equal columns",
+            code=ErrorCode.FILE_MISMATCH,
+            field="unlabelled_data",
+            source=source,
+        ) from error
+    # The fingerprint of the content, which is the default, would take it into memory.
+    return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+
+
+def _types(rows: Dataset) -> str:
+    return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
