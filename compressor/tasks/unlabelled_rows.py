@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from datasets.fingerprint import generate_random_fingerprint
@@ -11,7 +12,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Task
+from compressor.tasks.base import LABELS, Task
 from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.run_splits import SourceRows, encode_rows, select_split
 
@@ -58,12 +59,18 @@ def encode_unlabelled(task: Task, rows: SourceRows) -> Dataset:
 def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
     """Encoded training rows and further ones behind them, in the columns and types of the first.
 
+    Placeholders of another type than labels, such as zero for a list of tags, become the label of the first row.
+
     Raises:
         InputError: a custom task encodes the two as different columns or types.
     """
-    columns = further.with_format("arrow")[:]
+    columns, schema = further.with_format("arrow")[:], train.features.arrow_schema
     try:
-        table = columns.select(train.column_names).cast(train.features.arrow_schema)
+        if LABELS in schema.names and columns.schema.field(LABELS).type != schema.field(LABELS).type and len(train):
+            label = train.select_columns(LABELS).with_format("arrow")[:1].column(0).combine_chunks()
+            labels = label.take(pa.array(np.zeros(len(columns), np.int64)))
+            columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
+        table = columns.select(train.column_names).cast(schema)
     except (KeyError, pa.ArrowException) as error:
         raise InputError(
             f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"

@@ -134,7 +134,17 @@ def test_a_task_that_needs_labels_is_named(tmp_path: Path) -> None:
         opened(folder, rows, further)
 
 
-@pytest.mark.parametrize("columns", [{"input_ids": [[1, 2]]}, {"input_ids": [[1, 2]], "labels": ["x"]}], ids=str)
+def test_placeholders_have_the_form_of_the_labels() -> None:
+    train = Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": [[0.0, 1.0], [1.0, 1.0]]})
+    joined = join_rows(train, Dataset.from_dict({"input_ids": [[4], [5]], "labels": [0, 0]}), "further.txt")
+    assert joined.features == train.features
+    assert joined["input_ids"][:] == [[1, 2], [3], [4], [5]]
+    assert {len(label) for label in joined["labels"]} == {2}
+
+
+@pytest.mark.parametrize(
+    "columns", [{"input_ids": [[1, 2]]}, {"input_ids": ["x"], "labels": [1]}, {"labels": [1]}], ids=str
+)
 def test_rows_that_a_task_encodes_otherwise_are_refused(columns: dict[str, list[Any]]) -> None:
     train = Dataset.from_dict({"input_ids": [[1, 2]], "labels": [1]})
     with fails_with(ErrorCode.FILE_MISMATCH, field="unlabelled_data", source="further.txt"):
