@@ -63,12 +63,7 @@ class SentenceEncoder(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(
-        self,
-        encoder: PreTrainedModel,
-        pooling: str,
-        *,
-        normalize: bool = True,
-        pool_in_graph: bool = True,
+        self, encoder: PreTrainedModel, pooling: str, *, normalize: bool = True, pool_in_graph: bool = True
     ) -> None:
         super().__init__(encoder.config)
         self._supports_sdpa = encoder._supports_sdpa
