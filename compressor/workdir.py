@@ -126,6 +126,7 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
                 work.path.rmdir()
             raise
         (work.path / _STAMP).touch()
+        earlier = _resumable(work)
         for folder in (work.result, work.scratch):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -135,7 +136,8 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
             hint = f"; the same command resumes from {work.path}" if _remove_unresumable(work) else ""
             raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
         except (Exception, SystemExit) as error:  # a custom task may end the process
-            kept = f" (the results of learning are kept in {work.path})" if _remove_unresumable(work) else ""
+            results = "results of an earlier run" if _resumable(work) == earlier else "the results of learning"
+            kept = f" ({results} are kept in {work.path})" if _remove_unresumable(work) else ""
             if _is_full(error):
                 raise InputError(
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}",
@@ -151,11 +153,16 @@ def _remove_unresumable(work: WorkDir) -> bool:
     """Remove files that cannot be resumed from; return whether others remain."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    resumable = ("checkpoint-*", "done.json", MAPS.name, TIMES, CHOSEN_ENGINE)
-    if any(any(work.learning.rglob(pattern)) for pattern in resumable):
+    if _resumable(work):
         return True
     shutil.rmtree(work.path, ignore_errors=True)
     return False
+
+
+def _resumable(work: WorkDir) -> dict[Path, int]:
+    """The files and folders from which a run is resumed -> when each was changed."""
+    names = ("checkpoint-*", "done.json", MAPS.name, TIMES, CHOSEN_ENGINE)
+    return {path: path.stat().st_mtime_ns for name in names for path in work.learning.rglob(name)}
 
 
 def _recover(out: Path) -> None:

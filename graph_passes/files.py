@@ -54,8 +54,9 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """
     path = Path(path)
     if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "there is no such ONNX file"
         raise GraphError(
-            f"{path}: there is no such ONNX file; give the path of a .onnx file",
+            f"{path}: {problem}; give the path of a .onnx file",
             code=GraphErrorCode.FILE_MISSING,
             path=path,
         )

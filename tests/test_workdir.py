@@ -131,6 +131,8 @@ def test_learned_results_survive_an_error(tmp_path: Path, fault: BaseException) 
         (work.learning / "done.json").write_text("{}")
         raise fault
     assert sorted(path.name for path in (tmp_path / "out.partial").iterdir()) == [".compress", "learning"]
+    with pytest.raises(MetricDropError, match="results of an earlier run"), open_workdir(tmp_path / "out", force=False):
+        raise MetricDropError("too bad")
 
 
 @pytest.mark.parametrize(

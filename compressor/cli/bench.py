@@ -18,6 +18,7 @@ from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.sections import EngineConfig, MeasureConfig
 from compressor.errors import ErrorCode, UsageError
+from compressor.targets import DEFAULT_TARGET, target_of
 
 _NAMES = ("precision", "provider", "threads", "kernel")
 _FIELDS = {
@@ -39,8 +40,8 @@ def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) 
 
     The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.
 
-    With the output folder of a run alone, its graphs are built for each target, in fp32 and in int8 where the run
-    quantized, and all engines are timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
+    With the output folder of a run alone, its graphs are built for each target (default: that of the run), in fp32 and
+    in int8 where the run quantized, and timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
     """
     request, measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
     engine.require_definite()
@@ -69,10 +70,12 @@ def _bench_folder(
             field=unused[0],
         )
     from compressor.measure import bench_folder
+    from compressor.report import JSON_NAME, load
 
+    is_of_run = "target" not in request.model_fields_set and (out / JSON_NAME).is_file()
     rows = bench_folder(
         out,
-        request.target,
+        (load(out).target,) if is_of_run else request.target,
         measure.batch,
         measure.seq or (128,),
         callers=request.callers,
@@ -114,6 +117,14 @@ def _bench_graphs(
             code=ErrorCode.CONTRADICTION,
             fields=("target", "callers"),
         )
+    for path in (dense, compressed):
+        if (runtime := target_of(path)).name != DEFAULT_TARGET:
+            raise UsageError(
+                f"{path}: is an engine of {runtime.title}, and engines are built here; name the graph that it was built"
+                " from, such as model.onnx beside it",
+                code=ErrorCode.INVALID_VALUE,
+                value=str(path),
+            )
     from compressor.measure import bench as run
 
     result = run(

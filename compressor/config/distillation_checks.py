@@ -77,7 +77,7 @@ def _sets_no_unused_field(recipe: RecipeSections) -> None:
     if unused and not recipe.distillation.distill:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<{unused[0]}>: nothing is distilled; add <distill>, or omit it",
+            f"<{unused[0]}>: nothing is distilled; add <distill>, or omit <{unused[0]}>",
             *(unused[0], "distill"),
         )
 

@@ -58,9 +58,10 @@ def _check_unlabelled_rows(recipe: RecipeSections) -> None:
     if recipe.plan_file is None and (recipe.blocks.drops_any or recipe.selects_heads):
         by_number = recipe.selection.keep is not None and "method" not in recipe.fields_set
         field = "drop_blocks" if recipe.blocks.drops_any else "keep" if by_number else "method"
+        learner = "blocks are dropped by training" if recipe.blocks.drops_any else f"{recipe.selection.method} learns"
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<unlabelled_data> {source}, <{field}>: what is kept is learned from labels; omit one of them",
+            f"<unlabelled_data> {source}, <{field}>: {learner} from labels, and these rows have none; omit one of them",
             *("unlabelled_data", field),
         )
     raise FieldConflictError(

@@ -94,8 +94,9 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
         TargetMissingError: the runtime is not installed.
     """
     if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "no such file"
         raise InputError(
-            f"{path}: no such file; give an ONNX file, or the name of a model with --server",
+            f"{path}: {problem}; give an ONNX file or an engine, or the name of a model with --server",
             code=ErrorCode.FILE_MISSING,
             path=path,
         )

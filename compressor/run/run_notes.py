@@ -38,7 +38,7 @@ def missing_target_note(missing: MissingTarget) -> Note:
     return Note(
         code=NoteCode.TARGET_MISSING,
         text=f"{missing.target}: {missing.reason}; all results are from ONNX Runtime on the CPU in fp32, none from"
-        f" {missing.target}",
+        f" {missing.target}, and the run ends with exit code 6",
     )
 
 

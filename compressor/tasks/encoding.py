@@ -129,6 +129,10 @@ def chunks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
         yield start, rows.select(range(start, min(start + _CHUNK_ROWS, len(rows))))
 
 
+def _count(texts: int) -> str:
+    return "1 text" if texts == 1 else f"{texts} texts"
+
+
 class LabelledTexts(LabelledRows):
     """Base class of tasks that read one or two texts and one label per row.
 
@@ -217,8 +221,8 @@ class LabelledTexts(LabelledRows):
         """Raise InputError if rows that were encoded before had another number of texts."""
         if self._texts not in (None, len(names)):
             raise InputError(
-                f"{source}: the rows have {len(names)} text ({', '.join(names)}), and others of the run have"
-                f" {self._texts}; name the columns of the texts (--text-columns), or rows of equal form",
+                f"{source}: a row has {_count(len(names))} ({', '.join(names)}), and other rows of the run have"
+                f" {_count(self._texts or 0)}; give rows of one form, or name the columns of text (--text-columns)",
                 code=ErrorCode.FILE_MISMATCH,
                 field="text_columns",
                 columns=tuple(names),

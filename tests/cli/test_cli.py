@@ -23,6 +23,7 @@ from compressor.report.files import to_json
 from compressor.results import CurvePoint
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan
+from graph_passes.errors import GraphErrorCode
 from tests import folders
 from tests.command import compress
 from tests.report import reports
@@ -286,6 +287,20 @@ def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: 
     assert (several.code, several.error_code) == (2, ErrorCode.CONTRADICTION)
     alone = compress(capfd, "bench", graph)
     assert (alone.code, alone.error_code) == (2, ErrorCode.MISSING_VALUE)
+    engine = compress(capfd, "bench", graph, folder / "engine.xml")
+    assert (engine.code, engine.error_code) == (2, ErrorCode.INVALID_VALUE)
+    folders = compress(capfd, "bench", folder, folder)
+    assert (folders.code, folders.error_code) == (3, GraphErrorCode.FILE_MISSING)
+
+
+def test_bench_builds_the_engines_of_the_target_of_a_run(capfd: Cap, graph: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(graph.parent, folder)
+    (folder / graph.name).rename(folder / "model.onnx")
+    (folder / "report.json").write_text(to_json(reports.report(target="openvino")))
+    timing = ("--batch", "1", "--seq", "8", "--seconds", "0.01", "--json", "--quiet")
+    assert {row["target"] for row in compress(capfd, "bench", folder, *timing).json} == {"openvino"}
+    assert {row["target"] for row in compress(capfd, "bench", folder, *timing, "--target", "ort").json} == {"ort"}
 
 
 def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:

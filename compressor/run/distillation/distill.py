@@ -272,10 +272,10 @@ def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
         f" {training.compared:,} evaluation rows"
     )
     if training.before <= training.after:
-        text = f"{text} {training.before:.3g} before and at least {training.after:.3g} after: the weights before stay"
+        text = f"{text} {training.before:#.3g} before and at least {training.after:#.3g} after: the weights before stay"
         yield Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
     else:
-        yield Note(code=NoteCode.DISTILLED, text=f"{text} {training.before:.3g} before, {training.after:.3g} after")
+        yield Note(code=NoteCode.DISTILLED, text=f"{text} {training.before:#.3g} before, {training.after:#.3g} after")
     if training.refusal is not None:
         text = f"the teacher's outputs were computed in every step, not kept: {training.refusal}"
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)

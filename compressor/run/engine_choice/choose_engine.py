@@ -9,7 +9,7 @@ from compressor.config.sections import AUTO, EngineConfig
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
-from compressor.results import Candidate, Note, NoteCode, labels_by_failure, loss_of
+from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
@@ -145,9 +145,10 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
             yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
     if best.quantized is not None and best.difference is not None and not is_bounded:
+        unit = " points" if best.unit is MetricUnit.POINTS else ""
         text = (
-            f"{best.label}: without --max-drop the fastest engine is delivered, whatever it loses; on the evaluation"
-            f" rows the metric changes by {best.unit.scale * best.difference:+.2f}"
+            f"{best.label}: nothing bounds what this engine loses (--max-drop would); on the evaluation rows the metric"
+            f" changes by {best.unit.scale * best.difference:+.2f}{unit}"
         )
         yield Note(code=NoteCode.LOSS_UNBOUNDED, text=text)
     if best.in_float:

@@ -50,7 +50,8 @@ def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> I
         expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
         text = (
             f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
-            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget{expected})"
+            f" ({measured / table.dense:.1%} of {cost(table.dense, table.unit)} with every unit, {used:.1%} of the"
+            f" budget{expected})"
         )
         code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
         if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO and not is_whole:
