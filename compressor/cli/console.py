@@ -37,10 +37,14 @@ class Console:
         quiet: print no progress and no notes.
         debug: print the traceback of an error, and warnings of libraries.
         json: print results as JSON.
+
+    Args:
+        log_seconds: where stderr is no terminal, the time after which a stage prints another line of its progress.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_seconds: float = 60.0) -> None:
         self.quiet = self.debug = self.json = False
+        self._log_seconds = log_seconds
 
     def result(self, content: RenderableType, data: Any) -> None:
         """Print a result: `data` as JSON under `--json`, else `content`."""
@@ -65,15 +69,23 @@ class Console:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
-        """Show a progress bar while the stage runs, then its time."""
+        """Show a progress bar while the stage runs, or print a line now and then in a log, and then its time."""
         if self.quiet:
             yield ignore_progress
             return
         console, start = _stderr(), time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task(name, total=None)
-            yield lambda finished, total: bar.update(task, completed=finished, total=total)
+            task, printed = bar.add_task(name, total=None), start
+
+            def update(finished: int, total: int) -> None:
+                nonlocal printed
+                bar.update(task, completed=finished, total=total)
+                if not console.is_terminal and time.perf_counter() - printed >= self._log_seconds:
+                    printed = time.perf_counter()
+                    console.print(Text(f"{name}: {finished:,} of {total:,} after {printed - start:.0f} s"))
+
+            yield update
         console.print(Text.assemble((f"{name:<42}", "bold"), f"{time.perf_counter() - start:8.1f} s"))
 
 

@@ -308,6 +308,15 @@ def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
     assert result.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"
 
 
+def test_a_log_has_lines_of_the_progress_of_a_long_stage(capfd: Cap) -> None:
+    for seconds, lines in ((0.0, ["train: 1 of 2", "train: 2 of 2", "train  "]), (60.0, ["train  "])):
+        with Console(seconds).stage("train") as progress:
+            progress(1, 2)
+            progress(2, 2)
+        printed = capfd.readouterr().err.splitlines()
+        assert [line[: len(start)] for line, start in zip(printed, lines, strict=True)] == lines
+
+
 def test_a_narrow_terminal_cuts_no_cell(capfd: Cap) -> None:
     table, cell = text_table("heading" * 20), "cell" * 40
     table.add_row(cell)
