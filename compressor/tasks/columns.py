@@ -91,9 +91,10 @@ class TextColumns:
                 value=tuple(names),
                 **details,
             )
+        texts = [name for name in rows.column_names if is_text(rows, name)][: min(self.counts)]
         raise InputError(
             f"{source}: no {self.description} among the columns {list_columns(rows)}; name it"
-            f" (--text-columns {self.example})",
+            f" (--text-columns {','.join(texts) or self.example})",
             code=ErrorCode.COLUMN_MISSING,
             **details,
         )
