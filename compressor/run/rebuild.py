@@ -79,7 +79,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     runtime = target(engine.target)
     runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)
-    _note_positions(run, log)
+    _note_what_to_expect(run, log)
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         data = _read_rows(run, Path(scratch), log)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
@@ -89,7 +89,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         inputs = _inputs(variants, run)
         measured = measure_variants(variants.values(), inputs, run.recipe, log)
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
-        _note_build(run, variants, log, lost=lost)
+        _note_build(run, log, lost=lost)
         report = _report(run, variants, evaluated, measured, log.notes)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
@@ -156,8 +156,14 @@ def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mappin
     return inputs
 
 
-def _note_positions(run: FinishedRun, log: RunLog) -> None:
-    """Note before the build that the runtime may compute the graph wrongly, which the proof of the engine detects."""
+def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:
+    """Note before the build what it cannot measure, and that the proof of the engine may fail."""
+    if "dense" not in run.graphs:
+        text = (
+            "the folder of the run has no dense.onnx: the engine is built and proven, but neither its speed nor its"
+            " metric is measured, because there is nothing to compare with; a run with --save-dense writes that graph"
+        )
+        log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
     name = run.recipe.engine.target
     dropped = any(note.code is NoteCode.POSITIONS_DROPPED for note in run.report.notes)
     if dropped and not target(name).drops_positions:
@@ -169,18 +175,12 @@ def _note_positions(run: FinishedRun, log: RunLog) -> None:
         log.add_notes([Note(code=NoteCode.POSITIONS_UNCERTAIN, text=text)])
 
 
-def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: RunLog, *, lost: bool) -> None:
+def _note_build(run: FinishedRun, log: RunLog, *, lost: bool) -> None:
     engine = run.recipe.engine
     kernel = run.report.recipe.get("kernel")
     if kernel and engine.kernel is None and "kernel" in target(engine.target).options:
         text = f"the kernel of the run, {kernel}, is not used; name it if you trust it (--kernel)"
         log.add_notes([Note(code=NoteCode.KERNEL_UNUSED, text=text)])
-    if "dense" not in variants:
-        text = (
-            "the folder of the run has no dense.onnx: the engine was proven, but neither its speed nor its metric was"
-            " measured, because there is nothing to compare with; a run with --save-dense writes that graph"
-        )
-        log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
     if lost:
         text = "results of the run that this build could not measure are kept in run-report.html and run-report.json"
         log.add_notes([Note(code=NoteCode.EARLIER_REPORT_KEPT, text=text)])
