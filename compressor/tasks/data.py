@@ -99,7 +99,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     }
     further = None
     if request.unlabelled_data is not None:
-        further, further_notes = _open_further(request, drawn_rows, seed, task)
+        further, further_notes = _open_further(request, splits.get("train"), drawn_rows, seed, task)
         notes += further_notes
     notes += task.notes
     if unlabelled:
@@ -141,24 +141,26 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     )
 
 
-def _open_further(request: RowsConfig, drawn_rows: int | None, seed: int, task: Task) -> tuple[Dataset, list[Note]]:
+def _open_further(
+    request: RowsConfig, train: SourceRows | None, drawn_rows: int | None, seed: int, task: Task
+) -> tuple[Dataset, list[Note]]:
     """The encoded rows of `unlabelled_data`, with notes on them.
 
     Raises:
-        UsageError: the run learns from labels.
+        UsageError: there are no training rows, or their labels are read.
         InputError: the rows cannot be used.
     """
-    if drawn_rows is None:
+    if drawn_rows is None or train is None:
+        problem = "there are no training rows" if train is None else "labels of training rows are read"
         raise UsageError(
-            f"--unlabelled-data {request.unlabelled_data}: labels of training rows are read, and these rows have none;"
-            " omit it",
+            f"--unlabelled-data {request.unlabelled_data}: {problem}, so that these rows cannot be used; omit it",
             code=ErrorCode.CONTRADICTION,
             field="unlabelled_data",
             value=request.unlabelled_data,
         )
     source, split_notes = read_unlabelled(request, task.read)
     source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
-    encoded = encode_unlabelled(task, source)
+    encoded = encode_unlabelled(task, request, source, train)
     text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
     return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 

@@ -129,10 +129,6 @@ def chunks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
         yield start, rows.select(range(start, min(start + _CHUNK_ROWS, len(rows))))
 
 
-def _count(texts: int) -> str:
-    return "1 text" if texts == 1 else f"{texts} texts"
-
-
 class LabelledTexts(LabelledRows):
     """Base class of tasks that read one or two texts and one label per row.
 
@@ -156,7 +152,6 @@ class LabelledTexts(LabelledRows):
         super().__init__(metric)
         self.config = folder.config
         self._request = request
-        self._texts: int | None = None
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
@@ -199,10 +194,9 @@ class LabelledTexts(LabelledRows):
         """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
 
         Raises:
-            InputError: a column is missing, a row has no token, or rows before had another number of texts.
+            InputError: a column is missing, or a row has no token.
         """
         names = self.text_columns.find(rows, self._request.text_columns, source)
-        self._require_texts(names, source)
         remaining = iter(labels)
         store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
@@ -216,18 +210,6 @@ class LabelledTexts(LabelledRows):
             store.add(Dataset.from_dict(encoded).data.table)
         self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
-
-    def _require_texts(self, names: Sequence[str], source: str) -> None:
-        """Raise InputError if rows that were encoded before had another number of texts."""
-        if self._texts not in (None, len(names)):
-            raise InputError(
-                f"{source}: a row has {_count(len(names))} ({', '.join(names)}), and other rows of the run have"
-                f" {_count(self._texts or 0)}; give rows of one form, or name the columns of text (--text-columns)",
-                code=ErrorCode.FILE_MISMATCH,
-                field="text_columns",
-                columns=tuple(names),
-            )
-        self._texts = len(names)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
         """The tokenizer's encoding of rows of one or two texts."""

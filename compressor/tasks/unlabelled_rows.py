@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task
+from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.run_splits import SourceRows, encode_rows, select_split
 
@@ -36,12 +37,30 @@ def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tu
     )
 
 
-def encode_unlabelled(task: Task, rows: SourceRows) -> Dataset:
+def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows) -> Dataset:
     """The encoded rows, with placeholders for labels.
 
+    Args:
+        task: the task.
+        request: names the columns.
+        rows: the rows to encode.
+        train: the training rows beside them; rows of a classification or regression have as many texts as these.
+
     Raises:
-        InputError: the rows cannot be encoded, or the task needs their labels.
+        InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
     """
+    if isinstance(task, LabelledTexts):
+        texts, of_train = (
+            task.text_columns.find(part.rows, request.text_columns, part.source) for part in (rows, train)
+        )
+        if len(texts) != len(of_train):
+            raise InputError(
+                f"{rows.source}: a row has {_count(texts)} ({', '.join(texts)}), and a training row has"
+                f" {_count(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
+                code=ErrorCode.FILE_MISMATCH,
+                field="text_columns",
+                columns=texts,
+            )
     try:
         return encode_rows(task, rows, is_labelled=False)
     except InputError as error:
@@ -81,6 +100,10 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
         ) from error
     # The fingerprint of the content, which is the default, would take it into memory.
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+
+
+def _count(texts: Sequence[str]) -> str:
+    return "1 text" if len(texts) == 1 else f"{len(texts)} texts"
 
 
 def _types(rows: Dataset) -> str:

@@ -122,6 +122,8 @@ def test_a_run_that_reads_labels_refuses_further_rows(classifier: ModelFolder, t
     rows = tsv(tmp_path / "rows.tsv", *labelled_rows(20))
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="unlabelled_data", value=further):
         open_data(rows_config(rows, unlabelled_data=further), classifier)
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="unlabelled_data", value=further):
+        open_data(rows_config(test_data=rows, unlabelled_data=further), classifier, drawn_rows=8)
 
 
 def test_a_task_that_needs_labels_is_named(tmp_path: Path) -> None:
