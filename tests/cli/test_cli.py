@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,40 +21,11 @@ from compressor.report import write
 from compressor.report.files import to_json
 from compressor.results import CurvePoint
 from compressor.units import find_sites, keep_all
-from graph_passes import BlockMask, Plan
-from graph_passes.errors import GraphErrorCode
-from tests import folders
+from graph_passes import BlockMask
 from tests.command import compress
 from tests.report import reports
 
 Cap = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folders.save(folders.bert(), tmp_path_factory.mktemp("bert"))
-
-
-@pytest.fixture(scope="module")
-def graph(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph with every head, and a plan in the same folder that drops the first head."""
-    from compressor.export import export_reference
-
-    path = tmp_path_factory.mktemp("graph") / "dense.onnx"
-    folder = load(model)
-    inputs = example_inputs(folder, 2, 8)
-    plan = keep_all(find_sites(folder.model, inputs))
-    export_reference(folder.model, plan, inputs, path)
-    drop_first_head(plan).save(path.with_name("plan.json"))
-    return path
-
-
-def drop_first_head(plan: Plan) -> Plan:
-    sites = tuple(
-        type(site)(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(1, site.heads)))
-        for site in plan.sites
-    )
-    return plan.replace_groups(sites)
 
 
 def test_help_names_the_commands_in_order(capfd: Cap) -> None:
@@ -214,17 +184,6 @@ def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path
             assert graph_attentions(capfd, path) == graph_attentions(capfd, model)
 
 
-def test_bench_times_two_graphs(capfd: Cap, graph: Path) -> None:
-    result = compress(
-        capfd, "bench", graph, graph, "--batch", "1,2", "--seq", "8", "--seconds", "0.01", "--json", "--quiet"
-    )
-    assert (result.code, result.err) == (0, "")
-    assert [(row["batch"], row["seq"]) for row in result.json["speeds"]] == [(1, 8), (2, 8)]
-    refused = compress(capfd, "bench", graph, graph, "--batch", "0")
-    assert (refused.code, refused.error_code) == (2, ErrorCode.OUT_OF_RANGE)
-    assert "--batch '0'" in refused.error
-
-
 def test_report_is_rewritten(capfd: Cap, tmp_path: Path) -> None:
     report = reports.report()
     write(report, tmp_path)
@@ -265,47 +224,6 @@ def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
     assert result.code == 2
     assert "frobnicate" in result.error
     assert "run, sites" in result.error
-
-
-def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(graph.parent, folder)
-    (folder / graph.name).rename(folder / "model.onnx")
-    timing = ("--batch", "1", "--seq", "8", "--seconds", "0.01")
-    result = compress(capfd, "bench", folder, *timing, "--callers", "2", "--json", "--quiet")
-    assert (result.code, result.err) == (0, "")
-    assert [(row["target"], row["precision"], row["callers"]) for row in result.json] == [("ort", "fp32", 2)]
-    assert "rows/s, callers" in compress(capfd, "bench", folder, *timing, "--callers", "2").out
-    for flags, code in (
-        (("--precision", "int8"), ErrorCode.CONTRADICTION),
-        (("--provider", "cuda"), ErrorCode.CONTRADICTION),
-        (("--target", "ort,none"), ErrorCode.UNKNOWN_NAME),
-    ):
-        refused = compress(capfd, "bench", folder, *flags)
-        assert (refused.code, refused.error_code) == (2, code)
-    several = compress(capfd, "bench", graph, graph, "--target", "ort,openvino")
-    assert (several.code, several.error_code) == (2, ErrorCode.CONTRADICTION)
-    alone = compress(capfd, "bench", graph)
-    assert (alone.code, alone.error_code) == (2, ErrorCode.MISSING_VALUE)
-    engine = compress(capfd, "bench", graph, folder / "engine.xml")
-    assert (engine.code, engine.error_code) == (2, ErrorCode.INVALID_VALUE)
-    folders = compress(capfd, "bench", folder, folder)
-    assert (folders.code, folders.error_code) == (3, GraphErrorCode.FILE_MISSING)
-
-
-def test_bench_builds_the_engines_of_the_target_of_a_run(capfd: Cap, graph: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(graph.parent, folder)
-    (folder / graph.name).rename(folder / "model.onnx")
-    (folder / "report.json").write_text(to_json(reports.report(target="openvino")))
-    timing = ("--batch", "1", "--seq", "8", "--seconds", "0.01", "--json", "--quiet")
-    assert {row["target"] for row in compress(capfd, "bench", folder, *timing).json} == {"openvino"}
-    assert {row["target"] for row in compress(capfd, "bench", folder, *timing, "--target", "ort").json} == {"ort"}
-
-
-def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
-    result = compress(capfd, "bench", graph, graph, "--batch", "1", "--seq", "8", "--seconds", "0.01")
-    assert result.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"
 
 
 def test_a_log_has_lines_of_the_progress_of_a_long_stage(capfd: Cap) -> None:
