@@ -18,7 +18,9 @@ class BenchConfig(Config):
     """Which runtimes are compared, and by how many callers."""
 
     target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = config_field(
-        ENGINE, "runtime to build for; several, separated by commas, for the folder of a run", (DEFAULT_TARGET,)
+        ENGINE,
+        "runtime to build for; for the folder of a run several, separated by commas, or by default its own",
+        (DEFAULT_TARGET,),
     )
     callers: Count = config_field(
         MEASURING, "callers at once, with one thread each, whose throughput is measured too (folder of a run)", 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,11 +103,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes += further_notes
     notes += task.notes
     if unlabelled:
-        text = (
-            f"{', '.join(splits[name].source for name in unlabelled)}: the rows have no labels, and none are needed to"
-            " choose units, to refit weights or to learn a teacher's outputs"
-        )
-        notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
+        notes.append(_unlabelled_note([splits[name].source for name in unlabelled]))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
     notes += fill_splits(encoded, splits, unlabelled, seed, task)
@@ -139,6 +135,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     return Data(
         train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, scores_eval=scores_eval
     )
+
+
+def _unlabelled_note(sources: Sequence[str]) -> Note:
+    text = (
+        f"{', '.join(sources)}: the rows have no labels, and none are needed to choose units, to refit weights or to"
+        " learn a teacher's outputs"
+    )
+    return Note(text=text, code=NoteCode.ROWS_UNLABELLED)
 
 
 def _open_further(

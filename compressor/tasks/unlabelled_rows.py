@@ -30,11 +30,11 @@ def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tu
     rows, columns = chosen.rows, request.text_columns
     if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
         rows = rows.rename_column(rows.column_names[0], columns[0])
-    others = [other for other in named if other != name]
-    text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
-    return SourceRows(rows, chosen.source, chosen.origin), (
-        [Note(text=text, code=NoteCode.SPLIT_UNUSED)] if others else []
-    )
+    notes = []
+    if others := [other for other in named if other != name]:
+        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
+        notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+    return SourceRows(rows, chosen.source, chosen.origin), notes
 
 
 def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows) -> Dataset:
@@ -49,11 +49,9 @@ def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: 
     Raises:
         InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
     """
-    if isinstance(task, LabelledTexts):
-        texts, of_train = (
-            task.text_columns.find(part.rows, request.text_columns, part.source) for part in (rows, train)
-        )
-        if len(texts) != len(of_train):
+    if isinstance(task, LabelledTexts) and not request.text_columns:  # requested columns are those of both
+        texts, of_train = (task.text_columns.find_usual(part.rows) for part in (rows, train))
+        if texts and len(texts) != len(of_train):
             raise InputError(
                 f"{rows.source}: a row has {_count(texts)} ({', '.join(texts)}), and a training row has"
                 f" {_count(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
