@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, MetricDropError, TargetMissingError
 from compressor.report.files import HTML_NAME
 from compressor.report.frontier import FRONTIER_HTML, Frontier
 from compressor.report.terminal import frontier_summary
-from compressor.results import DropStatus, Report
+from compressor.results import DropStatus, Report, headline_scores
 
 
 def finish(console: Console, report: Report | None, out: Path) -> None:
@@ -35,7 +35,7 @@ def finish(console: Console, report: Report | None, out: Path) -> None:
     if report.drop_status is DropStatus.FAILED:
         scores = ", ".join(
             f"{score.metric} on the {score.split} rows went from {score.dense:.4g} to {score.compressed:.4g}"
-            for score in report.scores
+            for score in headline_scores(report.scores)
         )
         raise MetricDropError(
             f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {report.recipe['max_drop']:g}"
@@ -67,7 +67,7 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
     """
     console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))
     console.note(f"the rungs are compared in {out / FRONTIER_HTML}")
-    if frontier.max_drop is not None and frontier.fastest is None:
+    if frontier.is_missed:
         raise MetricDropError(
             f"{out}: {frontier.sentence}; add a milder rung, train longer (--distill-steps), or allow more (the"
             f" evidence is in {FRONTIER_HTML})",

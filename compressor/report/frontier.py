@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
-from compressor.report.verdict import headline_scores
-from compressor.results import Report, Score, Speed, is_within
+from compressor.results import Report, Score, Speed, deciding_scores, headline_scores, is_within
 from compressor.results.report import MissingTarget
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
@@ -28,10 +27,11 @@ class Rung(BaseModel):
         neurons: number of neurons that are kept.
         macs: share of the multiply-accumulates of the whole model that is kept, the largest of all sizes; None: the
             report does not count them.
-        scores: metrics of both engines, per split.
+        scores: metrics of both engines, those on test rows first.
         speeds: ratios of both engines' times, per size, without the samples.
         seconds: duration of the run.
-        holds: whether the whole interval of the metric's loss is within the loss allowed; None: none was set.
+        holds: whether the whole interval of the metric's loss on evaluation rows is within the loss allowed; where
+            these have no labels, that on test rows. None: no loss was set.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,6 +45,11 @@ class Rung(BaseModel):
     seconds: float
     holds: bool | None
     missing: MissingTarget | None = None
+
+    @property
+    def headline(self) -> list[Score]:
+        """Metrics to quote: on test rows, if they have labels."""
+        return headline_scores(self.scores)
 
     @property
     def ratio(self) -> float:
@@ -94,6 +99,17 @@ class Frontier(BaseModel):
         """The fastest rung that holds; None if none does, or no loss is allowed."""
         return max((rung for rung in self.rungs if rung.holds), key=lambda rung: rung.ratio, default=None)
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether no rung keeps the metric: none holds, or the fastest that does loses too much on test rows."""
+        if self.max_drop is None:
+            return False
+        return self.fastest is None or self._falls(self.fastest)
+
+    def _falls(self, rung: Rung) -> bool:
+        """Whether a rung loses more than is allowed on the rows that its metric is quoted from."""
+        return not all(is_within(score.loss, self.max_drop or 0.0) for score in rung.headline)
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def sentence(self) -> str:
@@ -115,12 +131,19 @@ class Frontier(BaseModel):
                 f"from {first.ratio:.3g} to {_times_as_fast(last)}" if first.ratio and last.ratio else _UNKNOWN_SPEED
             )
             return f"{len(self.rungs)} rungs, {speeds}, at {_loss(first)} to {_loss(last)}"
+        interval = f"the whole interval of its loss on the {self.deciding_split} rows"
+        bound = f"stays within --max-drop {self.max_drop:g} with {interval}"
         if self.fastest is None:
-            return f"no rung stays within --max-drop {self.max_drop:g} with the whole interval of its loss"
-        return (
-            f"{self.fastest.name} is the fastest rung that stays within --max-drop {self.max_drop:g} with the whole"
-            f" interval of its loss: {_times_as_fast(self.fastest)}, {_loss(self.fastest)}"
-        )
+            return f"no rung {bound}"
+        reached = f"{_times_as_fast(self.fastest)}, {_loss(self.fastest)}"
+        text = f"{self.fastest.name} is the fastest rung that {bound}: {reached}"
+        return f"{text}, more than is allowed" if self._falls(self.fastest) else text
+
+    @property
+    def deciding_split(self) -> str:
+        """The split of the rows that the fastest rung is chosen by."""
+        splits = dict.fromkeys(score.split for rung in self.rungs for score in deciding_scores(rung.scores))
+        return "test" if "test" in splits else "evaluation"
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -137,19 +160,19 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
         report: its report.
         max_drop: the loss of the metric that is allowed; None: no bound.
     """
-    scores = tuple(headline_scores(report.scores))
+    deciding = deciding_scores(report.scores)
     return Rung(
         name=name,
         heads=report.plan.heads_kept,
         neurons=report.plan.neurons_kept,
         macs=_kept_macs(report),
-        scores=scores,
+        scores=report.scores,
         speeds=tuple(_without_samples(speed) for speed in report.speeds),
         seconds=sum(report.seconds.values()),
         missing=report.missing,
         holds=None
-        if max_drop is None or not scores
-        else all(is_within(worst_loss(score), max_drop) for score in scores),
+        if max_drop is None or not deciding
+        else all(is_within(worst_loss(score), max_drop) for score in deciding),
     )
 
 
@@ -262,7 +285,8 @@ def _times_as_fast(rung: Rung) -> str:
 
 def _loss(rung: Rung) -> str:
     """What a rung loses, with the interval."""
-    return "; ".join(f"{score.metric} {formatting.difference(score)}" for score in rung.scores) or "an unknown loss"
+    losses = [f"{score.metric} on the {score.split} rows {formatting.difference(score)}" for score in rung.headline]
+    return "; ".join(losses) or "an unknown loss"
 
 
 def _without_samples(speed: Speed) -> Speed:

@@ -30,11 +30,11 @@ def render(frontier: Frontier) -> str:
         (
             rung.name,
             f"{rung.ratio:.3g}×" if rung.ratio else "not timed",
-            "; ".join(formatting.difference_and_range(score)[0] for score in rung.scores),
+            "; ".join(formatting.difference_and_range(score)[0] for score in rung.headline),
         )
         for rung in frontier.rungs
     ]
-    tone = "bad" if frontier.max_drop is not None and frontier.fastest is None else "good"
+    tone = "bad" if frontier.is_missed else "good"
     page = environment("report").get_template("frontier_page.html")
     tables = {"headings": headings, "rows": rows, "points": point_rows(frontier)}
     return page.render(frontier=frontier, figures=figures, tiles=tiles, tone=tone, **tables)

@@ -16,8 +16,8 @@ from compressor.report import figures, formatting
 from compressor.report.budgets import budget_table, cost_tables
 from compressor.report.templates import environment
 from compressor.report.unit_maps import head_maps, neuron_map
-from compressor.report.verdict import UnitCount, headline_scores, tone, unit_counts, unit_names, valid_rows
-from compressor.results import Report, Speed
+from compressor.report.verdict import UnitCount, tone, unit_counts, unit_names, valid_rows
+from compressor.results import Report, Speed, headline_scores
 
 
 @dataclass(frozen=True)

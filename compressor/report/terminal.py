@@ -11,8 +11,8 @@ from rich.text import Text
 from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.frontier import Frontier, frontier_rows
-from compressor.report.verdict import headline_scores, tone, unit_counts, valid_rows
-from compressor.results import Report, labels_by_failure
+from compressor.report.verdict import tone, unit_counts, valid_rows
+from compressor.results import Report, headline_scores, labels_by_failure
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
@@ -37,9 +37,8 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
     """The sentence of a ladder, then a table of its rungs."""
     headings, rows = frontier_rows(frontier)
     table = _table(headings, rows)
-    is_missed = frontier.max_drop is not None and frontier.fastest is None
     sentence = "; ".join((frontier.sentence, *frontier.endings))
-    return Group(Text(sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
+    return Group(Text(sentence, style=_STYLES["bad" if frontier.is_missed else "good"]), Text(), table)
 
 
 def _candidates(report: Report) -> Table:

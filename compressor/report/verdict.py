@@ -18,6 +18,7 @@ from compressor.results import (
     Score,
     SiteBlocks,
     Speed,
+    headline_scores,
 )
 from graph_passes import Plan
 from graph_passes.plan import GroupType
@@ -145,11 +146,6 @@ def tone(report: Report) -> Tone:
 def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:
     """The rows that are not void."""
     return [speed for speed in speeds if speed.void is None]
-
-
-def headline_scores(scores: Sequence[Score]) -> list[Score]:
-    """The scores to quote: those on test rows, which no choice was based on, else those on evaluation rows."""
-    return [score for score in scores if score.split == "test"] or list(scores)
 
 
 def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:

@@ -12,7 +12,15 @@ from compressor.results.engines import (
     QuantizedProducts,
     labels_by_failure,
 )
-from compressor.results.metrics import CurvePoint, MetricUnit, Score, is_within, loss_of
+from compressor.results.metrics import (
+    CurvePoint,
+    MetricUnit,
+    Score,
+    deciding_scores,
+    headline_scores,
+    is_within,
+    loss_of,
+)
 from compressor.results.notes import AnyNote, Note, NoteCode
 from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
 from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks, TaskCode
@@ -51,6 +59,8 @@ __all__ = [
     "TaskCode",
     "Throughput",
     "VariantName",
+    "deciding_scores",
+    "headline_scores",
     "is_within",
     "labels_by_failure",
     "loss_of",

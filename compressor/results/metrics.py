@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -66,6 +67,11 @@ class Score(Row):
     higher_is_better: bool = True
     unit: MetricUnit = MetricUnit.RAW
 
+    @property
+    def loss(self) -> float:
+        """What the compressed engine loses of the metric, as computed; negative if it gains."""
+        return loss_of(self.difference, higher_is_better=self.higher_is_better)
+
     @model_validator(mode="before")
     @classmethod
     def _add_unit(cls, fields: Any) -> Any:
@@ -73,3 +79,17 @@ class Score(Row):
         if not isinstance(fields, dict) or "unit" in fields:
             return fields
         return {**fields, "unit": MetricUnit.POINTS if fields.get("metric") in _SHARES else MetricUnit.RAW}
+
+
+def headline_scores(scores: Sequence[Score]) -> list[Score]:
+    """The scores to quote: those on test rows, which no choice was based on, else those on evaluation rows."""
+    return _of_split(scores, "test") or list(scores)
+
+
+def deciding_scores(scores: Sequence[Score]) -> list[Score]:
+    """The scores that choices are based on: those on evaluation rows, else those on test rows."""
+    return _of_split(scores, "eval") or list(scores)
+
+
+def _of_split(scores: Sequence[Score], split: Literal["eval", "test"]) -> list[Score]:
+    return [score for score in scores if score.split == split]

@@ -73,9 +73,10 @@ def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learne
         dense: the dense variant, to compare with.
         learned: the plan, and the engine that units were pruned for, if they were.
     """
-    if not run.built.engine.chooses:
-        return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
     scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, run.log)
+    if not run.built.engine.chooses:
+        variant = run.build(graph, run.built.engine)
+        return ChosenEngine(variant, Choice(run.built.engine), scores=scorer.bounded_scores(variant))
     trials = EngineTrials(graph, scorer, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
     if learned.engine is None:
         return choose_engine(trials, None)

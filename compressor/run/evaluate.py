@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ class EvaluationResult:
     """What the test rows show of two engines.
 
     Attributes:
-        scores: the metric of both; empty without rows.
+        scores: the metric of both on test rows, and on evaluation rows where the recipe bounds its loss; empty without
+            rows.
         embeddings: how far their embeddings agree; None for other tasks.
         answers: a few rows with the answers of both.
     """
@@ -40,6 +42,10 @@ class EvaluationResult:
     scores: tuple[Score, ...] = ()
     embeddings: EmbeddingAgreement | None = None
     answers: tuple[AnsweredRow, ...] = ()
+
+    def with_scores(self, scores: tuple[Score, ...]) -> EvaluationResult:
+        """The result with further metrics after its own."""
+        return replace(self, scores=(*self.scores, *scores))
 
 
 def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> EvaluationResult:
@@ -63,7 +69,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(batches)
     dense, compressed = statistics
-    scores = (score(dense, compressed, data, selection.seed),)
+    scores = (score(dense, compressed, data.task, "test", len(data.test), selection.seed),)
     log.add_notes(run_notes.score_notes(scores[0], dense, compressed, data.task.constant_score(dense)))
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
@@ -134,24 +140,28 @@ def statistics_of(
     return statistics(data.task, rows, _forward_of(variant, data.task, on_logits), progress=progress)
 
 
-def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> Score:
+def score(
+    dense: np.ndarray, compressed: np.ndarray, task: Task, split: Literal["eval", "test"], rows: int, seed: int
+) -> Score:
     """The metric of both variants, and a paired bootstrap interval of the difference.
 
     Args:
         dense: statistics of the dense variant, `[examples, statistics]`.
         compressed: statistics of the compressed variant for the same examples, `[examples, statistics]`.
-        data: the rows that were scored, and the task.
+        task: the task that measured them.
+        split: the split of the rows.
+        rows: number of rows.
         seed: seed of the bootstrap.
 
     Raises:
         DivergedError: the metric of a variant is not finite.
     """
-    task = data.task
     values = {"dense": task.score(dense), "compressed": task.score(compressed)}
     for variant, value in values.items():
         if not np.isfinite(value):
             raise DivergedError(
-                f"{variant}: {task.metric} on the test rows is {value}; check the weights and the labels of these rows",
+                f"{variant}: {task.metric} on the {split} rows is {value}; check the weights and the labels of these"
+                " rows",
                 code=ErrorCode.NOT_FINITE,
                 quantity=task.metric,
                 value=value,
@@ -159,8 +169,8 @@ def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> S
     interval = paired_interval(dense, compressed, task.score, seed)
     return Score(
         metric=task.metric,
-        split="test",
-        rows=len(data.test),
+        split=split,
+        rows=rows,
         **values,
         **interval._asdict(),
         higher_is_better=task.higher_is_better,

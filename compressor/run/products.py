@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from compressor.config.sections import EngineConfig
 from compressor.results import (
     BudgetRow,
@@ -18,6 +20,7 @@ from compressor.results import (
     MissingTarget,
     Note,
     Proof,
+    Score,
     Speed,
     Throughput,
     VariantName,
@@ -174,6 +177,19 @@ class Variant:
         return self.graph.name
 
 
+@dataclass(frozen=True)
+class ScoredAnswers:
+    """The answers of an engine to the evaluation rows.
+
+    Attributes:
+        statistics: sufficient statistics of the metric, `[examples, statistics]`.
+        ids: ids of the answers, `[answers]`; None: those of the task are not compared one by one.
+    """
+
+    statistics: np.ndarray
+    ids: np.ndarray | None = None
+
+
 PORTABLE, SYMMETRIC, DYNAMIC = "portable", "symmetric", "dynamic"
 """Forms of an engine in 8 bits: built from the portable or a symmetric quantized graph, or quantized by the target."""
 
@@ -221,12 +237,14 @@ class ChosenEngine:
         choice: its settings.
         candidates: every engine that was tried; empty where the recipe names one.
         source: the quantized graph that it was built from; None: a float graph, or the recipe names the engine.
+        scores: its metric on the evaluation rows; empty where the recipe does not bound its loss, or without labels.
     """
 
     variant: Variant
     choice: Choice
     candidates: tuple[Candidate, ...] = ()
     source: Path | None = None
+    scores: tuple[Score, ...] = ()
 
     def lost(self, task: Task) -> float:
         """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""

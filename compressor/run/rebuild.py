@@ -29,9 +29,11 @@ from compressor.results import (
     ProofStage,
     Report,
     VariantName,
+    headline_scores,
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, load_run, quantized_source
 from compressor.run.load import drawn_rows
@@ -86,6 +88,9 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
         evaluated = evaluate(compared, data, run.recipe, log)
+        if any(score.split == "eval" for score in run.report.scores):
+            scorer = EvaluationScorer(compared[0], data, run.recipe, log)
+            evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
         inputs = _inputs(variants, run)
         measured = measure_variants(variants.values(), inputs, run.recipe, log)
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
@@ -127,7 +132,8 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 
 def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
     """Note that the metric was not measured, with that of the run."""
-    earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
+    scores = headline_scores(run.report.scores)
+    earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in scores)
     runtime = run.report.session.get("runtime", "another runtime")
     text = f"{reason}, so the metric of this engine was not measured"
     text += f" ({runtime} measured {earlier})" if earlier else ""

@@ -27,8 +27,8 @@ from compressor.results import (
     Score,
     SiteBlocks,
     TaskCode,
+    headline_scores,
     is_within,
-    loss_of,
 )
 from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
@@ -194,11 +194,11 @@ def code_of(own_task: OwnTask | None) -> TaskCode | None:
 
 
 def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
-    """Whether the metric fell by no more than `max_drop`, in the metric's own unit; None: it is not checked."""
+    """Whether the metric of test rows fell by no more than `max_drop`, in its own unit; None: it is not checked."""
     if max_drop is None:
         return DropStatus.NOT_CHECKED
-    losses = [loss_of(score.difference, higher_is_better=score.higher_is_better) for score in scores]
-    return DropStatus.PASSED if all(is_within(loss, max_drop) for loss in losses) else DropStatus.FAILED
+    holds = all(is_within(score.loss, max_drop) for score in headline_scores(scores))
+    return DropStatus.PASSED if holds else DropStatus.FAILED
 
 
 def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:

@@ -15,10 +15,17 @@ from compressor.report.terminal import frontier_summary, summary
 from tests.report import reports
 
 
-def rung(name: str, loss: float, milliseconds: float, max_drop: float | None = 0.02) -> Rung:
-    """A rung that loses `loss` on test rows, within a point, where the dense engine takes 40 ms."""
-    scores = (reports.accuracy(0.9, 0.9 - loss),)
-    report = reports.report(scores=scores, speeds=(reports.speed(1, 128, 40.0, milliseconds),))
+def rung(
+    name: str, loss: float, milliseconds: float, max_drop: float | None = 0.02, eval_loss: float | None = None
+) -> Rung:
+    """A rung that loses `loss` on test rows, within a point, where the dense engine takes 40 ms.
+
+    With `eval_loss` it loses that on evaluation rows, within a point too.
+    """
+    scores = [reports.accuracy(0.9, 0.9 - loss)]
+    if eval_loss is not None:
+        scores.append(reports.accuracy(0.8, 0.8 - eval_loss, split="eval"))
+    report = reports.report(scores=tuple(scores), speeds=(reports.speed(1, 128, 40.0, milliseconds),))
     return rung_of(name, report, max_drop)
 
 
@@ -43,6 +50,38 @@ def test_the_fastest_rung_that_holds_is_chosen(rungs: tuple[Rung, ...], expected
     assert result.fastest == expected
     named = [rung.name for rung in rungs if rung.name in result.sentence]
     assert named == ([] if expected is None else [expected.name])
+
+
+@pytest.mark.parametrize(
+    ("loss", "eval_loss", "holds", "is_missed"),
+    [
+        (0.0, 0.0, True, False),
+        (0.015, 0.0, True, False),  # its interval on test rows does not decide
+        (0.03, 0.0, True, True),
+        (0.0, 0.015, False, True),
+    ],
+)
+def test_evaluation_rows_choose_the_rung_and_test_rows_can_refuse_it(
+    loss: float, eval_loss: float, *, holds: bool, is_missed: bool
+) -> None:
+    chosen = rung("macs-25", loss, 5.0, eval_loss=eval_loss)
+    result = frontier(chosen)
+    assert (chosen.holds, result.fastest is chosen, result.is_missed) == (holds, holds, is_missed)
+    (score,) = chosen.headline
+    assert (score.split, score.loss) == ("test", pytest.approx(loss))
+    headings, rows = frontier_rows(result)
+    assert sum(heading.startswith("accuracy") for heading in headings) == 2
+    assert all(rows[0])
+    page = render(result)
+    assert ('class="bad"' in page, "evaluation rows" in page) == (is_missed, True)
+
+
+def test_test_rows_choose_the_rung_where_evaluation_rows_have_no_labels() -> None:
+    assert "evaluation rows" not in frontier(MILD).sentence
+    assert "evaluation rows" in frontier(rung("macs-25", 0.0, 5.0, eval_loss=0.0)).sentence
+    assert not frontier(MILD).is_missed
+    assert frontier(STRICT).is_missed
+    assert not frontier(rung("macs-25", 0.5, 5.0, None), max_drop=None).is_missed
 
 
 def test_void_speeds_are_not_shown_as_speeds() -> None:

@@ -22,7 +22,7 @@ from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
-from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
+from compressor.run.products import Choice, RunSizes, ScoredAnswers, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.targets import Feeds, target
@@ -43,12 +43,14 @@ class Trial:
         candidate: its row of the table.
         variant: its engine; None: there is none.
         source: the quantized graph that it was built from; None: the shrunk graph.
+        scored: its answers to the evaluation rows; None: it was not built, or they have no labels.
     """
 
     choice: Choice
     candidate: Candidate
     variant: Variant | None = None
     source: Path | None = None
+    scored: ScoredAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,9 @@ class EngineTrials:
         """The candidate with the metric on the evaluation rows, if there are any with labels."""
         if trial.variant is None:
             return trial
-        facts = self.scorer.score(trial.variant, trial.choice.label)
-        return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=facts))
+        scored = self.scorer.measure(trial.variant, trial.choice.label)
+        candidate = trial.candidate.model_copy(update=self.scorer.compare(scored))
+        return dataclasses.replace(trial, candidate=candidate, scored=scored)
 
     def return_products(self, trial: Trial, quantized: QuantizedGraph) -> Trial:
         """A candidate of the same target with as few products in floats as keep the metric.

@@ -12,9 +12,9 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.config.run import Recipe
-from compressor.results import is_within, loss_of
-from compressor.run.evaluate import statistics_of
-from compressor.run.products import Variant
+from compressor.results import Score, is_within, loss_of
+from compressor.run.evaluate import score, statistics_of
+from compressor.run.products import ScoredAnswers, Variant
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
 from compressor.tasks.scoring import sample_of
@@ -39,35 +39,15 @@ class EvaluationScorer:
     recipe: Recipe
     log: RunLog
 
-    @functools.cached_property
-    def _reference(self) -> tuple[float, np.ndarray | None]:
-        """Metric and answers of the dense engine."""
-        return self._measure(self.dense, "dense")
-
-    def score(self, variant: Variant, label: str) -> dict[str, Any]:
-        """The fields of a `Candidate` that describe its metric; empty where no evaluation rows have labels.
+    def measure(self, variant: Variant, label: str) -> ScoredAnswers | None:
+        """The answers of an engine to the evaluation rows; None where these have no labels.
 
         Args:
-            variant: the candidate.
+            variant: its variant.
             label: what its stage calls it.
         """
         if self.data is None or not self.data.scores_eval:
-            return {}
-        reference, answers = self._reference
-        metric, own_answers = self._measure(variant, label)
-        max_drop = self.recipe.selection.max_drop
-        loss = loss_of(metric - reference, higher_is_better=self.data.task.higher_is_better)
-        return {
-            "metric": metric,
-            "difference": metric - reference,
-            "unit": self.data.task.metric_unit,
-            "agreement": _agreement(answers, own_answers),
-            "holds": max_drop is None or is_within(loss, max_drop),
-        }
-
-    def _measure(self, variant: Variant, label: str) -> tuple[float, np.ndarray | None]:
-        """Metric and answers on the evaluation rows; None: the answers of the task are not compared."""
-        assert self.data is not None
+            return None
         task, batch_size = self.data.task, self.recipe.selection.batch_size
         answers: list[np.ndarray] = []
 
@@ -77,12 +57,56 @@ class EvaluationScorer:
 
         with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
             statistics = statistics_of(
-                variant, self.data, batch_size, on_progress, rows=self._scored, on_logits=keep_answers
+                variant, self.data, batch_size, on_progress, rows=self._scored_rows, on_logits=keep_answers
             )
-        return task.score(statistics), np.concatenate(answers) if answers else None
+        return ScoredAnswers(statistics, np.concatenate(answers) if answers else None)
+
+    def compare(self, scored: ScoredAnswers | None) -> dict[str, Any]:
+        """The fields of a `Candidate` that describe its metric; empty where it has no scored answers."""
+        if scored is None:
+            return {}
+        assert self.data is not None
+        assert self._reference is not None
+        task, dense, max_drop = self.data.task, self._reference, self.recipe.selection.max_drop
+        metric, reference = task.score(scored.statistics), task.score(dense.statistics)
+        loss = loss_of(metric - reference, higher_is_better=task.higher_is_better)
+        return {
+            "metric": metric,
+            "difference": metric - reference,
+            "unit": task.metric_unit,
+            "agreement": _agreement(dense.ids, scored.ids),
+            "holds": max_drop is None or is_within(loss, max_drop),
+        }
+
+    def bounded_scores(self, variant: Variant, scored: ScoredAnswers | None = None) -> tuple[Score, ...]:
+        """What `scores` returns, if the recipe bounds the loss of the metric; empty otherwise."""
+        return () if self.recipe.selection.max_drop is None else self.scores(variant, scored)
+
+    def scores(self, variant: Variant, scored: ScoredAnswers | None = None) -> tuple[Score, ...]:
+        """The metric of an engine and of the dense one, with its interval; empty where no rows have labels.
+
+        Args:
+            variant: the variant of the engine.
+            scored: its answers, if they are known.
+
+        Raises:
+            DivergedError: the metric of a variant is not finite.
+        """
+        scored = scored or self.measure(variant, variant.name)
+        if scored is None:
+            return ()
+        assert self.data is not None
+        assert self._reference is not None
+        statistics, seed = (self._reference.statistics, scored.statistics), self.recipe.selection.seed
+        return (score(*statistics, self.data.task, "eval", len(self._scored_rows), seed),)
 
     @functools.cached_property
-    def _scored(self) -> Dataset:
+    def _reference(self) -> ScoredAnswers | None:
+        """The answers of the dense engine."""
+        return self.measure(self.dense, "dense")
+
+    @functools.cached_property
+    def _scored_rows(self) -> Dataset:
         """The evaluation rows by which engines are compared."""
         assert self.data is not None
         return sample_of(self.data.task, self.data.eval, _SCORED_ROWS, self.recipe.selection.seed)

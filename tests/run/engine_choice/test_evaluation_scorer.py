@@ -45,8 +45,13 @@ def test_the_dense_engine_is_scored_once(max_drop: float, *, holds: bool, tmp_pa
     dense, wrong_once = variant(LABELS), [1 - LABELS[0], *LABELS[1:]]
     recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out", max_drop=max_drop)
     scorer = EvaluationScorer(dense, data, recipe, RunLog(NullListener()))
-    facts: list[dict[str, Any]] = [scorer.score(variant(wrong_once), label) for label in ("first", "second")]
+    measured = [scorer.measure(variant(wrong_once), label) for label in ("first", "second")]
+    facts: list[dict[str, Any]] = [scorer.compare(scored) for scored in measured]
     assert cast(ListEngine, dense.engine).rows == len(LABELS)
     assert facts[0] == facts[1]
     assert (facts[0]["metric"], facts[0]["agreement"]) == (pytest.approx(0.9), pytest.approx(0.9))
     assert (facts[0]["difference"], facts[0]["holds"]) == (pytest.approx(-0.1), holds)
+    (score,) = scorer.scores(variant(wrong_once), measured[0])
+    assert (score.split, score.rows) == ("eval", len(LABELS))
+    assert (score.compressed, score.loss) == (pytest.approx(0.9), pytest.approx(0.1))
+    assert score.low <= score.difference <= score.high
