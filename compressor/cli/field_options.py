@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_origin
 
@@ -19,11 +20,20 @@ _FURTHER_FLAGS = {"out": ["-o"], "compare_with": ["--with"]}
 
 
 class FieldsCommand(click.Command):
-    """A command that lists its options under the headings of their fields."""
+    """A command that lists its options under the headings of their fields; no flag is the value of another."""
 
     def __init__(self, *args: Any, fields: Mapping[str, FieldInfo] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.fields = fields or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+        with_value = {flag for option in options if not option.is_flag for flag in option.opts}
+        for flag, value in itertools.pairwise(args):
+            if flag in with_value and value in flags:
+                raise click.UsageError(f"Option {flag!r} has no value: {value} follows, which is an option too.", ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}

@@ -59,8 +59,9 @@ def sites(console: Console, model: str, **flags: Any) -> None:
     else:
         rows = list(_of_folder(console, path, settings))
     table = Table(box=None, pad_edge=False)
-    cells = [[_cell(column, row[column]) for column in _COLUMNS] for row in rows]
-    for column, *values in zip(_COLUMNS, *cells, strict=True):
+    columns = [column for column in _COLUMNS if not rows or any(row[column] is not None for row in rows)]
+    cells = [[_cell(column, row[column]) for column in columns] for row in rows]
+    for column, *values in zip(columns, *cells, strict=True):
         # Names are never cut, however narrow the terminal is.
         table.add_column(column, min_width=max(map(len, (column, *values))))
     for values in cells:
