@@ -15,11 +15,11 @@ from compressor.config.fields import extra_of, flag_of
 from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
+from compressor.config.sections import ROW_SOURCES
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
-_ROWS = ("data", "unlabelled_data", "eval_data", "test_data")
 _OF_LADDERS = ("compare_with", "compare_points")
 """Fields of the page of a ladder, which the command of one rung lacks."""
 
@@ -208,7 +208,7 @@ def _is_inside(folder: Path, path: Path) -> bool:
 
 def _is_path(name: str, path: Path) -> bool:
     """Whether a value names a file; the value of a field of rows may name a data set of a hub instead."""
-    return bool(extra_of(FIELDS[name], "is_path")) or (name in _ROWS and path.exists())
+    return bool(extra_of(FIELDS[name], "is_path")) or (name in ROW_SOURCES and path.exists())
 
 
 def _read_text(path: Path) -> str:

@@ -227,7 +227,7 @@ def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
     if not rows:
         return ""
     ratios = " to ".join(dict.fromkeys(f"{row.ratio:.2f}×" for row in (rows[0], rows[-1])))
-    return f" ({ratios} of dense with the same rewrites)"
+    return f" ({ratios} as fast as dense where its graph has the same rewrites)"
 
 
 def _at(row: Speed) -> str:

@@ -17,6 +17,7 @@ from accelerate import PartialState
 from compressor.config.fields import fields_with, flag_of
 from compressor.config.recipe_fields import FIELDS, SECTION_OF
 from compressor.config.run import Recipe
+from compressor.config.sections import ROW_SOURCES
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.results import Report
@@ -84,7 +85,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    names = [*fields_with(FIELDS, "is_path"), "data", "unlabelled_data", "eval_data", "test_data"]
+    names = [*fields_with(FIELDS, "is_path"), *ROW_SOURCES]
     for name in (name for name in names if name != "out"):
         value = getattr(getattr(recipe, SECTION_OF[name]), name)
         if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):

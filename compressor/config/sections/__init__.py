@@ -2,7 +2,7 @@
 
 from compressor.config.sections.blocks import BlocksConfig
 from compressor.config.sections.budget import BudgetConfig
-from compressor.config.sections.data import RowsConfig, SourceConfig
+from compressor.config.sections.data import ROW_SOURCES, RowsConfig, SourceConfig
 from compressor.config.sections.distillation import DistillationConfig
 from compressor.config.sections.engine import EngineConfig, ExportConfig
 from compressor.config.sections.headings import (
@@ -31,6 +31,7 @@ __all__ = [
     "MEASURING",
     "MODEL",
     "OUTPUT",
+    "ROW_SOURCES",
     "BlocksConfig",
     "BudgetConfig",
     "DistillationConfig",

@@ -33,6 +33,10 @@ class SourceConfig(Config):
     )
 
 
+ROW_SOURCES = ("data", "unlabelled_data", "eval_data", "test_data")
+"""Fields that name rows: a file, a folder, or a data set of a hub, which is no path."""
+
+
 class RowsConfig(Config):
     """The training, evaluation and test rows, and how they are read."""
 
@@ -73,5 +77,5 @@ class RowsConfig(Config):
     @property
     def sources(self) -> tuple[str, ...]:
         """The files, folders and data sets that are configured."""
-        every = (self.data, self.unlabelled_data, self.eval_data, self.test_data)
+        every = (getattr(self, name) for name in ROW_SOURCES)
         return tuple(source for source in every if source is not None)
