@@ -1,10 +1,12 @@
-"""How many steps a distillation makes in the minutes that it may take."""
+"""How many steps and evaluations a distillation makes in the minutes that it may take."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
@@ -16,52 +18,79 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
+from compressor.selection.options import ScheduleOptions
 from compressor.tasks import Data
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import fake_quantized
 from compressor.training.processes import process_state
 from compressor.workdir import write_json
 
-_STEPS = "steps.json"
-"""File of the number of steps, where it follows from a time."""
+_LENGTH = "steps.json"
+"""File of the length, where it follows from a time."""
 _TIMED_STEPS = 5
+_EVALUATIONS = ScheduleOptions().evaluations
+_EVALUATED_SHARE = 0.2
+"""Share of the minutes that evaluations take at most; where they would take more, fewer are made."""
 
 
-def affordable_steps(
-    recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel, store: LearningStore
-) -> int:
-    """The steps of the distillation: as configured, or as many as its minutes allow.
+@dataclass(frozen=True)
+class TrainingLength:
+    """The length of a training.
 
-    The time of a step, with and without rounding, is measured once, and the number is stored, so that an
-    interrupted run makes as many.
+    Attributes:
+        steps: number of steps.
+        evaluations: number of evaluations, each of which writes a checkpoint.
+    """
+
+    steps: int
+    evaluations: int = _EVALUATIONS
+
+
+def affordable_length(
+    recipe: Recipe,
+    data: Data,
+    distillation: Distillation,
+    network: PreTrainedModel,
+    store: LearningStore,
+    evaluate: Callable[[], object],
+) -> TrainingLength:
+    """The length of the distillation: as configured, or as many steps as its minutes allow beside the evaluations.
+
+    The times of an evaluation and of a step, with and without rounding, are measured once, and the length is stored,
+    so that an interrupted run makes as many.
 
     Args:
         recipe: steps, minutes and quantized share of the distillation, and rows of a step.
         data: the rows.
         distillation: the loss of a step.
         network: the model that is trained.
-        store: folder of the number of steps.
+        store: folder of the length.
+        evaluate: compares the model with its teacher, whose outputs for the evaluation rows are known already.
 
     Raises:
-        UsageError: the minutes do not suffice for one step.
+        UsageError: the minutes do not suffice for one step and one evaluation.
     """
-    options, file, state = recipe.distillation, store.path / _STEPS, process_state()
+    options, file, state = recipe.distillation, store.path / _LENGTH, process_state()
     if options.minutes is None:
-        return options.distill_steps
+        return TrainingLength(options.distill_steps)
     if state.is_main_process and not file.is_file():
-        seconds = _step_seconds(recipe, data, distillation, network)
-        affordable = int(60 * options.minutes / seconds)
+        available, seconds = 60 * options.minutes, _step_seconds(recipe, data, distillation, network)
+        start = time.perf_counter()
+        evaluate()
+        evaluation_seconds = time.perf_counter() - start
+        evaluations = max(1, min(_EVALUATIONS, int(_EVALUATED_SHARE * available / evaluation_seconds)))
+        affordable = int((available - evaluations * evaluation_seconds) / seconds)
         if affordable < 1:
             raise UsageError(
-                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.2g} s; allow more time,"
-                " or fewer rows a step (--batch-size)",
+                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
+                f" {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
                 value=options.minutes,
             )
-        write_json(file, {"steps": min(options.distill_steps, affordable)})
+        write_json(file, asdict(TrainingLength(min(options.distill_steps, affordable), evaluations)))
     state.wait_for_everyone()
-    return int(json.loads(file.read_text())["steps"])
+    return TrainingLength(**json.loads(file.read_text()))
 
 
 def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:

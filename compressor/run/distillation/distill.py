@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -17,7 +18,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.distillation.affordable_steps import affordable_steps
+from compressor.run.distillation.affordable_steps import affordable_length
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
@@ -182,18 +183,21 @@ def _train(
     with compacted(network, plan, example_inputs(model.folder, 2, 8)):
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
             member.to(process_state().device)
-        steps = affordable_steps(recipe, data, distillation, network, store)
-        schedule = ScheduleOptions().schedule(
+        compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
+        data = replace(data, eval=compared)
+        distillation = distillation.with_variance_of(data.task, compared)
+        evaluate = partial(_mean_divergence, distillation, network, data, recipe)
+        before = evaluate()
+        length = affordable_length(recipe, data, distillation, network, store, evaluate)
+        steps = length.steps
+        schedule = ScheduleOptions(evaluations=length.evaluations).schedule(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
-        compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
-        data = replace(data, train=_training_rows(recipe, data, drawn), eval=compared)
-        distillation = distillation.with_variance_of(data.task, data.eval)
+        data = replace(data, train=_training_rows(recipe, data, drawn))
         distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())
-        before = _mean_divergence(distillation, network, data, rounding, selection.batch_size)
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
@@ -245,22 +249,24 @@ def _with_kept_outputs(
 def _rounding(recipe: Recipe, steps: int) -> Rounding | None:
     """How linears round in the last steps, as they will in the quantized graph of this machine."""
     share = recipe.distillation.quantized_share
-    if not share:
-        return None
-    return Rounding(steps - max(1, round(share * steps)), FULL_RANGE if int8_instructions() else REDUCED_RANGE)
+    return Rounding(steps - max(1, round(share * steps)), _weight_levels()) if share else None
 
 
-def _mean_divergence(
-    distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None, batch_size: int
-) -> float:
+def _weight_levels() -> int:
+    """The levels to which weights round in the quantized graph of this machine."""
+    return FULL_RANGE if int8_instructions() else REDUCED_RANGE
+
+
+def _mean_divergence(distillation: Distillation, network: PreTrainedModel, data: Data, recipe: Recipe) -> float:
     """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training.
 
     The ranges of rounded activations are those of a batch, so that batches are those of the evaluations in training.
     """
     with ExitStack() as undo:
-        if rounding is not None:
-            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=rounding.weight_levels))
-        return distillation.mean_divergence(network, data.task, data.eval, EVALUATION_FACTOR * batch_size)
+        if recipe.distillation.quantized_share:
+            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=_weight_levels()))
+        rows_at_once = EVALUATION_FACTOR * recipe.selection.batch_size
+        return distillation.mean_divergence(network, data.task, data.eval, rows_at_once)
 
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:

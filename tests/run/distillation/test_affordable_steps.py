@@ -1,16 +1,38 @@
-"""The time of a step is measured without a change of the model."""
+"""Steps and evaluations fit into the minutes; their times are measured without a change of the model."""
 
 from __future__ import annotations
 
+import tempfile
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from compressor.errors import ErrorCode, UsageError
 from compressor.run.distillation import affordable_steps
 from tests import folders
+from tests.faults import fails_with
+
+TASK = SimpleNamespace(collate=lambda rows: rows, model_inputs=lambda batch: batch)
+
+
+class Clock:
+    """A clock that stands still but for what is added to it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 @pytest.mark.parametrize("gradient", [1.0, torch.inf, torch.nan])
@@ -23,10 +45,48 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
     def loss(model: torch.nn.Module, inputs: object) -> torch.Tensor:
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
-    task = SimpleNamespace(collate=lambda rows: rows, model_inputs=lambda batch: batch)
     recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=2, seed=0))
-    data: Any = SimpleNamespace(task=task, train=list(range(4)))
+    data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
     distillation: Any = SimpleNamespace(loss=loss)
     assert affordable_steps._timed_seconds(recipe, data, distillation, network) > 0
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(weight.grad is None for weight in network.parameters())
+
+
+@given(
+    step=st.floats(0.01, 10),
+    evaluation=st.floats(0.001, 1000),
+    minutes=st.floats(0.001, 100),
+    steps=st.integers(1, 5000),
+)
+@settings(max_examples=50, deadline=None)
+def test_steps_and_evaluations_take_no_longer_than_the_minutes(
+    step: float, evaluation: float, minutes: float, steps: int
+) -> None:
+    assume(abs(step + evaluation - 60 * minutes) > 1e-6)
+    clock, network = Clock(), torch.nn.Linear(1, 1)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(affordable_steps.time, "perf_counter", clock)
+        patch.setattr(affordable_steps, "draw_rows", lambda data, count, seed: np.arange(4))
+
+        def loss(model: torch.nn.Module, inputs: object) -> torch.Tensor:
+            clock.seconds += step
+            return model(torch.ones(1, 1)).sum()
+
+        def length() -> affordable_steps.TrainingLength:
+            options = SimpleNamespace(minutes=minutes, distill_steps=steps, quantized_share=0.0)
+            recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=2, seed=0), distillation=options)
+            data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
+            work: Any = (recipe, data, SimpleNamespace(loss=loss), network, SimpleNamespace(path=Path(folder)))
+            return partial(affordable_steps.affordable_length, *work)(lambda: clock.sleep(evaluation))
+
+        if step + evaluation > 60 * minutes:
+            with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="minutes"):
+                length()
+            return
+        result, before = length(), clock.seconds
+        assert 1 <= result.steps <= steps
+        assert 1 <= result.evaluations <= 12
+        assert result.steps * step + result.evaluations * evaluation <= 60 * minutes * (1 + 1e-6)
+        assert length() == result  # an interrupted run goes on with it
+        assert clock.seconds == before
