@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.command_group import Command, common
 from compressor.cli.console import Console
 from compressor.cli.output_file import check_output_file
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graph_passes import Plan, Shrunk, WeightFile
 
 
-@click.command(short_help="Shrink an ONNX graph by a plan.")
+@click.command(cls=Command, short_help="Shrink an ONNX graph by a plan.")
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--plan", required=True, metavar="PLAN", type=click.Path(path_type=Path), help="the plan.json to follow")
 @click.option("-o", "--out", required=True, metavar="ONNX", type=click.Path(path_type=Path), help="the file to write")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -36,6 +37,25 @@ class CommandGroup(DefaultGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise Interrupted(str(interrupt) or "interrupted") from interrupt
+
+
+class Command(click.Command):
+    """A command that takes no flag as the value of another: `--data --distill` lacks a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            self._require_values(ctx, list(itertools.takewhile(lambda word: word != "--", args)))
+        return super().parse_args(ctx, args)
+
+    def _require_values(self, ctx: click.Context, words: Sequence[str]) -> None:
+        """Raise BadOptionUsage for an option that another one follows in place of its value."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+        with_value = {flag for option in options if not option.is_flag for flag in option.opts}
+        for flag, word in itertools.pairwise(words):
+            following = word.partition("=")[0]
+            if flag in with_value and following in flags:
+                raise click.BadOptionUsage(flag, f"Option {flag!r} needs a value, and {following!r} is an option.", ctx)
 
 
 def common(command: F) -> F:

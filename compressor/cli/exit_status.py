@@ -34,7 +34,7 @@ def finish(console: Console, report: Report | None, out: Path) -> None:
     console.note(f"the whole report is in {out / HTML_NAME}")
     if report.drop_status is DropStatus.FAILED:
         scores = ", ".join(
-            f"{score.metric} on the {score.split} rows went from {score.dense:.4g} to {score.compressed:.4g}"
+            f"{score.metric} on the {score.split_name} rows went from {score.dense:.4g} to {score.compressed:.4g}"
             for score in headline_scores(report.scores)
         )
         raise MetricDropError(
@@ -62,7 +62,7 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
         out: folder of the rungs.
 
     Raises:
-        MetricDropError: no rung keeps the metric within the loss allowed.
+        MetricDropError: no rung keeps the metric within the loss allowed, or the fastest loses more on test rows.
         TargetMissingError: this machine lacks the requested target; everything else is in the folders.
     """
     console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))

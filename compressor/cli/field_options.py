@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_origin
 
@@ -10,6 +9,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from compressor.cli.command_group import Command
 from compressor.config.fields import choices_of, flag_of, has_default, heading_of
 from compressor.errors import ErrorCode, UsageError
 
@@ -19,21 +19,12 @@ _FURTHER_FLAGS = {"out": ["-o"], "compare_with": ["--with"]}
 """Field name -> its flags beside that of its name."""
 
 
-class FieldsCommand(click.Command):
-    """A command that lists its options under the headings of their fields; no flag is the value of another."""
+class FieldsCommand(Command):
+    """A command that lists its options under the headings of their fields."""
 
     def __init__(self, *args: Any, fields: Mapping[str, FieldInfo] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.fields = fields or {}
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-        with_value = {flag for option in options if not option.is_flag for flag in option.opts}
-        for flag, value in itertools.pairwise(args):
-            if flag in with_value and value in flags:
-                raise click.UsageError(f"Option {flag!r} has no value: {value} follows, which is an option too.", ctx)
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.command_group import Command, common
 from compressor.cli.console import Console
 from compressor.cli.output_file import check_output_file
 
 
-@click.command(short_help="Compile a kernel of block-sparse attention for this machine.")
+@click.command(cls=Command, short_help="Compile a kernel of block-sparse attention for this machine.")
 @click.option(
     "-o",
     "--out",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.command_group import Command, common
 from compressor.cli.console import Console, text_table
 from compressor.config.fields import reference_rows
 from compressor.config.methods import METHODS
@@ -14,7 +14,7 @@ from compressor.config.run import FIELDS
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 
-@click.command(short_help="List the keys of compress.toml.")
+@click.command(cls=Command, short_help="List the keys of compress.toml.")
 @click.option("--schema", is_flag=True, help=f"print the JSON schema of {FILE_NAME}")
 @click.option("--options", "method", metavar="METHOD", help="list the options of a method instead")
 @common

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.command_group import Command, common
 from compressor.cli.console import Console
 
 
-@click.command(short_help="Rewrite report.html from report.json.")
+@click.command(cls=Command, short_help="Rewrite report.html from report.json.")
 @click.argument("out", type=click.Path(path_type=Path))
 @common
 @click.pass_obj

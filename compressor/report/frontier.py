@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
-from compressor.results import Report, Score, Speed, deciding_scores, headline_scores, is_within
+from compressor.results import Report, Score, Speed, deciding_scores, headline_scores, is_within, keeps_metric
 from compressor.results.report import MissingTarget
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
@@ -104,11 +104,7 @@ class Frontier(BaseModel):
         """Whether no rung keeps the metric: none holds, or the fastest that does loses too much on test rows."""
         if self.max_drop is None:
             return False
-        return self.fastest is None or self._falls(self.fastest)
-
-    def _falls(self, rung: Rung) -> bool:
-        """Whether a rung loses more than is allowed on the rows that its metric is quoted from."""
-        return not all(is_within(score.loss, self.max_drop or 0.0) for score in rung.headline)
+        return self.fastest is None or not keeps_metric(self.fastest.scores, self.max_drop)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -135,15 +131,15 @@ class Frontier(BaseModel):
         bound = f"stays within --max-drop {self.max_drop:g} with {interval}"
         if self.fastest is None:
             return f"no rung {bound}"
-        reached = f"{_times_as_fast(self.fastest)}, {_loss(self.fastest)}"
-        text = f"{self.fastest.name} is the fastest rung that {bound}: {reached}"
-        return f"{text}, more than is allowed" if self._falls(self.fastest) else text
+        text = f"{self.fastest.name} is the fastest rung that {bound}"
+        reached = f"{_times_as_fast(self.fastest)}, {_loss(self.fastest, names_rows=True)}"
+        return f"{text}, but loses more than that: {reached}" if self.is_missed else f"{text}: {reached}"
 
     @property
     def deciding_split(self) -> str:
-        """The split of the rows that the fastest rung is chosen by."""
-        splits = dict.fromkeys(score.split for rung in self.rungs for score in deciding_scores(rung.scores))
-        return "test" if "test" in splits else "evaluation"
+        """The split for readers whose rows choose the fastest rung, or the strictest one where none holds."""
+        rung = self.fastest or self.rungs[-1]
+        return next((score.split_name for score in deciding_scores(rung.scores)), "evaluation")
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -172,7 +168,7 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
         missing=report.missing,
         holds=None
         if max_drop is None or not deciding
-        else all(is_within(worst_loss(score), max_drop) for score in deciding),
+        else all(is_within(score.worst_loss, max_drop) for score in deciding),
     )
 
 
@@ -184,11 +180,6 @@ def _kept_macs(report: Report) -> float | None:
             before, after = counts.get(row.label, (0.0, 0.0))
             counts[row.label] = before + row.before, after + row.after
     return max((after / before for before, after in counts.values() if before), default=None)
-
-
-def worst_loss(score: Score) -> float:
-    """The upper end of the interval of the loss."""
-    return -score.low if score.higher_is_better else score.high
 
 
 def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -227,7 +218,7 @@ def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """
     if not frontier.rungs or not frontier.rungs[0].scores:
         return []
-    score = frontier.rungs[0].scores[0]
+    score = frontier.rungs[0].headline[0]
     speeds = [speed for rung in frontier.rungs for speed in rung.speeds]
     sizes = {
         size.size_label: dense_p50([speed for speed in speeds if speed.size_label == size.size_label])
@@ -260,7 +251,7 @@ def _point_speed(point: ComparisonPoint, dense: float) -> str:
 
 
 def _metric_heading(score: Score) -> str:
-    return f"{score.metric}, {score.split} rows (95% interval)"
+    return f"{score.metric}, {score.split_name} rows (95% interval)"
 
 
 def _cells(headings: Iterable[str], cells: Mapping[str, str]) -> list[str]:
@@ -283,9 +274,12 @@ def _times_as_fast(rung: Rung) -> str:
     return f"{rung.ratio:.3g} times as fast as dense" if rung.ratio else _UNKNOWN_SPEED
 
 
-def _loss(rung: Rung) -> str:
-    """What a rung loses, with the interval."""
-    losses = [f"{score.metric} on the {score.split} rows {formatting.difference(score)}" for score in rung.headline]
+def _loss(rung: Rung, *, names_rows: bool = False) -> str:
+    """What a rung loses of the metric that is quoted, with the interval, and with the rows if they are to be named."""
+    losses = [
+        f"{score.metric}{f' on the {score.split_name} rows' if names_rows else ''} {formatting.difference(score)}"
+        for score in rung.headline
+    ]
     return "; ".join(losses) or "an unknown loss"
 
 

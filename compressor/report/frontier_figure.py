@@ -65,7 +65,7 @@ def figure(frontier: Frontier, size: int) -> Markup:
         frontier: rungs with at least one score.
         size: index of the size among the speeds of a rung.
     """
-    score = frontier.rungs[0].scores[0]
+    score = frontier.rungs[0].headline[0]
     with matplotlib.rc_context(STYLE):
         drawn = Figure((_WIDTH, _HEIGHT), layout="constrained")
         axes = drawn.add_subplot()
@@ -86,7 +86,7 @@ def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
         frontier: rungs with at least one score.
         size: index of the size among the speeds of a rung.
     """
-    dense, scale = dense_p50([rung.speeds[size] for rung in frontier.rungs]), frontier.rungs[0].scores[0].unit.scale
+    dense, scale = dense_p50([rung.speeds[size] for rung in frontier.rungs]), frontier.rungs[0].headline[0].unit.scale
     for number, point in enumerate(frontier.points, 1):
         if point.is_at(frontier.rungs[0].speeds[size]):
             low, high = point.metric_interval or (point.metric, point.metric)
@@ -99,7 +99,7 @@ def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
 
 def _mark(rung: Rung, size: int) -> Mark:
     """The point of a rung."""
-    speed, score = rung.speeds[size], rung.scores[0]
+    speed, score = rung.speeds[size], rung.headline[0]
     shown = (score.compressed, score.dense + score.low, score.dense + score.high)
     value, low, high = (score.unit.scale * number for number in shown)
     return Mark((speed.ratio, speed.low, speed.high), (value, low, high), rung.holds is not False, bool(speed.void))

@@ -113,7 +113,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         difference, ends = formatting.difference_and_range(score)
         tiles.append(
             (
-                f"{formatting.metric_name(score)}, {score.split} rows",
+                f"{formatting.metric_name(score)}, {score.split_name} rows",
                 difference,
                 f"{ends} ({100 * score.confidence:g}%)",
             )

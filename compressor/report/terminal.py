@@ -103,7 +103,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     rows += _throughputs(report)
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
-        rows.append((f"{formatting.metric_name(score)}, {score.split}", *levels, formatting.difference(score)))
+        rows.append((f"{formatting.metric_name(score)}, {score.split_name}", *levels, formatting.difference(score)))
     return rows
 
 

@@ -237,8 +237,8 @@ def _at(row: Speed) -> str:
 
 def _metric(scores: Sequence[Score]) -> str:
     texts = [
-        f"{formatting.metric_name(score)} on the {score.split} rows {formatting.metric_value(score, score.dense)} → "
-        f"{formatting.metric_value(score, score.compressed)}, {formatting.difference(score)}"
+        f"{formatting.metric_name(score)} on the {score.split_name} rows {formatting.metric_value(score, score.dense)}"
+        f" → {formatting.metric_value(score, score.compressed)}, {formatting.difference(score)}"
         + ("" if score.higher_is_better else ", lower is better")
         for score in headline_scores(scores)
     ]

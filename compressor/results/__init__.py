@@ -19,6 +19,7 @@ from compressor.results.metrics import (
     deciding_scores,
     headline_scores,
     is_within,
+    keeps_metric,
     loss_of,
 )
 from compressor.results.notes import AnyNote, Note, NoteCode
@@ -62,6 +63,7 @@ __all__ = [
     "deciding_scores",
     "headline_scores",
     "is_within",
+    "keeps_metric",
     "labels_by_failure",
     "loss_of",
     "size_label",

@@ -68,9 +68,19 @@ class Score(Row):
     unit: MetricUnit = MetricUnit.RAW
 
     @property
+    def split_name(self) -> str:
+        """The split for readers: `evaluation` or `test`."""
+        return "evaluation" if self.split == "eval" else self.split
+
+    @property
     def loss(self) -> float:
         """What the compressed engine loses of the metric, as computed; negative if it gains."""
         return loss_of(self.difference, higher_is_better=self.higher_is_better)
+
+    @property
+    def worst_loss(self) -> float:
+        """The upper end of the interval of the loss."""
+        return -self.low if self.higher_is_better else self.high
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +99,11 @@ def headline_scores(scores: Sequence[Score]) -> list[Score]:
 def deciding_scores(scores: Sequence[Score]) -> list[Score]:
     """The scores that choices are based on: those on evaluation rows, else those on test rows."""
     return _of_split(scores, "eval") or list(scores)
+
+
+def keeps_metric(scores: Sequence[Score], max_drop: float) -> bool:
+    """Whether the metric that is quoted falls by at most `max_drop`, in its own unit."""
+    return all(is_within(score.loss, max_drop) for score in headline_scores(scores))
 
 
 def _of_split(scores: Sequence[Score], split: Literal["eval", "test"]) -> list[Score]:

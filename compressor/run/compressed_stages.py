@@ -64,19 +64,19 @@ def build_rewritten(
     return run.build(thinned, engine.reference)
 
 
-def build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learned: LearnedPlan) -> ChosenEngine:
+def build_compressed(
+    run: RunContext, graph: ShrunkGraph, scorer: EvaluationScorer, learned: LearnedPlan
+) -> ChosenEngine:
     """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric.
 
     Args:
         run: the run.
         graph: the graph of the compressed variant.
-        dense: the dense variant, to compare with.
+        scorer: scores engines in comparison with the dense one.
         learned: the plan, and the engine that units were pruned for, if they were.
     """
-    scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, run.log)
     if not run.built.engine.chooses:
-        variant = run.build(graph, run.built.engine)
-        return ChosenEngine(variant, Choice(run.built.engine), scores=scorer.bounded_scores(variant))
+        return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
     trials = EngineTrials(graph, scorer, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
     if learned.engine is None:
         return choose_engine(trials, None)

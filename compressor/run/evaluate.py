@@ -24,13 +24,14 @@ from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
+from compressor.tasks.run_splits import PURPOSES
 from compressor.tasks.segment_streams import Streams, read
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What the test rows show of two engines.
+    """What rows show of two engines.
 
     Attributes:
         scores: the metric of both on test rows, and on evaluation rows where the recipe bounds its loss; empty without
@@ -160,8 +161,8 @@ def score(
     for variant, value in values.items():
         if not np.isfinite(value):
             raise DivergedError(
-                f"{variant}: {task.metric} on the {split} rows is {value}; check the weights and the labels of these"
-                " rows",
+                f"{variant}: {task.metric} on {PURPOSES[split]} rows is {value}; check the weights and the labels of"
+                " these rows",
                 code=ErrorCode.NOT_FINITE,
                 quantity=task.metric,
                 value=value,

@@ -53,7 +53,7 @@ def compress_ladder(
             ladder of its method only. A method that meets no budget of time ends where the ladder does.
 
     Returns:
-        The rungs with their metrics and speeds, and the fastest of them that is within `max_drop`.
+        The rungs with their metrics and speeds, and the fastest of them that is within `max_drop` on evaluation rows.
 
     Raises:
         UsageError: there are several processes, `out` is the output of a run, or there are no rungs or rungs elsewhere.

@@ -23,6 +23,7 @@ from compressor.progress import Listener, NullListener
 from compressor.results import Report
 from compressor.run import run_notes
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.quantize import quantize_for_target
 from compressor.run.evaluate import evaluate
 from compressor.run.learn_stages import learn, run_worker
@@ -117,9 +118,12 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     rewritten = build_rewritten(run, reference, graph, learned.selected)
     if run.model.missing is not None:
         quantize_for_target(graph, recipe, run.data, log)
-    chosen = build_compressed(run, graph, dense, learned)
+    scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, log)
+    chosen = build_compressed(run, graph, scorer, learned)
     log.add_notes(run_notes.emptied_head_notes(learned.selected.plan, chosen.variant.graph.plan))
-    evaluated = evaluate((dense, chosen.variant), run.data, recipe, log).with_scores(chosen.scores)
+    evaluated = evaluate((dense, chosen.variant), run.data, recipe, log)
+    if recipe.selection.max_drop is not None:
+        evaluated = evaluated.with_scores(scorer.scores(chosen.variant, chosen.scored))
     measured = measure_run(run, dense, chosen, rewritten)
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)

@@ -20,7 +20,6 @@ from compressor.results import (
     MissingTarget,
     Note,
     Proof,
-    Score,
     Speed,
     Throughput,
     VariantName,
@@ -237,14 +236,14 @@ class ChosenEngine:
         choice: its settings.
         candidates: every engine that was tried; empty where the recipe names one.
         source: the quantized graph that it was built from; None: a float graph, or the recipe names the engine.
-        scores: its metric on the evaluation rows; empty where the recipe does not bound its loss, or without labels.
+        scored: its answers to the evaluation rows; None: they have no labels, or the recipe names the engine.
     """
 
     variant: Variant
     choice: Choice
     candidates: tuple[Candidate, ...] = ()
     source: Path | None = None
-    scores: tuple[Score, ...] = ()
+    scored: ScoredAnswers | None = None
 
     def lost(self, task: Task) -> float:
         """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""

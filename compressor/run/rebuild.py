@@ -18,6 +18,7 @@ from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
+from compressor.config.sections import ROW_SOURCES
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
@@ -88,7 +89,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
         evaluated = evaluate(compared, data, run.recipe, log)
-        if any(score.split == "eval" for score in run.report.scores):
+        if run.report.recipe.get("max_drop") is not None:
             scorer = EvaluationScorer(compared[0], data, run.recipe, log)
             evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
         inputs = _inputs(variants, run)
@@ -108,7 +109,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 
     A custom task is code, and the folder may come from elsewhere: it is not loaded because a report names it.
     """
-    if "dense" not in run.graphs or not any(run.report.recipe.get(name) for name in ("data", "eval_data", "test_data")):
+    if "dense" not in run.graphs or not any(map(run.report.recipe.get, ROW_SOURCES)):
         return None
     task = run.report.recipe.get("task")
     if is_own_task(task):

@@ -233,15 +233,15 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
     """
-    if (text := uninformed_text(score.metric, score.dense, constant, score.split)) is not None:
+    if (text := uninformed_text(score.metric, score.dense, constant, score.split_name)) is not None:
         yield Note(code=NoteCode.DENSE_UNINFORMED, text=text)
     if constant is not None and np.array_equal(dense, compressed):
         changed = 1 - (1 - score.confidence) ** (1 / score.rows)
         yield Note(
             code=NoteCode.ANSWERS_UNCHANGED,
-            text=f"{score.metric}: both engines give the same answers to all {score.rows} {score.split} rows, so that"
-            f" the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers change"
-            f" ({score.confidence:.0%} bound)",
+            text=f"{score.metric}: both engines give the same answers to all {score.rows} {score.split_name} rows, so"
+            f" that the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers"
+            f" change ({score.confidence:.0%} bound)",
         )
 
 

@@ -27,8 +27,7 @@ from compressor.results import (
     Score,
     SiteBlocks,
     TaskCode,
-    headline_scores,
-    is_within,
+    keeps_metric,
 )
 from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
@@ -197,8 +196,7 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
     """Whether the metric of test rows fell by no more than `max_drop`, in its own unit; None: it is not checked."""
     if max_drop is None:
         return DropStatus.NOT_CHECKED
-    holds = all(is_within(score.loss, max_drop) for score in headline_scores(scores))
-    return DropStatus.PASSED if holds else DropStatus.FAILED
+    return DropStatus.PASSED if keeps_metric(scores, max_drop) else DropStatus.FAILED
 
 
 def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:

@@ -219,11 +219,15 @@ def test_an_unknown_option_suggests_the_nearest_one(capfd: Cap) -> None:
     assert result.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help'."
 
 
-@pytest.mark.parametrize("words", [["--teacher", "-o", "out"], ["--data", "--distill"], ["-o", "--no-distill"]])
+@pytest.mark.parametrize(
+    "words", [["--teacher", "-o", "out"], ["--data", "--distill"], ["-o", "--no-distill"], ["--data", "--seed=1"]]
+)
 def test_a_flag_is_no_value_of_another(capfd: Cap, words: list[str]) -> None:
     result = compress(capfd, "model", *words)
     assert result.code == 2
-    assert all(word in result.error for word in words[:2])
+    assert all(word.partition("=")[0] in result.error for word in words[:2])
+    assert compress(capfd, "apply", "graph.onnx", "--plan", "-o", "out.onnx").code == 2
+    assert compress(capfd, "model", "--data=--distill").code == 3  # a file of this name
 
 
 def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:

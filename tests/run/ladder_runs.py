@@ -12,7 +12,7 @@ from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import Frontier
-from compressor.results import CostShare, Report
+from compressor.results import CostShare, Report, Score
 from compressor.run.ladder import compress_ladder
 from compressor.run.write_report import code_of
 from tests.report import reports
@@ -28,7 +28,8 @@ class Runs:
     Attributes:
         names: the rungs that ran, in order.
         errors: what rungs raise, by name.
-        losses: what rungs lose, by name.
+        losses: what rungs lose on test rows, by name.
+        eval_losses: what they lose on evaluation rows, by name; without a name these have no labels.
         kept: share of the multiply-accumulates that rungs keep, by name; without a name they are not counted.
         recipes: the recipes of the rungs that ran, by name.
     """
@@ -38,6 +39,7 @@ class Runs:
         self.names: list[str] = []
         self.errors: dict[str, BaseException] = {}
         self.losses: dict[str, float] = {}
+        self.eval_losses: dict[str, float] = {}
         self.kept: dict[str, float] = {}
         self.recipes: dict[str, Recipe] = {}
         self.seconds = 1_000_000_000
@@ -52,7 +54,7 @@ class Runs:
         result = reports.report(
             recipe=recipe.flat(),
             task_code=code_of(load_own_task(recipe.source.task)),
-            scores=(reports.accuracy(0.9, 0.9 - self.losses.get(name, 0.0)),),
+            scores=tuple(self.scores(name)),
             speeds=(reports.speed(1, 128, 40.0, 20.0 / len(self.names)),),
             costs=tuple(self.costs(name)),
         )
@@ -61,6 +63,12 @@ class Runs:
         result.plan.save(folder / "plan.json")
         self.date(folder / "plan.json")
         return result
+
+    def scores(self, name: str) -> Iterator[Score]:
+        """The accuracy on test rows, and on evaluation rows if they have labels."""
+        yield reports.accuracy(0.9, 0.9 - self.losses.get(name, 0.0))
+        if name in self.eval_losses:
+            yield reports.accuracy(0.8, 0.8 - self.eval_losses[name], split="eval")
 
     def costs(self, name: str) -> Iterator[CostShare]:
         """Times, and multiply-accumulates at two lengths, of which a rung keeps a smaller share at the first."""

@@ -140,6 +140,31 @@ def test_the_exit_code_states_whether_a_rung_holds(
 
 
 @pytest.mark.parametrize(
+    ("losses", "eval_losses", "fastest", "code"),
+    [
+        ((0.0, 0.0, 0.015), (0.0, 0.0, 0.0), "macs-70", 0),  # the interval on test rows does not decide
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.015), "macs-80", 0),
+        ((0.0, 0.0, 0.03), (0.0, 0.0, 0.0), "macs-70", 4),
+        ((0.0, 0.0, 0.0), (0.015, 0.015, 0.015), None, 4),
+    ],
+)
+def test_evaluation_rows_choose_the_rung(
+    runs: Runs,
+    capfd: pytest.CaptureFixture[str],
+    losses: tuple[float, ...],
+    eval_losses: tuple[float, ...],
+    fastest: str | None,
+    code: int,
+) -> None:
+    runs.losses, runs.eval_losses = (dict(zip(NAMES, part, strict=True)) for part in (losses, eval_losses))
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs, max_drop=0.02).items()]
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert result.code == code
+    assert [rung["holds"] for rung in result.json["rungs"]] == [loss + 0.01 <= 0.02 for loss in eval_losses]
+    assert (fastest or "no rung") in result.json["sentence"]
+
+
+@pytest.mark.parametrize(
     ("is_main", "exit_type"), [(True, UsageError), (False, SystemExit)], ids=["main process", "other process"]
 )
 def test_several_processes_are_refused_in_one_line(

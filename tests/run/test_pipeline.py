@@ -255,6 +255,14 @@ def test_a_loss_of_the_allowed_size_passes_although_floats_are_rounded(dense: fl
     assert drop_status(0.0099, [reports.accuracy(dense, compressed)]) is DropStatus.FAILED
 
 
+@pytest.mark.parametrize("eval_loss", [0.0, 0.5])
+def test_the_metric_is_checked_on_test_rows_where_they_have_labels(eval_loss: float) -> None:
+    on_eval = reports.accuracy(0.9, 0.9 - eval_loss, split="eval")
+    for loss, expected in ((0.005, DropStatus.PASSED), (0.02, DropStatus.FAILED)):
+        assert drop_status(0.01, [reports.accuracy(0.9, 0.9 - loss), on_eval]) is expected
+    assert drop_status(0.01, [on_eval]) is (DropStatus.FAILED if eval_loss else DropStatus.PASSED)
+
+
 @pytest.mark.parametrize("field", ["model", "data", "plan", "teacher"])
 def test_force_does_not_replace_a_folder_that_the_run_reads(field: str, inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

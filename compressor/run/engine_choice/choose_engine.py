@@ -90,7 +90,7 @@ def choose_engine(
             graph_passes.save(graph_passes.load(best.source), source)
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
         variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
-    return ChosenEngine(variant, best.choice, table, source, trials.scorer.bounded_scores(variant, best.scored))
+    return ChosenEngine(variant, best.choice, table, source, best.scored)
 
 
 def _loses_too_much(trial: Trial) -> bool:

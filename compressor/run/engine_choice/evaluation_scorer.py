@@ -13,14 +13,18 @@ from torch import Tensor
 
 from compressor.config.run import Recipe
 from compressor.results import Score, is_within, loss_of
+from compressor.run import run_notes
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.products import ScoredAnswers, Variant
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
 from compressor.tasks.scoring import sample_of
 
-_SCORED_ROWS = 2000
-"""Number of evaluation rows that every engine is scored on, where there are more."""
+_COMPARED_ROWS = 2_000
+"""Number of evaluation rows on which engines are compared, where there are more."""
+_DECIDING_ROWS = 10_000
+"""The same of those by whose interval a rung of a ladder is chosen: with 2,000 it is wider than a point where 6% of all
+answers change."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +44,18 @@ class EvaluationScorer:
     log: RunLog
 
     def measure(self, variant: Variant, label: str) -> ScoredAnswers | None:
-        """The answers of an engine to the evaluation rows; None where these have no labels.
+        """The answers of an engine to the rows by which engines are compared; None where these have no labels.
 
         Args:
             variant: its variant.
             label: what its stage calls it.
         """
-        if self.data is None or not self.data.scores_eval:
-            return None
-        task, batch_size = self.data.task, self.recipe.selection.batch_size
-        answers: list[np.ndarray] = []
-
-        def keep_answers(logits: np.ndarray, batch: Mapping[str, Tensor]) -> None:
-            if (ids := task.answer_ids(logits, batch)) is not None:
-                answers.append(ids.ravel())
-
-        with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
-            statistics = statistics_of(
-                variant, self.data, batch_size, on_progress, rows=self._scored_rows, on_logits=keep_answers
-            )
-        return ScoredAnswers(statistics, np.concatenate(answers) if answers else None)
+        return None if self._rows is None else self._measure(variant, label, self._rows)
 
     def compare(self, scored: ScoredAnswers | None) -> dict[str, Any]:
         """The fields of a `Candidate` that describe its metric; empty where it has no scored answers."""
-        if scored is None:
+        if self.data is None or scored is None:
             return {}
-        assert self.data is not None
-        assert self._reference is not None
         task, dense, max_drop = self.data.task, self._reference, self.recipe.selection.max_drop
         metric, reference = task.score(scored.statistics), task.score(dense.statistics)
         loss = loss_of(metric - reference, higher_is_better=task.higher_is_better)
@@ -78,38 +67,57 @@ class EvaluationScorer:
             "holds": max_drop is None or is_within(loss, max_drop),
         }
 
-    def bounded_scores(self, variant: Variant, scored: ScoredAnswers | None = None) -> tuple[Score, ...]:
-        """What `scores` returns, if the recipe bounds the loss of the metric; empty otherwise."""
-        return () if self.recipe.selection.max_drop is None else self.scores(variant, scored)
-
     def scores(self, variant: Variant, scored: ScoredAnswers | None = None) -> tuple[Score, ...]:
-        """The metric of an engine and of the dense one, with its interval; empty where no rows have labels.
+        """The metric of an engine and of the dense one with its interval, and notes on it; empty without labels.
+
+        Its interval decides, so that more rows are scored than where engines are compared.
 
         Args:
             variant: the variant of the engine.
-            scored: its answers, if they are known.
+            scored: its answers to the rows by which engines are compared, if they are known.
 
         Raises:
             DivergedError: the metric of a variant is not finite.
         """
-        scored = scored or self.measure(variant, variant.name)
-        if scored is None:
+        if self.data is None or self._rows is None:
             return ()
-        assert self.data is not None
-        assert self._reference is not None
-        statistics, seed = (self._reference.statistics, scored.statistics), self.recipe.selection.seed
-        return (score(*statistics, self.data.task, "eval", len(self._scored_rows), seed),)
+        task, seed = self.data.task, self.recipe.selection.seed
+        rows = sample_of(task, self.data.eval, _DECIDING_ROWS, seed)
+        if len(rows) == len(self._rows):
+            dense, compressed = self._reference, scored or self._measure(variant, variant.name, rows)
+        else:
+            dense, compressed = (self._measure(each, each.name, rows) for each in (self.dense, variant))
+        measured = score(dense.statistics, compressed.statistics, task, "eval", len(rows), seed)
+        constant = task.constant_score(dense.statistics)
+        self.log.add_notes(run_notes.score_notes(measured, dense.statistics, compressed.statistics, constant))
+        return (measured,)
 
     @functools.cached_property
-    def _reference(self) -> ScoredAnswers | None:
-        """The answers of the dense engine."""
-        return self.measure(self.dense, "dense")
+    def _reference(self) -> ScoredAnswers:
+        """The answers of the dense engine to the rows by which engines are compared."""
+        assert self._rows is not None
+        return self._measure(self.dense, "dense", self._rows)
+
+    def _measure(self, variant: Variant, label: str, rows: Dataset) -> ScoredAnswers:
+        """The answers of an engine to rows with labels."""
+        assert self.data is not None
+        task, batch_size = self.data.task, self.recipe.selection.batch_size
+        answers: list[np.ndarray] = []
+
+        def keep_answers(logits: np.ndarray, batch: Mapping[str, Tensor]) -> None:
+            if (ids := task.answer_ids(logits, batch)) is not None:
+                answers.append(ids.ravel())
+
+        with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
+            statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=keep_answers)
+        return ScoredAnswers(statistics, np.concatenate(answers) if answers else None)
 
     @functools.cached_property
-    def _scored_rows(self) -> Dataset:
-        """The evaluation rows by which engines are compared."""
-        assert self.data is not None
-        return sample_of(self.data.task, self.data.eval, _SCORED_ROWS, self.recipe.selection.seed)
+    def _rows(self) -> Dataset | None:
+        """The evaluation rows by which engines are compared; None where they have no labels."""
+        if self.data is None or not self.data.scores_eval:
+            return None
+        return sample_of(self.data.task, self.data.eval, _COMPARED_ROWS, self.recipe.selection.seed)
 
 
 def _agreement(expected: np.ndarray | None, answers: np.ndarray | None) -> float | None:

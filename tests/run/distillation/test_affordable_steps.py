@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +77,8 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
             recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=2, seed=0), distillation=options)
             data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
             work: Any = (recipe, data, SimpleNamespace(loss=loss), network, SimpleNamespace(path=Path(folder)))
-            return partial(affordable_steps.affordable_length, *work)(lambda: clock.sleep(evaluation))
+            limit: Any = affordable_steps.affordable_length
+            return limit(*work, lambda: clock.sleep(evaluation))
 
         if step + evaluation > 60 * minutes:
             with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="minutes"):

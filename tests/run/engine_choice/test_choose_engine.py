@@ -19,7 +19,7 @@ from compressor.config.run import Recipe, definite_fields
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
-from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
+from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report, deciding_scores
 from compressor.run.engine_choice.choose_engine import choices
 from compressor.run.run_notes import unused_field_notes
 from compressor.targets import target
@@ -86,6 +86,8 @@ def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> No
     built = [row for row in table if not row.failure]
     assert best.speed == max(row.speed or 0.0 for row in built if row.holds)
     assert (int8_run.report.target, int8_run.report.precision) == (best.target, best.precision)
+    (deciding,) = deciding_scores(int8_run.report.scores)
+    assert (deciding.split, deciding.compressed, deciding.difference) == ("eval", best.metric, best.difference)
     for row in built:
         assert row.metric is not None
         assert row.agreement is not None

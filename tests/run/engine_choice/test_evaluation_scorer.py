@@ -55,3 +55,31 @@ def test_the_dense_engine_is_scored_once(max_drop: float, *, holds: bool, tmp_pa
     assert (score.split, score.rows) == ("eval", len(LABELS))
     assert (score.compressed, score.loss) == (pytest.approx(0.9), pytest.approx(0.1))
     assert score.low <= score.difference <= score.high
+
+
+def test_the_interval_is_that_of_more_rows_than_engines_are_compared_on(tmp_path: Path) -> None:
+    folder, count = load(folders.save(folders.bert(), tmp_path / "model")), 2_001
+    rows = (f"{number % 2}\tword" for number in range(count))
+    eval_file, file = tsv(tmp_path / "eval.tsv", *rows), tsv(tmp_path / "rows.tsv", "0\tword", "1\tword")
+    data = open_data(folders.rows_config(file, eval_file, file), folder)
+    recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out", max_drop=0.1)
+    dense, engine = (variant([number % 2] * 2 * count) for number in range(2))
+    scorer = EvaluationScorer(dense, data, recipe, RunLog(NullListener()))
+    measured = scorer.measure(engine, "first")
+    assert measured is not None
+    (score,) = scorer.scores(engine, measured)
+    assert (len(measured.statistics), score.rows) == (2_000, count)
+    assert (score.dense, score.compressed) == (pytest.approx(1001 / count), pytest.approx(1000 / count))
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_rows_without_labels_have_no_score(tmp_path: Path, *, has_labels: bool) -> None:
+    folder, file = load(folders.save(folders.bert(), tmp_path / "model")), tsv(tmp_path / "rows.tsv", "0\ta", "1\tb")
+    text = tmp_path / "rows.txt"
+    text.write_text("a\nb\n")
+    data = open_data(folders.rows_config(file, file if has_labels else str(text), file), folder)
+    recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out", max_drop=0.1)
+    dense, engine = variant([0, 1]), variant([0, 1])
+    scorer = EvaluationScorer(dense, data, recipe, RunLog(NullListener()))
+    assert len(scorer.scores(engine)) == has_labels
+    assert cast(ListEngine, engine.engine).rows == (2 if has_labels else 0)
