@@ -189,6 +189,8 @@ def test_the_metric_of_a_new_engine_is_measured(inputs: Path, tmp_path: Path) ->
         rows.write_text(former)
     assert NoteCode.ROWS_MISSING in {note.code for note in built.notes}
     assert not built.scores
+    built = rebuild(out, {}, RecordingListener())
+    assert [score.split for score in built.scores] == ["test", "eval"]
 
 
 def test_a_folder_with_changed_graphs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:

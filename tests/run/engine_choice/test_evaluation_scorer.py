@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -75,9 +76,7 @@ def test_the_interval_is_that_of_more_rows_than_engines_are_compared_on(tmp_path
 @pytest.mark.parametrize("has_labels", [True, False])
 def test_rows_without_labels_have_no_score(tmp_path: Path, *, has_labels: bool) -> None:
     folder, file = load(folders.save(folders.bert(), tmp_path / "model")), tsv(tmp_path / "rows.tsv", "0\ta", "1\tb")
-    text = tmp_path / "rows.txt"
-    text.write_text("a\nb\n")
-    data = open_data(folders.rows_config(file, file if has_labels else str(text), file), folder)
+    data = replace(open_data(folders.rows_config(file, file, file), folder), scores_eval=has_labels)
     recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out", max_drop=0.1)
     dense, engine = variant([0, 1]), variant([0, 1])
     scorer = EvaluationScorer(dense, data, recipe, RunLog(NullListener()))
