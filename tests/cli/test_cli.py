@@ -226,8 +226,15 @@ def test_a_flag_is_no_value_of_another(capfd: Cap, words: list[str]) -> None:
     result = compress(capfd, "model", *words)
     assert result.code == 2
     assert all(word.partition("=")[0] in result.error for word in words[:2])
-    assert compress(capfd, "apply", "graph.onnx", "--plan", "-o", "out.onnx").code == 2
-    assert compress(capfd, "model", "--data=--distill").code == 3  # a file of this name
+
+
+def test_every_command_refuses_flags_as_values(capfd: Cap) -> None:
+    assert "-o" in compress(capfd, "apply", "graph.onnx", "--plan", "-o", "out.onnx").error
+
+
+def test_a_file_may_have_the_name_of_a_flag(capfd: Cap, tmp_path: Path) -> None:
+    result = compress(capfd, tmp_path / "model", "--macs", "50%", "--data=--distill")
+    assert (result.code, result.error_code) == (3, ErrorCode.FILE_MISSING)
 
 
 def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
