@@ -225,7 +225,7 @@ def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
 
 
 def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
-    """What a metric on test rows cannot show.
+    """What a metric of both engines cannot show.
 
     Args:
         score: the metric of both engines.
