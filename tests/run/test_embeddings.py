@@ -119,7 +119,8 @@ def test_pooling_outside_of_the_graph(rows: Path, tmp_path: Path) -> None:
 @pytest.mark.zoo
 def test_heads_are_learned_from_labels_and_trained_without(rows: Path, tmp_path: Path) -> None:
     model = folders.save_sentence_encoder(tmp_path / "model")
-    fields = {"model": model, "data": str(rows / "test.tsv"), "metric": "ndcg@10", "distill": True, "distill_steps": 4}
+    pairs = dict.fromkeys(("data", "eval_data", "test_data"), str(rows / "test.tsv"))
+    fields = {"model": model, **pairs, "metric": "ndcg@10", "distill": True, "distill_steps": 4}
     learned = learn(learning_recipe(rows, tmp_path / "out", **fields))
     assert learned.selected.plan.heads_kept == 1
     assert learned.codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN}
