@@ -142,6 +142,11 @@ class Frontier(BaseModel):
         return next((score.split_name for score in deciding_scores(rung.scores)), "evaluation")
 
     @property
+    def quoted_split(self) -> str:
+        """The split for readers whose metric is shown."""
+        return next((score.split_name for rung in self.rungs for score in rung.headline), "test")
+
+    @property
     def endings(self) -> tuple[str, ...]:
         """Why no further rung of the ladder, or of a method beside it, follows; empty where all are finished."""
         own = () if self.ended is None else (f"the ladder ends before {self.ended}",)

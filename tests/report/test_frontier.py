@@ -84,6 +84,16 @@ def test_test_rows_choose_the_rung_where_evaluation_rows_have_no_labels() -> Non
     assert not frontier(rung("macs-25", 0.5, 5.0, None), max_drop=None).is_missed
 
 
+def test_the_page_names_the_rows_that_are_quoted() -> None:
+    report = reports.report(scores=(reports.accuracy(split="eval"),), speeds=(reports.speed(1, 128, 40.0, 20.0),))
+    for rungs, split in (((MILD,), "test"), ((rung_of("a", report, 0.02),), "evaluation")):
+        result = frontier(*rungs)
+        assert (result.quoted_split, result.deciding_split) == (split, split)
+        assert f"of that engine on the {split} rows" in render(result)
+    both = frontier(rung("macs-25", 0.0, 5.0, eval_loss=0.0))
+    assert (both.quoted_split, both.deciding_split) == ("test", "evaluation")
+
+
 def test_void_speeds_are_not_shown_as_speeds() -> None:
     void = reports.speed(1, 128, 40.0, 20.0).model_copy(update={"void": "other settings"})
     report = reports.report(speeds=(void,), speeds_over_rewritten=(void,), scores=(reports.accuracy(0.9, 0.9),))

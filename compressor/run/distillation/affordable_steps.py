@@ -65,7 +65,7 @@ def affordable_length(
         distillation: the loss of a step.
         network: the model that is trained.
         store: folder of the length.
-        evaluate: compares the model with its teacher, whose outputs for the evaluation rows are known already.
+        evaluate: compares the model with its teacher, which has evaluated these rows before.
 
     Raises:
         UsageError: the minutes do not suffice for one step and one evaluation.

@@ -184,9 +184,8 @@ def _train(
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
             member.to(process_state().device)
         compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
-        data = replace(data, eval=compared)
         distillation = distillation.with_variance_of(data.task, compared)
-        evaluate = partial(_mean_divergence, distillation, network, data, recipe)
+        evaluate = partial(_mean_divergence, distillation, network, replace(data, eval=compared), recipe)
         before = evaluate()
         length = affordable_length(recipe, data, distillation, network, store, evaluate)
         steps = length.steps
@@ -194,7 +193,8 @@ def _train(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
-        data = replace(data, train=_training_rows(recipe, data, drawn))
+        # Lengths of training rows follow those of all evaluation rows.
+        data = replace(data, train=_training_rows(recipe, data, drawn), eval=compared)
         distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
         rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())

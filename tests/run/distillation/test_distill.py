@@ -18,6 +18,8 @@ from compressor.config.run import Recipe
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
+from compressor.run.distillation import distill
+from compressor.tasks import Data
 from compressor.units.layers import is_linear
 from graph_passes import Plan
 from tests import folders
@@ -89,6 +91,24 @@ def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path, field: str) -> 
     rows = {"eval_data": str(inputs / "rows.tsv"), field: str(tmp_path / "train.txt")}
     learned = learn(distilled_recipe(inputs, tmp_path / "out", **rows))
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= learned.codes
+
+
+def test_lengths_of_training_rows_follow_all_evaluation_rows(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model is compared with its teacher on some of them."""
+    header, *lines = (inputs / "rows.tsv").read_text().splitlines()
+    rows = (lines * (1200 // len(lines) + 1))[:1200]
+    (tmp_path / "eval.tsv").write_text("\n".join([header, *rows, ""]))
+    counts, draw_rows = [], distill.draw_rows
+
+    def counted(data: Data, *arguments: Any) -> Any:
+        counts.append(len(data.eval))
+        return draw_rows(data, *arguments)
+
+    monkeypatch.setattr(distill, "draw_rows", counted)
+    learn(distilled_recipe(inputs, tmp_path / "out", eval_data=str(tmp_path / "eval.tsv")))
+    assert counts == [600]  # the others are set aside for the test
 
 
 def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
