@@ -103,8 +103,8 @@ class CountingEvaluator:
         self._counted.update(requested)
         return self._evaluator.evaluate_all(requested)
 
-    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        return self._evaluator.sensitivity(kept)
+    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
+        return self._evaluator.sensitivity(kept, rows)
 
 
 class Bench:
@@ -135,7 +135,7 @@ class Bench:
         data = replace(self.data, eval=self.data.test) if unseen else self.data
         model, precision = self.folder.model, self.mixed_precision
         measurer = SubsetMeasurer(model, self.sites, data.task, data.eval, _BATCH_SIZE, precision, reuse=reuse)
-        evaluator = ModelSubsetEvaluator(model, self.sites, data, _BATCH_SIZE, 1, 0, precision, measurer=measurer)
+        evaluator = ModelSubsetEvaluator(model, self.sites, data, _BATCH_SIZE, 0, precision, measurer=measurer)
         if store is not None:
             part = "unseen" if unseen else "searched"
             rows = f"{len(data.eval)}-{part}-{self.max_length}"

@@ -22,6 +22,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.tasks import Data
+from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams, assign_streams, reader
 from compressor.training.processes import process_count, process_state
@@ -30,9 +31,6 @@ from compressor.units.find import evaluating
 from compressor.units.hook import Call
 from compressor.units.projections import require_interface
 from graph_passes import Plan
-
-_IGNORED = -100
-"""Label of a position that has no target."""
 
 
 def collect_attention_maps(
@@ -222,7 +220,7 @@ def _run_streams(
     forward, finished = reader(model), 0
     for numbers in assign_streams(len(segments), min(batch_size, len(segments)), whole=False):
         batch = task.collate([segments[int(number)] for number in numbers])
-        sums.start_batch(batch["shift_labels"] != _IGNORED, None)
+        sums.start_batch(batch["shift_labels"] != IGNORED, None)
         forward(batch["input_ids"])
         finished += len(numbers)
         yield finished, len(segments)
@@ -245,4 +243,4 @@ def _positions(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tens
     if "decoder_attention_mask" in batch:
         return inputs, batch["decoder_attention_mask"]
     # Without a target text, the decoder reads the input again.
-    return inputs, inputs if labels is None or labels.dim() < 2 else labels != _IGNORED
+    return inputs, inputs if labels is None or labels.dim() < 2 else labels != IGNORED

@@ -162,6 +162,7 @@ def _maps(
             batch_size=recipe.selection.batch_size,
             rows=recipe.blocks.map_rows,
             seed=recipe.selection.seed,
+            on_progress=on_progress,
         )
     if state.is_main_process:
         store.mkdir(parents=True, exist_ok=True)

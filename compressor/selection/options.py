@@ -1,7 +1,7 @@
 """Options of methods: one frozen model for each method beside its class, and the models that methods share.
 
 `--options name=value` sets a field of the method's own model or of a shared one: gates share `ScheduleOptions` and
-`PoolOptions`, searches share `SampleOptions`. The tables of the documentation are generated from these fields.
+`PoolOptions`, searches share `SearchOptions`. The tables of the documentation are generated from these fields.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ class PoolOptions(MethodOptions):
     )
 
 
-class SampleOptions(MethodOptions):
+class SearchOptions(MethodOptions):
     """Options of every search."""
 
-    rows: int = Field(10_000, gt=0, description="maximum number of training rows that importance is averaged over")
     mixed_precision: MixedPrecision = Field(
         "no", description="precision of matrix products in evaluations; no: float32"
     )
@@ -95,7 +94,7 @@ def option_models(method: str) -> tuple[type[MethodOptions], ...]:
     model: type[MethodOptions] = registered.load().options_class
     shared: Mapping[str, tuple[type[MethodOptions], ...]] = {
         "gate": (ScheduleOptions, PoolOptions),
-        "search": (SampleOptions,),
+        "search": (SearchOptions,),
         "budget": (),
     }
     return (model, *shared[registered.kind])

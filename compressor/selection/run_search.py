@@ -21,7 +21,7 @@ from compressor.selection.certified_rows import check_rows_unseen, record_certif
 from compressor.selection.certify import Certificate, certify, removal_steps, split_rows
 from compressor.selection.options import (
     MethodOptions,
-    SampleOptions,
+    SearchOptions,
     check_option_names,
     option_models,
     option_names,
@@ -62,7 +62,7 @@ def run_search(
         UsageError: an option does not exist or is out of range, or no head can be removed within the allowed loss.
         InputError: there are too few rows for a certificate, or they are training rows too.
     """
-    search, sample = _read(selection)
+    search, shared = _read(selection)
     unseen, evaluated = None, data.eval
     if selection.certify is not None:
         budget = _certified_budget(selection, keep)
@@ -73,16 +73,14 @@ def run_search(
         model.to("cuda")  # type: ignore[arg-type]
 
     def evaluator_of(rows: Data, name: str) -> ModelSubsetEvaluator:
-        evaluator = make_evaluator(
-            model, sites, rows, selection.batch_size, sample.rows, selection.seed, sample.mixed_precision
-        )
+        evaluator = make_evaluator(model, sites, rows, selection.batch_size, selection.seed, shared.mixed_precision)
         evaluator.store_in(checkpoint_dir / f"checkpoint-{name}.npz")
         return evaluator
 
     evaluator = evaluator_of(data, "search")
     pool = PooledSubsetEvaluator(evaluator, all_heads(pool_of(sites, selection.options)))
     steps = []
-    with evaluator.stored_on_interrupt():
+    with evaluator.stored_at_end():
         for step in search.choose(pool, keep, selection.max_drop):
             steps.append(replace(step, kept=step.kept | pool.always_kept))
             on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
@@ -91,18 +89,18 @@ def run_search(
         steps = removal_steps(steps)
         evaluator = evaluator_of(replace(data, eval=unseen), "unseen")
         certificate = _certify(steps, evaluator, selection, len(data.eval))
-        scope, kept = _scope(model, evaluated, selection, sample), [len(step.kept) for step in steps]
+        scope, kept = _scope(model, evaluated, selection, shared), [len(step.kept) for step in steps]
         certified = certificate.result(kept, scope)
         notes = (*notes, certificate.note(kept, scope), _certification_cost(evaluator))
         last = steps[certificate.steps - 1]
     elif keep is None and len(last.kept) == len(steps[0].kept):
         raise _nothing_removed(last, selection)
-    options = {**search.options.model_dump(), **sample.model_dump()}
+    options = {**search.options.model_dump(), **shared.model_dump()}
     plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
     return LearningResult(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
 
 
-def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:
+def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SearchOptions]:
     """The configured search, and the options of its evaluations."""
     method, options = selection.method, selection.options
     check_option_names(method, options, option_names(method))
@@ -110,7 +108,7 @@ def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOpti
     if "seed" in type(search_options).model_fields and "seed" not in search_options.model_fields_set:
         search_options = search_options.model_copy(update={"seed": selection.seed})
     search: Search[MethodOptions] = METHODS[method].load()(search_options)
-    return search, read_options(method, options, SampleOptions)
+    return search, read_options(method, options, SearchOptions)
 
 
 def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
@@ -142,7 +140,7 @@ def _certify(
 
 
 def _scope(
-    model: PreTrainedModel, rows: Dataset, selection: SelectionConfig, sample: SampleOptions
+    model: PreTrainedModel, rows: Dataset, selection: SelectionConfig, shared: SearchOptions
 ) -> CertificateScope:
     """What the certificate of a search holds for; it is recorded for its evaluation rows."""
     names = ("method", "options", "max_drop", "certify", "seed")
@@ -150,7 +148,7 @@ def _scope(
     return CertificateScope(
         rows=rows_hash(rows) or "",
         seed=selection.seed,
-        precision="fp32" if sample.mixed_precision == "no" else "bf16",
+        precision="fp32" if shared.mixed_precision == "no" else "bf16",
         earlier=record_certificate(rows, request),
     )
 

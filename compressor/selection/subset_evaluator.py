@@ -21,6 +21,8 @@ from compressor.units import Site
 
 _GRADIENT_FORWARDS = 3.0
 """Cost of a forward and its backward, in forwards: the backward has twice as many products."""
+_MEASURED_AT_ONCE = 16
+"""Maximum number of subsets between two writes of the results, which an interruption loses."""
 
 
 class ModelSubsetEvaluator:
@@ -34,8 +36,7 @@ class ModelSubsetEvaluator:
         sites: its sites, in call order.
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         batch_size: rows per batch.
-        rows: maximum number of training rows that sensitivity is averaged over.
-        seed: seed of the draw of these rows.
+        seed: seed of the draw of training rows.
         mixed_precision: precision of matrix products in evaluations; sensitivity is measured in float32.
         measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
     """
@@ -46,7 +47,6 @@ class ModelSubsetEvaluator:
         sites: Sequence[Site],
         data: Data,
         batch_size: int,
-        rows: int,
         seed: int,
         mixed_precision: MixedPrecision = "no",
         *,
@@ -59,8 +59,7 @@ class ModelSubsetEvaluator:
         self._evaluations: Evaluations = {}
         self._counted: set[frozenset[Head]] = set()
         self._store: EvaluationStore | None = None
-        drawn = np.random.default_rng(seed).permutation(len(data.train))[:rows]
-        self._train = data.train.select(sorted(drawn.tolist()))
+        self._seed = seed
 
     @property
     def count(self) -> int:
@@ -97,39 +96,46 @@ class ModelSubsetEvaluator:
         self._evaluations.update(self._store.load())
 
     @contextmanager
-    def stored_on_interrupt(self) -> Iterator[None]:
-        """Write the evaluations to the file of `store_in` if Ctrl-C ends the block."""
+    def stored_at_end(self) -> Iterator[None]:
+        """Write the evaluations to the file of `store_in` when the block ends, also by an error or Ctrl-C."""
         try:
             yield
-        except KeyboardInterrupt:
+        finally:
             if self._store is not None:
                 self._store.write(self._evaluations)
-            raise
 
-    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        task = self._data.task
-        self.forwards += _GRADIENT_FORWARDS * len(self._train) / len(self._data.eval)
-        rows = (task.loss_inputs(batch) for _, batch in batches(task, self._train, self._batch_size))
+    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
+        task, train = self._data.task, self._data.train
+        drawn = train.select(sorted(np.random.default_rng(self._seed).permutation(len(train))[:rows].tolist()))
+        self.forwards += _GRADIENT_FORWARDS * len(drawn) / len(self._data.eval)
+        labelled = (task.loss_inputs(batch) for _, batch in batches(task, drawn, self._batch_size))
         mask = torch.tensor([head in kept for head in self.heads])
-        importance = sensitivity(self._model, self._sites, mask, rows)
+        importance = sensitivity(self._model, self._sites, mask, labelled)
         return dict(zip(self.heads, importance.tolist(), strict=True))
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, base: frozenset[Head] | None) -> list[float]:
         """The metric of each subset, negated if lower is better; `base` is recorded first, see `Measurer.measure`."""
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._counted]
-        if missing := [subset for subset in new if subset not in self._evaluations]:
-            statistics, forwards = self._measurer.measure(missing, base)
-            cost = forwards / len(missing)
-            self._evaluations.update(
-                {subset: Evaluation(array, cost) for subset, array in zip(missing, statistics, strict=True)}
-            )
-            if self._store is not None:
-                self._store.exchange(self._evaluations)
+        for first in range(0, len(new), _MEASURED_AT_ONCE):
+            self._measure(new[first : first + _MEASURED_AT_ONCE], base)
         self._counted.update(new)
         self.forwards += sum(self._evaluations[subset].forwards for subset in new)
         task = self._data.task
         metrics = [task.score(self._evaluations[subset].statistics) for subset in subsets]
         return metrics if task.higher_is_better else [-metric for metric in metrics]
+
+    def _measure(self, subsets: list[frozenset[Head]], base: frozenset[Head] | None) -> None:
+        """Measure the subsets that have not been measured, and store the results."""
+        missing = [subset for subset in subsets if subset not in self._evaluations]
+        if not missing:
+            return
+        statistics, forwards = self._measurer.measure(missing, base)
+        cost = forwards / len(missing)
+        self._evaluations.update(
+            {subset: Evaluation(array, cost) for subset, array in zip(missing, statistics, strict=True)}
+        )
+        if self._store is not None:
+            self._store.exchange(self._evaluations)
 
 
 EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
@@ -165,6 +171,6 @@ class PooledSubsetEvaluator:
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
         return self._evaluator.evaluate_all(kept | self.always_kept for kept in subsets)
 
-    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        importance = self._evaluator.sensitivity(kept | self.always_kept)
+    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
+        importance = self._evaluator.sensitivity(kept | self.always_kept, rows)
         return {head: importance[head] for head in self.heads}

@@ -112,7 +112,7 @@ class StudyContext:
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
         evaluator = self.make_evaluator(
-            self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
+            self.model, self.sites, data, recipe.selection.batch_size, recipe.selection.seed
         )
         evaluator.store_in(store, seconds=self.write_seconds)
         return evaluator

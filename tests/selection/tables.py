@@ -39,7 +39,7 @@ class TableEvaluator:
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
         return [self.evaluate(kept) for kept in subsets]
 
-    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
+    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
         self.scored.append(kept)
         return {head: value if head in kept else 0.0 for head, value in self._importance.items()}
 

@@ -25,7 +25,7 @@ from tests.selection.tiny import selection
         ("dsp", {"final_learning_rate": 1}, "final_learning_rate", ErrorCode.OUT_OF_RANGE),
         ("taylor", {"warmup": 0.1}, "warmup", ErrorCode.UNKNOWN_NAME),
         ("random", {"trials": 0}, "trials", ErrorCode.OUT_OF_RANGE),
-        ("astar", {"rows": 0}, "rows", ErrorCode.OUT_OF_RANGE),
+        ("taylor", {"rows": 0}, "rows", ErrorCode.OUT_OF_RANGE),
     ],
 )
 def test_options_are_checked_without_a_model(method: str, options: Any, field: str, code: ErrorCode) -> None:

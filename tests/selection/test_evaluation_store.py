@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.selection.measure_subsets import Measurement
+from compressor.selection.measure_subsets import Measurement, Measurer, SubsetMeasurer
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from tests.selection import tiny
-from tests.selection.test_subset_evaluator import evaluator_of, fast_and_plain
+from tests.selection.test_subset_evaluator import BATCH_SIZE, evaluator_of, fast_and_plain
 
 always = partial(ModelSubsetEvaluator.store_in, seconds=0.0, write_share=0.0)
 """Use a file that is written after every measurement."""
@@ -65,6 +66,36 @@ def test_searches_that_share_a_file_keep_the_evaluations_of_each_other(tmp_path:
     second.evaluate(all_heads - {first.heads[0]})
     always(third, tmp_path / "evaluations.npz")
     third.evaluate_all([all_heads, all_heads - {first.heads[0]}])
+
+
+class InterruptedMeasurer:
+    """A measurer that Ctrl-C ends in its second call."""
+
+    def __init__(self, measurer: Measurer) -> None:
+        self.calls, self._measurer = 0, measurer
+
+    def measure(self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None) -> Measurement:
+        self.calls += 1
+        if self.calls == 2:
+            raise KeyboardInterrupt
+        return self._measurer.measure(subsets, base)
+
+
+def test_an_interruption_loses_few_of_many_subsets(tmp_path: Path) -> None:
+    """Also where a search evaluates all of them at once, as random subsets are."""
+    model, data = tiny.classifier(), tiny.data()
+    whole = SubsetMeasurer(model, tiny.sites_of(model), data.task, data.eval, BATCH_SIZE)
+    evaluator = evaluator_of(model, measurer=InterruptedMeasurer(whole))
+    subsets = [frozenset(chosen) for chosen in itertools.combinations(evaluator.heads, 3)]
+    evaluator.store_in(tmp_path / "evaluations.npz")
+    with pytest.raises(KeyboardInterrupt), evaluator.stored_at_end():
+        evaluator.evaluate_all(subsets)
+    with np.load(tmp_path / "evaluations.npz") as file:
+        assert 0 < len(file["kept"]) < len(subsets)
+    resumed, uninterrupted = evaluator_of(model), evaluator_of(model)
+    resumed.store_in(tmp_path / "evaluations.npz")
+    assert resumed.evaluate_all(subsets) == uninterrupted.evaluate_all(subsets)
+    assert (resumed.count, resumed.forwards) == (uninterrupted.count, uninterrupted.forwards)
 
 
 def test_files_are_written_at_intervals(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_checkpoint_of_the_smallest_loss_is_used(tmp_path: Path) -> None:
     config = selection(steps=8, options={"evaluations": 4, "cooldown": 0.5})
     learned = tiny.learn_plan(tmp_path, config, model, task)
     losses = [point.values["eval_loss"] for point in learned.curves if "eval_loss" in point.values]
-    evaluator = ModelSubsetEvaluator(model, tiny.sites_of(model), tiny.data(task), 12, 1, 0)
+    evaluator = ModelSubsetEvaluator(model, tiny.sites_of(model), tiny.data(task), 12, 0)
     kept = frozenset((site.name, head) for site in learned.plan.sites for head in site.kept)
     assert -evaluator.evaluate(kept) == pytest.approx(min(losses[1:]), rel=1e-5)
 

@@ -14,8 +14,8 @@ from compressor.selection.gates import DspOptions
 from compressor.selection.options import (
     MethodOptions,
     PoolOptions,
-    SampleOptions,
     ScheduleOptions,
+    SearchOptions,
     check_option_names,
     default_options,
     list_options,
@@ -33,7 +33,7 @@ from tests.selection.tiny import selection
 def test_every_method_has_a_model_of_its_options(method: str) -> None:
     model, *shared = option_models(method)
     assert issubclass(model, MethodOptions)
-    kinds = {"gate": [ScheduleOptions, PoolOptions], "search": [SampleOptions], "budget": []}
+    kinds = {"gate": [ScheduleOptions, PoolOptions], "search": [SearchOptions], "budget": []}
     assert shared == kinds[METHODS[method].kind]
     assert len(set(option_names(method))) == len(option_names(method)), "an option has two meanings"
 
@@ -95,8 +95,8 @@ def test_options_of_other_models_are_ignored() -> None:
         ("final_learning_rate", -1, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
         ("optimizer", "sgd", ScheduleOptions, ErrorCode.UNKNOWN_NAME),
         ("pool", "site", PoolOptions, ErrorCode.UNKNOWN_NAME),
-        ("pool", "kind", SampleOptions, ErrorCode.UNKNOWN_NAME),
-        ("rows", 0, SampleOptions, ErrorCode.OUT_OF_RANGE),
+        ("pool", "kind", SearchOptions, ErrorCode.UNKNOWN_NAME),
+        ("rows", 0, TaylorOptions, ErrorCode.OUT_OF_RANGE),
         ("trials", 1.5, RandomOptions, ErrorCode.INVALID_VALUE),
         ("share", 1.5, TaylorOptions, ErrorCode.OUT_OF_RANGE),
     ],
@@ -107,6 +107,12 @@ def test_a_wrong_value_is_refused_by_name(
     with fails_with(code, UsageError, field=option, value=value, subject="METHOD") as caught:
         read_options("METHOD", {option: value}, model)
     assert str(caught.value).startswith(f"option {option}={value!r} of METHOD: ")
+
+
+@pytest.mark.parametrize("method", ["astar", "local", "global", "random"])
+def test_rows_of_the_gradient_are_an_option_of_its_method_alone(method: str) -> None:
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="rows", value=8, subject=method):
+        check_option_names(method, {"rows": 8}, option_names(method))
 
 
 @pytest.mark.parametrize(("method", "name", "similar"), [("dsp", "taui_ni", "tau_ini"), ("taylor", "sahre", "share")])

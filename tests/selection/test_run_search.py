@@ -45,7 +45,6 @@ def test_the_plan_holds_every_option(tmp_path: Path) -> None:
     assert tiny.learn_plan(tmp_path, config).plan.options == {
         "trials": 2,
         "seed": 0,
-        "rows": 10_000,
         "mixed_precision": "no",
         "pool": "model",
     }

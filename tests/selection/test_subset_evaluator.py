@@ -25,7 +25,7 @@ def evaluator_of(
     """An evaluator of a tiny model; options are those of `SubsetMeasurer`."""
     data, sites = tiny.data(task), tiny.sites_of(model)
     measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, BATCH_SIZE, **options)
-    return ModelSubsetEvaluator(model, sites, data, BATCH_SIZE, 6, 0, measurer=measurer)
+    return ModelSubsetEvaluator(model, sites, data, BATCH_SIZE, 0, measurer=measurer)
 
 
 def fast_and_plain(
@@ -136,4 +136,4 @@ def test_heads_outside_the_pool_are_always_kept() -> None:
         ([frozenset(first)], None),
     ]
     assert (pool.count, pool.forwards) == (4, 4.0)
-    assert tuple(pool.sensitivity(frozenset(last[1:]))) == last
+    assert tuple(pool.sensitivity(frozenset(last[1:]), 6)) == last

@@ -20,7 +20,7 @@ from compressor.tasks import data as data_module
 from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.sentence_similarity import SentenceSimilarity
-from compressor.units import find_sites
+from compressor.units import find_sites, hooked
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import WORDS, rows_config
@@ -131,15 +131,20 @@ def test_single_texts_have_no_loss(encoder: ModelFolder, tmp_path: Path) -> None
         assert encoder.model(**task.loss_inputs(batch)).loss.item() == 0
 
 
-def test_gradients_are_of_each_text(encoder: ModelFolder, tmp_path: Path) -> None:
+def test_importance_is_the_gradient_of_each_pair(encoder: ModelFolder, tmp_path: Path) -> None:
+    """The absolute value is that of the sum over both texts."""
     data = pairs(tmp_path, encoder)
     batch = data.task.loss_inputs(data.task.collate(list(data.train)))
     sites = find_sites(encoder.model, {"input_ids": batch["input_ids"]})
-    heads = sum(site.heads for site in sites)
-    importance = sensitivity(encoder.model, sites, torch.ones(heads, dtype=torch.bool), [batch])
-    assert importance.shape == (heads,)
-    assert torch.isfinite(importance).all()
-    assert importance.max() > 0
+    heads = [site.heads for site in sites]
+    importance = sensitivity(encoder.model, sites, torch.ones(sum(heads), dtype=torch.bool), [batch])
+    gate = torch.ones(len(batch["input_ids"]), sum(heads), requires_grad=True)
+    gates = dict(zip((site.name for site in sites), gate.split(heads, dim=1), strict=True))
+    with hooked(encoder.model.eval(), lambda name, out: out * gates[name][:, None, :, None], sites=sites):
+        (of_texts,) = torch.autograd.grad(encoder.model(**batch).loss, gate)
+    of_pairs = of_texts.unflatten(0, (-1, 2)).sum(1).abs().sum(0)
+    assert not torch.allclose(of_pairs, of_texts.abs().sum(0))
+    torch.testing.assert_close(importance.float(), of_pairs)
 
 
 def test_an_example_is_as_many_rows_as_it_has_texts(encoder: ModelFolder, tmp_path: Path) -> None:

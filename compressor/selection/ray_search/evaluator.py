@@ -94,13 +94,12 @@ def factory_of(pool: WorkerPool) -> EvaluatorFactory:
         sites: Sequence[Site],
         data: Data,
         batch_size: int,
-        rows: int,
         seed: int,
         mixed_precision: MixedPrecision = "no",
     ) -> ModelSubsetEvaluator:
         setup = WorkerSetup(model, tuple(sites), data.task, batch_size, mixed_precision)
         measurer = DistributedMeasurer(pool, setup, data.eval)
-        return ModelSubsetEvaluator(model, sites, data, batch_size, rows, seed, mixed_precision, measurer=measurer)
+        return ModelSubsetEvaluator(model, sites, data, batch_size, seed, mixed_precision, measurer=measurer)
 
     return make
 

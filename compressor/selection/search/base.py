@@ -44,8 +44,8 @@ class SubsetEvaluator(Protocol):
         """`evaluate` of each subset, in their order."""
         ...
 
-    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        """Mean over training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
+    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
+        """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
 
         See `gradient_importance`.
         """

@@ -34,6 +34,9 @@ class TaylorOptions(MethodOptions):
     rescore: bool | None = Field(
         None, description="measure importance anew before every step; default: true for gradient, as in the paper"
     )
+    rows: int = Field(
+        10_000, gt=0, description="maximum number of training rows that the gradient's importance is averaged over"
+    )
     share: float = Field(0.1, gt=0, le=1, description="heads removed per step, as a share of all heads")
 
 
@@ -82,7 +85,7 @@ class TaylorSearch(Search[TaylorOptions]):
     def _importance(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
         """The importance of each head of `kept`, by the configured measure."""
         if self.options.by == "gradient":
-            return evaluator.sensitivity(kept)
+            return evaluator.sensitivity(kept, self.options.rows)
         heads = [head for head in evaluator.heads if head in kept]
         baseline = evaluator.evaluate(kept)
         metrics = evaluator.evaluate_without(kept, heads)
