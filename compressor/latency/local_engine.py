@@ -83,7 +83,8 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     """Build an ONNX file for ONNX Runtime on this machine and load it, or load an engine of another runtime.
 
     Args:
-        path: ONNX file, loaded as it is if it was built for ONNX Runtime (`engine.onnx`); or engine of a target.
+        path: ONNX file, loaded as it is if it is quantized or was built for ONNX Runtime (`engine.onnx`); or engine of
+            a target.
         scratch: empty folder for what is built.
         threads: threads per call; None: one per core.
         kernel: library that computes block-sparse attention; None: the function in the graph.
@@ -127,11 +128,13 @@ def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path |
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
     """An engine that is built here from an ONNX file."""
     model = load(path)
+    if is_quantized(model) or path.name == runtime.engine_file:  # fusion is for graphs of float operators
+        engine = runtime.load(path, threads=threads, kernel=kernel)
+        return _local(path, engine, engine.precision, path)
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
-    precision: Precision = "int8" if is_quantized(model) else "fp16" if half else "fp32"
     out = scratch / runtime.engine_file
     engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
-    return _local(path, engine, precision, path)
+    return _local(path, engine, "fp16" if half else "fp32", path)
 
 
 def _local(path: Path, engine: Engine, precision: Precision, graph: Path) -> LocalEngine:

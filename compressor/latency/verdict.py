@@ -219,7 +219,7 @@ class Verdict(BaseModel):
     def lines(self) -> list[str]:
         """The verdict as lines of text."""
         return [
-            *([f"proofs     {len(self.proofs)} int8 proofs hold on this machine"] if self.proofs else []),
+            *([f"proofs     {len(self.proofs)} proofs of 8-bit products hold on this machine"] if self.proofs else []),
             self._outputs_line(),
             *self._slowdown_lines(),
             *map(_scenario_line, self.scenarios),

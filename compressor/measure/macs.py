@@ -14,13 +14,17 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks
 from graph_passes.flow.concrete_shapes import Probe, Shape
 
-_PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeMatMul"))
+_PRODUCTS = frozenset(
+    "DynamicQuantizeMatMul FusedGemm FusedMatMul Gemm MatMul MatMulInteger MatMulIntegerToFloat QLinearMatMul"
+    " MatMulNBits TransposeMatMul".split()
+)
+_UNCOUNTED = frozenset("ConvInteger QAttention QLinearConv".split())
 
 
 def macs(model: ir.Model, batch: int, seq: int) -> int | None:
     """Number of multiply-accumulates of one forward pass.
 
-    - `MatMul`, `Gemm` and their fused forms `[..., m, k] x [..., k, n]`: elements of the output times `k`.
+    - `MatMul`, `Gemm`, their fused and quantized forms `[..., m, k] x [..., k, n]`: elements of the output times `k`.
     - `Conv` with kernel `[out, in / groups, *window]`: elements of the output times `in / groups * prod(window)`.
     - `Einsum` of two operands: the product of the sizes of all its labels.
     - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and weighted sums, `batch * heads * query * key *
@@ -84,6 +88,10 @@ def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
 
 def _no_macs(node: ir.Node, shapes: _Shapes) -> int:
     return 0
+
+
+def _unknown(node: ir.Node, shapes: _Shapes) -> None:
+    return None
 
 
 def _product(node: ir.Node, shapes: _Shapes) -> int | None:
@@ -158,6 +166,7 @@ def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
 
 _COUNTS: dict[str, Callable[[ir.Node, _Shapes], int | None]] = {
     **dict.fromkeys(_PRODUCTS, _product),
+    **dict.fromkeys(_UNCOUNTED, _unknown),
     "Conv": _conv,
     "FusedConv": _conv,
     "Einsum": _einsum,

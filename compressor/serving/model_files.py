@@ -247,7 +247,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
     engines = tensorrt_engines.load_engines(request.out, paths)
     path = request.out / GRAPH
     graph = graph_passes.load(path)
-    inputs, outputs = engines.inputs(), engines.outputs(output_specs(graph, path))
+    inputs, outputs = engines.first.specs, engines.outputs(output_specs(graph, path))
     return ModelFiles(
         backend="tensorrt",
         device="gpu",

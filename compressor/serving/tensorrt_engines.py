@@ -12,8 +12,9 @@ import onnx_ir as ir
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
+from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
-from compressor.targets.tensor_specs import FREE, TensorSpec
+from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.tensorrt.metadata import (
     EngineMetadata,
     metadata_path,
@@ -101,13 +102,6 @@ class EngineSet:
             texts += [f"start the server with {option}, else it refuses the engine" for option in VERSION_COMPATIBLE]
         return tuple(Note(text=text, code=NoteCode.SERVER_REQUIREMENT) for text in texts)
 
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs as the engines take them; integers may be narrower than the graph's."""
-        return tuple(
-            TensorSpec(name, _dtype(self.first.inputs[name]), _dims(minimum, maximum))
-            for name, (minimum, _, maximum) in self.first.profiles.items()
-        )
-
     def outputs(self, of_graph: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """The graph's outputs in the types of the engines; integers may be narrower than the graph's."""
         return tuple(
@@ -161,12 +155,13 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
             field="engine",
         )
     engines = EngineSet({path: read_metadata(path) for path in paths})
-    graph = graph_digest(out / "model.onnx")
     for path, metadata in engines.metadata.items():
         metadata.check_file(path)
-        if metadata.graph_hash != graph:
+        graph = out / (target("trt").quantized_graph(metadata.precision) or "model.onnx")
+        if not graph.is_file() or metadata.graph_hash != graph_digest(graph):
             raise InputError(
-                f"{path}: the engine was built from another graph than {out / 'model.onnx'}; build it from that one",
+                f"{path}: the {metadata.precision} engine was built from another graph than {graph}; build it from that"
+                f" one (compress build {out} --target trt --precision {metadata.precision})",
                 code=ErrorCode.FILE_MISMATCH,
                 path=path,
             )
@@ -226,12 +221,8 @@ def _conflict(message: str, difference: str, path: Path | None = None) -> UsageE
 
 
 def _fixed_sizes(metadata: EngineMetadata) -> dict[str, tuple[int, ...]]:
-    return {name: _dims(minimum, maximum) for name, (minimum, _, maximum) in metadata.profiles.items()}
+    return {tensor.name: tensor.dims for tensor in metadata.specs}
 
 
 def _dtype(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
-
-
-def _dims(minimum: Sequence[int], maximum: Sequence[int]) -> tuple[int, ...]:
-    return tuple(low if low == high else FREE for low, high in zip(minimum, maximum, strict=True))

@@ -18,6 +18,8 @@ _CARRIERS = frozenset(
 """Operators whose output holds the ids of their input."""
 _FLAG_RANGE = 2
 """Range of integers that index no table: they may be flags."""
+_STORED_FORMS = frozenset("Cast DequantizeLinear Identity".split())
+"""Operators that read a table in another type than it is stored in."""
 
 Axis = Literal["batch", "memory", "past", "length"]
 
@@ -156,9 +158,19 @@ def _table_sizes(value: ir.Value) -> Iterator[int]:
             elif node.op_type == "EmbedLayerNormalization" and position < 2:
                 table = node.inputs[(2, 4)[position]]
             if table is not None:
-                rows = table.shape[0] if table.shape is not None and len(table.shape) > 1 else None
-                if isinstance(rows, int) and table.is_initializer():
+                stored = _stored(table)
+                rows = stored.shape[0] if stored.shape is not None and len(stored.shape) > 1 else None
+                if isinstance(rows, int) and stored.is_initializer():
                     yield rows
             elif node.op_type in _CARRIERS and node.outputs[0] not in visited:
                 visited.add(node.outputs[0])
                 pending.append(node.outputs[0])
+
+
+def _stored(table: ir.Value) -> ir.Value:
+    """The tensor of the file that a table is read from."""
+    node = table.producer()
+    while node is not None and node.op_type in _STORED_FORMS and node.inputs[0] is not None:
+        table = node.inputs[0]
+        node = table.producer()
+    return table

@@ -85,6 +85,8 @@ def _sum_addends(softmax: ir.Node) -> bool:
     inner = _add(outer.inputs[0]) if outer is not None else None
     if outer is None or inner is None or len(inner.outputs[0].uses()) != 1:
         return False
+    if any(node.outputs[0].is_graph_output() for node in (outer, inner)):
+        return False
     scores, bias = inner.inputs
     if not _is_product(scores) or _is_product(bias):
         return False

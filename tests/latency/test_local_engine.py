@@ -32,6 +32,17 @@ def test_a_graph_is_checked_against_itself_unoptimized(tmp_path: Path) -> None:
     assert "CPUExecutionProvider" in verdict.host
 
 
+def test_a_quantized_graph_is_loaded_as_it_is(tmp_path: Path) -> None:
+    body = """
+        q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+        i = QuantizeLinear(f, s, n)  w = DequantizeLinear(i, s, n)  y = MatMul(d, w)
+    """
+    weights = "float s = {0.1}, uint8 z = {128}, int8 n = {0}, float[4, 3] f"
+    save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), path := tmp_path / "model.int8.onnx")
+    assert load_engine(path, tmp_path).precision == "int8"
+    assert not (tmp_path / "engine.onnx").exists()
+
+
 def test_a_graph_that_differs_from_the_expected_one_is_wrong(tmp_path: Path) -> None:
     right, wrong = softmax_graph(tmp_path / "right.onnx"), softmax_graph(tmp_path / "wrong.onnx", scale=1.5)
     for expect in ("baseline", str(right)):

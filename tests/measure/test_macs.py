@@ -20,6 +20,8 @@ COUNTED = [
     ('y = Einsum <equation = "bik, bjk -> bij"> (x, z)', "float[B, S, 3] x, float[B, S, 3] z", "", 2 * 7 * 7 * 3),
     ('y = Einsum <equation = "bij -> bji"> (x)', "float[B, S, 3] x", "", 0),
     ("y = Add(x, w)", "float[B, S, 3] x", "float[3] w", 0),
+    ("i = MatMulInteger(x, w)  y = Cast <to = 1> (i)", "uint8[B, S, 3] x, int8[3, 5] w", "", 2 * 7 * 3 * 5),
+    ("i = ConvInteger(x, w)  y = Cast <to = 1> (i)", "uint8[B, 4, S] x, int8[6, 4, 3] w", "", None),
     (
         "y = com.microsoft.FusedMatMul <transB = 1> (x, z)",
         "float[B, S, 3] x, float[B, S, 3] z",
@@ -54,7 +56,7 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("body", "inputs", "weights", "count"), COUNTED)
-def test_macs_of_operators(body: str, inputs: str, weights: str, count: int) -> None:
+def test_macs_of_operators(body: str, inputs: str, weights: str, count: int | None) -> None:
     model = parsed(body, inputs, "float y", weights)
     before = [str(value.shape) for value in model.graph.inputs]
     assert macs(model, 2, 7) == count

@@ -16,6 +16,7 @@ from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from compressor.serving.tensorrt_engines import load_engines
 from compressor.targets.graph_facts import graph_digest
+from compressor.workdir import FP8_GRAPH, SYMMETRIC_GRAPH
 from tests.serving.outputs import tensorrt_engine
 
 
@@ -36,6 +37,18 @@ def test_an_engine_whose_inputs_are_scalars_takes_one_row(built: Path) -> None:
     scalar: dict[str, Any] = {"profiles": {"threshold": ((), (), ())}, "inputs": {"threshold": "float32"}}
     engine = tensorrt_engine(built, (8, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **scalar)
     assert load_engines(built, (engine,)).max_batch == 1
+
+
+@pytest.mark.parametrize(("precision", "file"), [("int8", SYMMETRIC_GRAPH), ("fp8", FP8_GRAPH)])
+def test_a_quantized_engine_is_that_of_its_quantized_graph(built: Path, precision: str, file: str) -> None:
+    graph = built / file
+    shutil.copy(built / "model.onnx", graph)
+    engine = tensorrt_engine(built, (8, 0), 32, precision=precision, graph_hash=graph_digest(graph))
+    assert load_engines(built, (engine,)).first.precision == precision
+    graph.unlink()
+    with pytest.raises(InputError) as error:
+        load_engines(built, (engine,))
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISMATCH, engine)
 
 
 def test_engines_of_several_gpus_share_a_model(built: Path, tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def test_ids_are_smaller_than_the_table_that_they_index() -> None:
     assert feeds["x"].shape == (50, 3)
 
 
+def test_a_table_may_be_stored_in_another_type() -> None:
+    model = parsed(
+        "table = DequantizeLinear(stored, scale)  half = Cast <to = 10> (table)  a = Gather(half, ids)"
+        "  y = Cast <to = 1> (a)",
+        "int64[B, S] ids",
+        "float[B, S, 4] y",
+        "int8[7, 4] stored, float scale = {0.5}",
+    )
+    assert random_feeds(model, 50, 20)["ids"].max() == 6
+
+
 def test_a_fixed_batch_is_kept() -> None:
     model = parsed("y = Identity(x)", "float[2, S] x", "float[2, S] y")
     assert fixed_batch(model) == 2

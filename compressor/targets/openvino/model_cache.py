@@ -112,7 +112,7 @@ def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
 
 
 def evict_oldest(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_BYTES) -> None:
-    """Remove the engines that were not used for longest, beyond a number and a total of bytes.
+    """Remove the engines that were not used for longest, and compiled models of older weights, beyond limits.
 
     Args:
         cache: folder with one folder for each engine.
@@ -122,7 +122,14 @@ def evict_oldest(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_
     with contextlib.suppress(OSError):  # another process may remove the same folders
         folders = sorted(cache.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
         size = 0
-        for number, folder in enumerate(folders):
-            size += sum(file.stat().st_size for file in folder.iterdir())
-            if number >= engines or (number and size > total):
-                shutil.rmtree(folder)
+        for folder in folders[engines:]:
+            shutil.rmtree(folder)
+        for number, folder in enumerate(folders[:engines]):
+            # OpenVINO leaves a file for each set of weights that an engine had.
+            files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+            for age, file in enumerate(files):
+                size += file.stat().st_size
+                if size > total and (number or age):
+                    file.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()

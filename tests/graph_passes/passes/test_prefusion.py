@@ -95,3 +95,10 @@ def test_one_sum_serves_all_layers() -> None:
 def test_other_sums_stay(body: str) -> None:
     model = graph(body, inputs=SCORES, outputs="float[B, 2, S, S] y")
     assert assert_untouched(PrepareForFusion(), model).scores == ()
+
+
+@pytest.mark.parametrize("total", ["u", "v"])
+def test_a_sum_that_the_graph_returns_stays(total: str) -> None:
+    body = "s = MatMul(q, k)  u = Add(s, bias)  v = Add(u, mask)  y = Softmax(v)"
+    model = graph(body, inputs=SCORES, outputs=f"float[B, 2, S, S] y, float[B, 2, S, S] {total}")
+    assert assert_untouched(PrepareForFusion(), model).scores == ()

@@ -39,6 +39,16 @@ def test_nodes_that_need_the_same_heads_share_a_cut_weight() -> None:
     assert len(result.model.graph.initializers["scale"].uses()) == 2
 
 
+@pytest.mark.parametrize("index", ["int64 index = {-2}", "int64[1] index = {-1}", "int64 index = {1}"])
+def test_a_row_of_a_table_may_be_counted_from_its_end(index: str) -> None:
+    body = """
+        h = MatMul(x, W)  row = Gather(table, index)  sum = Add(h, row)  g = Mul(sum, "a.head_gate")  y = MatMul(g, Wo)
+    """
+    model = graph(body, "float[8, 12] W", 'float[12] "a.head_gate"', "float[2, 12] table", index, "float[12, 8] Wo")
+    set_gate(model, [1, 0, 1, 1])
+    assert rewritten(RemoveUnits(), model).report.refused == ()
+
+
 def test_a_weight_that_another_node_needs_whole_stays_next_to_its_cut() -> None:
     body = """
         h = MatMul(x, W)  g = Mul(h, "a.head_gate")  a = MatMul(g, Wo)

@@ -104,6 +104,16 @@ def test_layers_are_stored(tmp_path: Path) -> None:
     assert model_cache.read_layers(tmp_path / "missing") is None
 
 
+def test_models_of_former_weights_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    for number in range(4):
+        blob = tmp_path / "engine" / f"{number}.blob"
+        blob.write_bytes(bytes(100))
+        os.utime(blob, (number, number))
+    model_cache.evict_oldest(tmp_path, total=250)
+    assert sorted(file.name for file in (tmp_path / "engine").iterdir()) == ["2.blob", "3.blob"]
+
+
 def test_engines_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
