@@ -114,20 +114,21 @@ class EngineFacts(Row):
 class Candidate(Row):
     """An engine that was tried for the compressed model.
 
-    `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median
-    time of a call by size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of
-    the dense engine over that of this one. Where units are removed afterwards, `speed_of_half` is the same with
-    half of the units of every group, for engines that may be the fastest then. `metric` is computed on the
-    evaluation rows, `difference` is that minus the metric of the dense engine, both as computed and not scaled to
-    `unit`, and `agreement` the share of its answers that equal those of the dense engine. `holds` says whether the
-    metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names products of
-    the quantized graph that were returned to floats, because a proof or the metric does not hold with them in int8.
-    `failure` says why there is no such engine.
+    `has_all_units` says that it was tried before units were removed, with the units of the whole model. `form` says how
+    its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time of a call by
+    size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense engine over
+    that of this one. Where units are removed afterwards, `speed_of_half` is the same with half of the units of every
+    group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is that
+    minus the metric of the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its
+    answers that equal those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`.
+    Memory is measured for engines that hold. `in_float` names products of the quantized graph that were returned to
+    floats, because a proof or the metric does not hold with them in int8. `failure` says why there is no such engine.
     """
 
     target: str
     precision: str
     form: str = ""
+    has_all_units: bool = False
     in_float: tuple[str, ...] = ()
     milliseconds: dict[str, float] = Field(default_factory=dict)
     speed: float | None = None

@@ -16,15 +16,41 @@ from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, InputError
-from compressor.results import Report, VariantName
+from compressor.results import Note, NoteCode, Report, VariantName
 from compressor.run import verify
+from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import PORTABLE, SYMMETRIC, Case
 from compressor.run.sizes import proven_shapes
-from compressor.targets import target
+from compressor.targets import QUANTIZED, target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.random_inputs import fixed_batch, random_feeds
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
+
+_OF_THE_ENGINE = (
+    NoteCode.TARGET_MISSING,
+    NoteCode.ROWS_MISSING,
+    NoteCode.NO_DENSE_GRAPH,
+    NoteCode.SPEED_UNCERTAIN,
+    NoteCode.ANSWERS_UNCHANGED,
+    NoteCode.MEMORY_UNMEASURED,
+    NoteCode.TIMES_DRIFTED,
+    NoteCode.ENGINE_CHOSEN,
+    NoteCode.ENGINES_COMPARED_WHOLE,
+    NoteCode.LOSS_UNBOUNDED,
+    NoteCode.POSITIONS_UNCERTAIN,
+    NoteCode.KERNEL_UNUSED,
+    NoteCode.QUANTIZED_FOR_TARGET,
+    NoteCode.MASKS_LONGER,
+)
+"""Codes of notes on an engine and its measurements, which those of another engine replace."""
+_OF_QUANTIZED_GRAPHS = (
+    NoteCode.PRODUCTS_IN_FLOAT,
+    NoteCode.OUTLIER_RANGES,
+    NoteCode.FEW_CALIBRATION_ROWS,
+    NoteCode.NO_INT8_INSTRUCTIONS,
+)
+"""Codes of notes on a quantized graph, which say nothing of an engine in floats."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +158,7 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     }
     if "target" in fields and fields["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    settings = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows")}
+    settings = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows", "batch_size")}
     return Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
 
 
@@ -147,3 +173,20 @@ def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tupl
 
     reach = json.loads(model.metadata_props.get(REACH, "{}"))
     return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None), shapes=shapes)
+
+
+def lasting_notes(run: FinishedRun, evaluated: EvaluationResult) -> list[Note]:
+    """The notes of a run that a build of its engine does not replace.
+
+    Args:
+        run: the run, with the recipe of the build.
+        evaluated: what the build scored.
+    """
+    before, outdated = run.report, set(_OF_THE_ENGINE)
+    if run.recipe.engine.precision not in QUANTIZED:
+        outdated.update(_OF_QUANTIZED_GRAPHS)
+    if evaluated.embeddings is not None:
+        outdated.add(NoteCode.EMBEDDINGS_CHANGED)
+    if any(row.unit == "ms" for row in before.budget):
+        outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
+    return [note for note in before.notes if note.code not in outdated]

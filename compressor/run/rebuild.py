@@ -36,7 +36,7 @@ from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.evaluate import EvaluationResult, evaluate
-from compressor.run.finished_run import FinishedRun, load_run, quantized_source
+from compressor.run.finished_run import FinishedRun, lasting_notes, load_run, quantized_source
 from compressor.run.load import drawn_rows
 from compressor.run.measure import measure_variants
 from compressor.run.products import Measurements, ShrunkGraph, Variant
@@ -116,8 +116,10 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
         return None
     try:
-        # An engine in fp32 that was built since would contradict how the run trained.
-        recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch, "quantized_share": 0.0})
+        # The precision of an engine built since would contradict how the run trained, or what it certified.
+        recipe = Recipe(
+            **{**current_fields(run.report.recipe), "out": scratch, "quantized_share": 0.0, "certify": None}
+        )
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
@@ -219,7 +221,7 @@ def _report(
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
     changes = {
         **measured_fields(before.plan, compressed, evaluated, measured, conclusions),
-        "notes": tuple(dict.fromkeys((*_lasting_notes(before, evaluated), *notes))),
+        "notes": tuple(dict.fromkeys((*lasting_notes(run, evaluated), *notes))),
         "candidates": (),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
@@ -241,34 +243,6 @@ def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:
     if evaluated.scores:
         return drop_status(before.recipe.get("max_drop"), evaluated.scores)
     return DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
-
-
-_OF_THE_ENGINE = (
-    NoteCode.TARGET_MISSING,
-    NoteCode.ROWS_MISSING,
-    NoteCode.NO_DENSE_GRAPH,
-    NoteCode.SPEED_UNCERTAIN,
-    NoteCode.ANSWERS_UNCHANGED,
-    NoteCode.MEMORY_UNMEASURED,
-    NoteCode.TIMES_DRIFTED,
-    NoteCode.ENGINE_CHOSEN,
-    NoteCode.LOSS_UNBOUNDED,
-    NoteCode.POSITIONS_UNCERTAIN,
-    NoteCode.KERNEL_UNUSED,
-    NoteCode.QUANTIZED_FOR_TARGET,
-    NoteCode.MASKS_LONGER,
-)
-"""Codes of notes on an engine and its measurements, which those of another engine replace."""
-
-
-def _lasting_notes(before: Report, evaluated: EvaluationResult) -> list[Note]:
-    """The notes of the run that this build does not replace."""
-    outdated = set(_OF_THE_ENGINE)
-    if evaluated.embeddings is not None:
-        outdated.add(NoteCode.EMBEDDINGS_CHANGED)
-    if any(row.unit == "ms" for row in before.budget):
-        outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
-    return [note for note in before.notes if note.code not in outdated]
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:

@@ -242,3 +242,11 @@ def test_reports_of_a_version_without_candidates_have_none() -> None:
     fields = report_of().model_dump(mode="json")
     del fields["candidates"]
     assert Report.model_validate(fields).candidates == ()
+
+
+def test_engines_of_the_whole_model_are_named_as_such() -> None:
+    """Where units are removed for the fastest engine, the rows are not of the engine that is delivered."""
+    whole = report_of(*(row.model_copy(update={"has_all_units": True}) for row in CANDIDATES), **PLAIN)
+    for report, is_whole in ((whole, True), (report_of(**PLAIN), False)):
+        assert ("Each engine of the whole model" in render(report)) is is_whole
+        assert any("engines tried with every unit" in line for line in printed(report)) is is_whole

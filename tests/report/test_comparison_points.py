@@ -123,3 +123,17 @@ def test_the_page_has_a_table_of_points() -> None:
     assert 'id="points"' not in render(frontier())
     result = frontier(FAST)
     assert Frontier.model_validate(json.loads(result.model_dump_json())) == result
+
+
+def test_every_speed_of_a_point_has_a_heading_where_rungs_have_other_sizes() -> None:
+    whole = frontier(FAST)
+    page = render(
+        whole.model_copy(update={"rungs": (whole.rungs[0], whole.rungs[1].model_copy(update={"speeds": ()}))})
+    )
+    table = page[page.index('<h2 id="points">') :]
+    first, row = (
+        re.search(pattern, table, re.DOTALL) for pattern in (r"<thead>.*?</thead>", r"<tbody>\s*<tr>.*?</tr>")
+    )
+    assert first is not None
+    assert row is not None
+    assert first[0].count("<th ") == row[0].count("<td")

@@ -17,7 +17,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.results import BudgetRow, CostShare, DropStatus, NoteCode
+from compressor.results import BudgetRow, CostShare, DropStatus, Note, NoteCode
 from compressor.run import verify
 from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
@@ -100,8 +100,10 @@ def test_a_build_chooses_no_engine(copy: Path) -> None:
 @pytest.mark.parametrize("fields", [{}, {"target": "ort"}])
 def test_a_build_shows_no_more_rows_than_the_run(fields: dict[str, Any], copy: Path) -> None:
     report = reports.load(copy)
-    reports.write(report.model_copy(update={"recipe": {**report.recipe, "report_rows": 0}}), copy)
-    assert load_run(copy, fields).recipe.output.report_rows == 0
+    reports.write(report.model_copy(update={"recipe": {**report.recipe, "report_rows": 0, "batch_size": 3}}), copy)
+    recipe = load_run(copy, fields).recipe
+    assert recipe.output.report_rows == 0
+    assert recipe.selection.batch_size == 3, "texts of a model with memory are read in as many streams"
 
 
 def test_a_build_without_its_target_leaves_the_folder(copy: Path, capfd: Cap) -> None:
@@ -142,6 +144,14 @@ def test_times_of_a_budget_are_not_those_of_another_engine(copy: Path) -> None:
     reports.write(reports.load(copy).model_copy(update={"budget": budget, "costs": costs}), copy)
     report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
     assert (report.budget, report.costs) == (budget[1:], ())
+
+
+def test_notes_on_a_quantized_graph_are_not_those_of_an_engine_in_floats(copy: Path) -> None:
+    stored = (NoteCode.ENGINES_COMPARED_WHOLE, NoteCode.PRODUCTS_IN_FLOAT, NoteCode.ROWS_SET_ASIDE)
+    notes = tuple(Note(code=code, text=code.value) for code in stored)
+    reports.write(reports.load(copy).model_copy(update={"notes": notes}), copy)
+    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
+    assert {note.code for note in report.notes} & set(stored) == {NoteCode.ROWS_SET_ASIDE}
 
 
 def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path) -> None:

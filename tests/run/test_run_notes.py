@@ -12,7 +12,7 @@ import pytest
 
 from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import Latency, NoteCode, Score, Speed
+from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.products import SelectedPlan, ShrunkGraph
 from compressor.run.pruning.budget import Allocation
@@ -99,6 +99,17 @@ def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: lis
     data: Any = SimpleNamespace(test=["a row"])
     notes = run_notes.selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
     assert [note.code for note in notes] == codes
+
+
+@pytest.mark.parametrize(("method", "codes"), [("magnitude", [NoteCode.WEIGHTS_CHANGED]), (None, [])])
+def test_units_are_not_said_to_be_selected_by_a_distillation(method: str | None, codes: list[NoteCode]) -> None:
+    plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
+    folder: Any = SimpleNamespace(config=None, task="sequence-classification")
+    data: Any = SimpleNamespace(test=["a row"])
+    distilled = SelectedPlan(plan, (), trained=True, notes=(Note(code=NoteCode.DISTILLED, text="1 step"),))
+    notes = list(run_notes.selection_notes(folder, distilled, data))
+    assert [note.code for note in notes] == codes
+    assert all("unchanged, and then distilled" in note.text for note in notes)
 
 
 def test_a_length_beyond_the_model_is_noted() -> None:

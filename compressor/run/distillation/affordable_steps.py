@@ -110,7 +110,8 @@ def _timed_seconds(recipe: Recipe, data: Data, distillation: Distillation, netwo
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)
     times = []
-    for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
+    # Steps of a training are of full batches, of repeated rows where there are few.
+    for batch in np.resize(rows, (_TIMED_STEPS, recipe.selection.batch_size)):
         start = time.perf_counter()
         inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
         loss = distillation.loss(network, inputs)

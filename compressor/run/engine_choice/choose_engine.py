@@ -121,8 +121,9 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
     on_processor = any(row.precision == "int8" and not target(row.target).needs_device for row in table)
     if on_processor and not int8_instructions():
         text = (
-            "this processor has no instructions for sums of int8 products, and its sums can saturate: weights use 7 of"
-            " 8 bits, which prevents that and costs accuracy; run on a machine like the one that will serve the engine"
+            "the processor that quantized the model has no instructions for sums of int8 products, and its sums can"
+            " saturate: weights use 7 of 8 bits, which prevents that and costs accuracy; run on a machine like the one"
+            " that will serve the engine"
         )
         yield Note(code=NoteCode.NO_INT8_INSTRUCTIONS, text=text)
     rows = min((quantized.rows for quantized in graphs), default=_FEW_ROWS)

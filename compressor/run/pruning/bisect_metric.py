@@ -68,11 +68,11 @@ def bisect_metric(
     """
     searched, unseen = _divided_rows(run)
     plans, trial_count = _bisect(run, groups, pruner, losses, _overall(tables), searched)
+    run.log.add_notes([_note(plans, trial_count, run.data.task)])
     certified = None
     if unseen is not None:
         certified, plans = _certify(run, groups, pruner, plans, unseen, len(searched))
     chosen = _load_weights(run, pruner, plans[-1])
-    run.log.add_notes([_note(plans, trial_count, run.data.task)])
     rows = predicted_rows(tables, chosen.counts)
     return replace(chosen, budget=rows, tables=tuple(tables), certificate=certified)
 

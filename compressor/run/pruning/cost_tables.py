@@ -32,6 +32,8 @@ from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
+_PARTIAL = ".partial.json"
+"""Suffix of files with the times of an interrupted measurement."""
 _FORM = "4"
 """Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
 _OUTDATED_BY = ("measured shares", "form of engines", "machine", "device", "runtime")
@@ -107,7 +109,7 @@ class CostSource:
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned = self.engines.whole, self.dense
-            partial = PartialShares(path.with_suffix(".partial.json"), key)
+            partial = PartialShares(path.with_suffix(_PARTIAL), key)
             measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, partial, on_progress)
         partial.remove()
         try:
@@ -166,7 +168,8 @@ class CostSource:
 
 def stored_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> list[StoredTables]:
     """The stored tables of models of the same structure, newest first, of whatever engine, size and machine."""
-    files = sorted(user_cache().glob("costs-*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = [file for file in user_cache().glob("costs-*.json") if not file.name.endswith(_PARTIAL)]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     structure = _structure(model, groups)
     return [stored for stored in map(read_tables, files) if stored and stored.key.get("structure") == structure]
 

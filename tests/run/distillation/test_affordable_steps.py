@@ -41,13 +41,17 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
     before = {name: value.clone() for name, value in network.state_dict().items()}
     monkeypatch.setattr(affordable_steps, "draw_rows", lambda data, count, seed: np.arange(4))
 
-    def loss(model: torch.nn.Module, inputs: object) -> torch.Tensor:
+    sizes = []
+
+    def loss(model: torch.nn.Module, inputs: list[int]) -> torch.Tensor:
+        sizes.append(len(inputs))
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
-    recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=2, seed=0))
+    recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=6, seed=0))
     data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
     distillation: Any = SimpleNamespace(loss=loss)
     assert affordable_steps._timed_seconds(recipe, data, distillation, network) > 0
+    assert set(sizes) == {6}, "the rows of a step are repeated where there are fewer"
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(weight.grad is None for weight in network.parameters())
 
