@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -27,16 +28,30 @@ class Interrupted(click.ClickException):
 
 
 class CommandGroup(DefaultGroup):
-    """The group of commands, which reports Ctrl-C like any other error: one line and an exit code."""
+    """The group of commands, which reports Ctrl-C, and a reader of the output that has gone, like any other error."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _broken_pipe_raised():  # by --help, which is printed here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _broken_pipe_raised():
+                return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise Interrupted(str(interrupt) or "interrupted") from interrupt
+
+
+@contextmanager
+def _broken_pipe_raised() -> Iterator[None]:
+    """Raise BrokenPipeError without its number, by which click would recognize it and exit with code 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise BrokenPipeError from error
 
 
 class Command(click.Command):

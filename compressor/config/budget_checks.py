@@ -31,8 +31,8 @@ def _prunes_alone(recipe: RecipeSections) -> bool:
 
 
 def _field_to_name(recipe: RecipeSections) -> str:
-    """The field that messages name: the first budget, or the method where there is none."""
-    return next(iter(_set_budgets(recipe)), "method")
+    """The field that messages name: the first budget, or the loss allowed or the method where there is none."""
+    return next(iter(_set_budgets(recipe)), "method" if recipe.selection.max_drop is None else "max_drop")
 
 
 def _follows_no_plan(recipe: RecipeSections) -> None:

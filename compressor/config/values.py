@@ -16,6 +16,11 @@ from compressor.errors import ErrorCode
 GroupBy = Literal["kv", "query"]
 """How query heads that share key/value heads are removed: all those of one together, or as many of each."""
 
+PLAIN_TEXT, PARQUET = ".txt", ".parquet"
+ROW_FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
+"""Suffixes of files of rows."""
+PACKED = (".xz", ".gz")
+"""Suffixes of compressed files of rows, behind those of their formats."""
 _WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
 
 
@@ -112,6 +117,13 @@ def as_milliseconds(value: Any) -> float:
     return milliseconds
 
 
+def _as_rows(value: Any) -> Any:
+    """A source of rows as text; an empty one would be the current directory."""
+    if value == "":
+        raise InvalidValueError("is empty; name a file, a folder or a data set of rows")
+    return str(value) if isinstance(value, Path) else value
+
+
 def _as_time(value: Any) -> str:
     return f"{as_milliseconds(value):g}ms"
 
@@ -123,7 +135,7 @@ Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 Workers = Annotated[str, BeforeValidator(_check_workers)]
 """Where Ray runs workers: `local`, `local:4`, or `HOST:PORT`."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list)]
-Rows = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+Rows = Annotated[str | None, BeforeValidator(_as_rows)]
 """A path of rows, or the name of a data set."""
 Share = Annotated[float, BeforeValidator(_as_share)]
 BudgetShare = Annotated[Share, AfterValidator(_check_budget)]

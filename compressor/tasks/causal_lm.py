@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from compressor.config.sections import RowsConfig
+from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import token_limit
@@ -20,7 +21,6 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.metrics import Metric, perplexity
-from compressor.tasks.row_chunks import PLAIN_TEXT
 
 _TEXTS_PER_CALL = 64
 """Number of chunks of lines, or rows, per call of the tokenizer."""

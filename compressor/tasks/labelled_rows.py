@@ -18,7 +18,7 @@ from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import class_ids, classes_of, listed_names
-from compressor.tasks.metrics import f1, macro_f1
+from compressor.tasks.metrics import f1, macro_f1, matthews
 
 
 class LabelledRows(Task):
@@ -61,8 +61,8 @@ class ClassLabels(LabelledRows):
         if self.config.id2label != names:
             classes = listed_names([f"class {index} is {name!r}" for name, index in self._class_ids.items()])
             text = (
-                f"{source}: the model has no class of these names, so that labels are numbered in the order of the"
-                f" alphabet ({classes}); if the model learned another order, put id2label into its config.json"
+                f"{source}: the model has no class of these names, so that labels are numbered in sorted order,"
+                f" capitals first ({classes}); if the model learned another order, put id2label into its config.json"
             )
             self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
 
@@ -83,6 +83,13 @@ class ClassLabels(LabelledRows):
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
         """The predicted class of each row."""
         return logits.argmax(-1)
+
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Without rows of two classes there is no correlation, without one of class 1 no F1 of two classes."""
+        labels, of_class_1 = set(examples["labels"][:]), self._metric.compute is f1 and self.config.num_labels == 2
+        if self._metric.compute is matthews and len(labels) == 1:
+            return f"every row has the label {self._class_name(labels.pop())!r}"
+        return f"no row has the label {self._class_name(1)!r}" if of_class_1 and 1 not in labels else None
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
         """The best score of an answer that is the same class for every row."""

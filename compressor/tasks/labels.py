@@ -198,6 +198,9 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
             raise RowError.of(source, row, problem, column=column, value=value)
         texts.append(text)
     if isinstance(feature, ClassLabel) and "-1" in texts:
+        if set(texts) != {"-1"}:
+            problem = f"{column!r} is -1, which stands for no label; remove the row"
+            raise RowError.of(source, texts.index("-1") + 1, problem, column=column, value=-1)
         raise InputError(
             f"{source}: the labels are withheld (-1); use a split that has labels",
             code=ErrorCode.INVALID_ROWS,
@@ -210,18 +213,18 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
 def are_withheld(rows: Dataset) -> bool:
     """Whether every row of a column of labels is -1, as in the test rows of public benchmarks.
 
-    Columns of labels are those of the type `ClassLabel`, and those of numbers with a usual name.
+    Columns of labels are those of the type `ClassLabel`, and those of numbers or texts with a usual name.
     """
     columns = [
         name
         for name, feature in rows.features.items()
-        if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number(feature))
+        if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number_or_text(feature))
     ]
-    return any(set(rows[name][:]) == {-1} for name in columns)
+    return any(len(rows) > 0 and all(_label_text(value) == "-1" for value in rows[name][:]) for name in columns)
 
 
-def _is_number(feature: Any) -> bool:
-    return isinstance(feature, Value) and feature.dtype.startswith(("int", "float"))
+def _is_number_or_text(feature: Any) -> bool:
+    return isinstance(feature, Value) and feature.dtype.startswith(("int", "float", "string", "large_string"))
 
 
 def _label_text(value: Any) -> str | None:

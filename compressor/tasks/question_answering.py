@@ -18,11 +18,12 @@ from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import longest_row, pad, padding_id, require_fast_tokenizer
+from compressor.tasks.encoding import chunks_of, longest_row, pad, padding_id, require_fast_tokenizer
 from compressor.tasks.forwards import SPAN_ENDS
 from compressor.tasks.metrics import Metric
 from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, windows_of
-from compressor.tasks.squad import answers_of, exact_match, f1
+from compressor.tasks.row_store import RowStore
+from compressor.tasks.squad import Answer, answers_of, exact_match, f1
 
 _LONGEST_QUESTION = 64
 """Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
@@ -115,39 +116,47 @@ class QuestionAnswering(Task):
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
         question, context = self.text_columns.find(rows, self._columns, source)
-        contexts = rows[context][:]
-        answers = answers_of(rows, self.label_column.find(rows, self._answers, source), contexts, source)
-        encoding = self._tokenize(rows[question][:], contexts)
-        windows = list(windows_of(encoding))
-        windows_of_row: list[list[int]] = [[] for _ in contexts]
-        for window, row in enumerate(encoding["overflow_to_sample_mapping"]):
-            windows_of_row[row].append(window)
-        _check_windows(windows, windows_of_row, context, source)
-        names = ("input_ids", *(("token_type_ids",) if self._with_token_types else ()))
-        columns: dict[str, list[Any]] = {
-            name: [[encoding[name][number] for number in numbers] for numbers in windows_of_row] for name in names
-        }
-        columns["length"] = [sum(map(len, ids)) for ids in columns["input_ids"]]
-        columns["labels"] = [
-            [windows[number].token_span(accepted[0]) for number in numbers]
-            for numbers, accepted in zip(windows_of_row, answers, strict=True)
-        ]
-        lost = sum(
-            not any(map(any, spans)) and bool(accepted[0].text)
-            for spans, accepted in zip(columns["labels"], answers, strict=True)
-        )
+        answers = answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
+        store, lost = RowStore(), 0
+        for start, chunk in chunks_of(rows):
+            contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
+            encoding = self._tokenize(chunk[question][:], contexts)
+            windows: list[list[Window]] = [[] for _ in contexts]
+            for row, window in zip(encoding["overflow_to_sample_mapping"], windows_of(encoding), strict=True):
+                windows[row].append(window)
+            _check_windows(windows, context, source, start)
+            columns = self._columns_of(encoding, windows, accepted)
+            lost += sum(not any(map(any, spans)) for spans in columns["labels"])
+            store.add(Dataset.from_dict(columns).data.table)
+            self.questions += map(Question, contexts, map(tuple, columns["reference"]), map(tuple, windows))
         if lost:
             text = (
-                f"{source}: the answers to {lost} of {len(contexts)} questions lie in no window whole, so that no model"
-                " can give them; raise --max-length or --stride"
+                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
+                " give them; raise --max-length or --stride"
             )
             self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
-        columns["reference"] = [[answer.text for answer in accepted] for accepted in answers]
-        columns["number"] = list(range(len(self.questions), len(self.questions) + len(contexts)))
-        for text, accepted_texts, numbers in zip(contexts, columns["reference"], windows_of_row, strict=True):
-            row_windows = tuple(windows[number] for number in numbers)
-            self.questions.append(Question(text, tuple(accepted_texts), row_windows))
-        return Dataset.from_dict(columns)
+        return store.finish()
+
+    def _columns_of(
+        self, encoding: Any, windows: Sequence[Sequence[Window]], answers: Sequence[Sequence[Answer]]
+    ) -> dict[str, list[Any]]:
+        """The columns of encoded questions, from their windows and accepted answers."""
+        names = ("input_ids", *(("token_type_ids",) if self._with_token_types else ()))
+        columns: dict[str, list[Any]] = {name: [[] for _ in windows] for name in names}
+        for number, row in enumerate(encoding["overflow_to_sample_mapping"]):
+            for name in names:
+                columns[name][row].append(encoding[name][number])
+        first = len(self.questions)
+        return {
+            **columns,
+            "length": [sum(map(len, ids)) for ids in columns["input_ids"]],
+            "labels": [
+                [window.token_span(accepted[0]) for window in of_row]
+                for of_row, accepted in zip(windows, answers, strict=True)
+            ],
+            "reference": [[answer.text for answer in accepted] for accepted in answers],
+            "number": list(range(first, first + len(windows))),
+        }
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """The windows of a question, and the tokens of the longest window."""
@@ -237,10 +246,8 @@ def _window_counts(spans: Any) -> Any:
     return (spans[..., 2] != _NO_WINDOW).sum(1)
 
 
-def _check_windows(
-    windows: Sequence[Window], windows_of_row: Sequence[Sequence[int]], column: str, source: str
-) -> None:
-    """Raise InputError unless every window holds a token of the context."""
-    for row, numbers in enumerate(windows_of_row, 1):
-        if not all(len(windows[number].characters) for number in numbers):
+def _check_windows(windows: Sequence[Sequence[Window]], column: str, source: str, start: int) -> None:
+    """Raise InputError unless every window of rows behind the first `start` holds a token of the context."""
+    for row, of_row in enumerate(windows, start + 1):
+        if not all(len(window.characters) for window in of_row):
             raise RowError.of(source, row, f"no token in its {column!r}; remove the row", column=column)

@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from compressor.config.values import PARQUET, PLAIN_TEXT
 from compressor.tasks.text_file import QuotedTextFile, TextFile
 
-PLAIN_TEXT, PARQUET = ".txt", ".parquet"
-FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
 _CHUNK_BYTES = 2**21
 """Size of what is parsed at once; a row may not be longer."""
 _DOCUMENT = "-DOCSTART-"
@@ -50,7 +49,7 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
 
     Args:
         path: the file, as error messages name it.
-        file_format: one of `FORMATS`.
+        file_format: one of `ROW_FORMATS`.
         file: its content, decompressed.
 
     Raises:
@@ -107,9 +106,10 @@ def _parsed_tables(text: TextFile) -> Iterator[pa.Table]:
         ),
         convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
     )
-    yield reader.schema.empty_table()
+    names = [name.strip() for name in reader.schema.names]
+    yield reader.schema.empty_table().rename_columns(names)
     for batch in reader:
-        yield pa.Table.from_batches([batch])
+        yield pa.Table.from_batches([batch]).rename_columns(names)
 
 
 def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:

@@ -12,24 +12,25 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from datasets import Dataset
 
+from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_chunks import FORMATS, PARQUET, PLAIN_TEXT, LineError, parse_chunks
+from compressor.tasks.row_chunks import LineError, parse_chunks
 from compressor.tasks.row_origin import RowOrigin
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 
-_PACKED: Mapping[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
+_OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 
 
 def is_file_name(source: str) -> bool:
     """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
     path = Path(source)
-    return path.exists() or _format(path) in FORMATS or path.suffix in _PACKED
+    return path.exists() or _format(path) in ROW_FORMATS or path.suffix in PACKED
 
 
 def has_tables(folder: Path) -> bool:
     """Whether a folder holds files of rows with columns; plain text may lie anywhere for another purpose."""
-    return any(_format(path) in FORMATS and _format(path) != PLAIN_TEXT for path in folder.iterdir())
+    return any(_format(path) in ROW_FORMATS and _format(path) != PLAIN_TEXT for path in folder.iterdir())
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -38,7 +39,7 @@ def row_files(folder: Path) -> list[Path]:
     Raises:
         InputError: there are none.
     """
-    files = [path for path in folder.iterdir() if _format(path) in FORMATS and not path.name.startswith(".")]
+    files = [path for path in folder.iterdir() if _format(path) in ROW_FORMATS and not path.name.startswith(".")]
     if not files:
         raise InputError(
             f"{folder}: has no files of rows ({_known()}); name the folder that holds them, or a file",
@@ -50,7 +51,7 @@ def row_files(folder: Path) -> list[Path]:
 
 def stem_of(path: Path) -> str:
     """The name of a file without its suffixes: `train` of `train.tsv.xz`."""
-    return Path(path.stem).stem if path.suffix.lower() in _PACKED else path.stem
+    return Path(path.stem).stem if path.suffix.lower() in PACKED else path.stem
 
 
 def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tuple[Dataset, RowOrigin]:
@@ -124,14 +125,14 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
         ValueError: its content is malformed.
     """
     file_format = _format(path)
-    if file_format not in FORMATS or (file_format == PARQUET and path.suffix.lower() in _PACKED):
+    if file_format not in ROW_FORMATS or (file_format == PARQUET and path.suffix.lower() in PACKED):
         raise InputError(
             f"{path}: unknown format of rows; rename or convert the file to {_known()}",
             code=ErrorCode.INVALID_VALUE,
             path=path,
         )
     try:
-        with _PACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+        with _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb") as file:
             yield from parse_chunks(path, file_format, cast("BinaryIO", file))
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InputError(
@@ -167,8 +168,8 @@ def _remedy(path: Path) -> str:
 
 def _format(path: Path) -> str:
     """The suffix that names the format: `.tsv` of `rows.tsv.xz`."""
-    return Path(path.stem).suffix.lower() if path.suffix.lower() in _PACKED else path.suffix.lower()
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in PACKED else path.suffix.lower()
 
 
 def _known() -> str:
-    return f"{', '.join(FORMATS)}, all but the last optionally with .xz or .gz"
+    return f"{', '.join(ROW_FORMATS)}, all but the last optionally with .xz or .gz"

@@ -87,10 +87,11 @@ def test_flags_for_a_folder_are_refused_beside_a_graph(capfd: Cap, graph: Path) 
     assert (result.code, result.error_code) == (2, ErrorCode.CONTRADICTION)
 
 
-def test_a_reader_that_has_gone_ends_the_command_with_its_code() -> None:
+@pytest.mark.parametrize("arguments", [["recipe"], ["recipe", "--json"], ["recipe", "--schema"], ["--help"]])
+def test_a_reader_that_has_gone_ends_the_command_with_its_code(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    process = subprocess.run([sys.executable, "-m", "compressor.cli", "recipe"], stdout=write, stderr=subprocess.PIPE)
+    process = subprocess.run([sys.executable, "-m", "compressor.cli", *arguments], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (process.returncode, process.stderr) == (141, b"")
 

@@ -55,7 +55,7 @@ def test_a_flag_and_a_file_set_the_same_fields(tmp_path: Path) -> None:
         """
     )
     flags = {
-        "data": "rows.tsv",
+        "data": str(tmp_path / "rows.tsv"),
         "keep": "50%",
         "batch": "1,8",
         "opset": "23",
@@ -78,7 +78,7 @@ def test_keys_are_accepted_in_the_table_of_their_section(tmp_path: Path) -> None
 def test_a_flag_overrides_the_file(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text('data = "rows.tsv"\nkeep = 3\nforce = true')
     recipe = recipe_of(str(tmp_path), None, {"keep": "5", "force": False})
-    assert (recipe.selection.keep, recipe.output.force, recipe.rows.data) == (5, False, "rows.tsv")
+    assert (recipe.selection.keep, recipe.output.force, recipe.rows.data) == (5, False, str(tmp_path / "rows.tsv"))
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
@@ -87,6 +87,17 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     recipe = recipe_of(None, str(tmp_path / "r.toml"), {})
     assert (recipe.source.model, recipe.output.out) == (tmp_path / "m", tmp_path / "o")
     assert (recipe.rows.data, recipe.rows.eval_data) == (str(tmp_path / "rows.tsv"), "owner/name")
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.JSONL", "rows.csv.gz"])
+def test_a_missing_file_of_rows_is_not_sought_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text("label\ttext\n")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "r.toml").write_text(f'model = "m"\nkeep = 1\ndata = "{name}"')
+    monkeypatch.chdir(tmp_path)
+    assert recipe_of(None, "recipes/r.toml", {}).rows.data == str(Path("recipes") / name)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +274,7 @@ def test_every_section_is_read_by_the_recipe() -> None:
     ],
 )
 def test_the_recipe_of_a_report_is_read_back(fields: dict[str, Any], tmp_path: Path) -> None:
-    recipe = Recipe(model=tmp_path, data="rows.tsv", out=tmp_path / "out", **fields)
+    recipe = Recipe(model=tmp_path, data=tmp_path / "rows.tsv", out=tmp_path / "out", **fields)
     file = tmp_path / "compress.toml"
     file.write_text(formatting.toml(json.loads(json.dumps(recipe.flat(), default=str))))
     assert recipe_of(None, str(file), {}).flat() == recipe.flat()

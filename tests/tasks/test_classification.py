@@ -175,11 +175,20 @@ def test_a_model_without_token_types_gets_no_token_types(tmp_path: Path) -> None
 def test_metrics_of_classes(
     metric: str, expected: float, unit: MetricUnit, heading: str, classifier: ModelFolder, tmp_path: Path
 ) -> None:
-    task = open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(40)), metric=metric), classifier).task
+    rows = tsv(tmp_path / "a.tsv", *labelled_rows(40))
+    task = open_data(rows_config(rows, rows, rows, metric=metric), classifier).task
     predicted, labels = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 1, 1])
     assert task.score(task.per_example(np.eye(2)[predicted], labels)) == pytest.approx(expected)
     assert (task.metric, task.metric_unit, task.metric_heading) == (metric, unit, heading)
     assert (task.higher_is_better, task.metric_maximum) == (True, 1)
+
+
+@pytest.mark.parametrize(("metric", "label"), [("matthews", "0"), ("matthews", "1"), ("f1", "0")])
+def test_rows_of_one_class_have_no_metric(metric: str, label: str, classifier: ModelFolder, tmp_path: Path) -> None:
+    rows, test = tsv(tmp_path / "a.tsv", *labelled_rows(40)), tsv(tmp_path / "b.tsv", *[f"{label}\tgood"] * 8)
+    with fails_with(ErrorCode.INVALID_ROWS, field="test_data"):
+        open_data(rows_config(rows, rows, test, metric=metric), classifier)
+    assert len(open_data(rows_config(rows, rows, test), classifier).test) == 8
 
 
 @pytest.fixture(scope="module")

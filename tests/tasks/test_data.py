@@ -69,6 +69,17 @@ def test_a_split_whose_labels_are_withheld_is_not_used(
         open_data(rows_config("glue:sst2", test_data="glue:sst2"), classifier)
 
 
+@pytest.mark.parametrize("withheld", ["-1", "-1.0"])
+def test_a_split_of_a_file_whose_labels_are_withheld_is_not_used(
+    withheld: str, classifier: ModelFolder, tmp_path: Path
+) -> None:
+    labels = {"train": "01", "dev": "0101", "test": [withheld] * 2}
+    rows = [f"{split}\t{label}\tgood" for split, names in labels.items() for label in names]
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *rows, header=SPLITS)), classifier)
+    assert sizes(data) == [2, 2, 2]
+    assert NoteCode.SPLIT_UNUSED in codes(data)
+
+
 def test_a_split_whose_numbers_are_withheld_is_not_used(scorer: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(*labels: float) -> Dataset:
         return Dataset.from_dict({"sentence": ["good"] * len(labels), "label": list(labels)})

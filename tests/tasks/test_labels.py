@@ -129,6 +129,11 @@ def test_withheld_labels_are_refused() -> None:
         classes_of(rows_of([-1, -1], names=["no", "yes"]), "label", {"0": 0, "1": 1}, BertConfig(), "f")
 
 
+def test_a_row_without_a_label_is_named() -> None:
+    with fails_with(ErrorCode.INVALID_ROWS, column="label", row=2, value=-1):
+        classes_of(rows_of([0, -1, 1], names=["no", "yes"]), "label", {"0": 0, "1": 1}, BertConfig(), "f")
+
+
 def test_labels_of_a_regression_are_numbers() -> None:
     assert numbers_of(rows_of(["3.80", "5", "-1e-3"]), "label", "f") == [3.8, 5.0, -0.001]
 

@@ -48,6 +48,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         ("a.tsv", "label\ttext\r\n1\t\r\n", [{"label": "1", "text": ""}]),
         ("a.tsv", "\ufefftext\nna\nNULL", [{"text": "na"}, {"text": "NULL"}]),
         ("a.csv", 'label,text\n1,"a, ""b""\nc"\n', [{"label": "1", "text": 'a, "b"\nc'}]),
+        ("a.csv", "label, text \n1, a\n", [{"label": "1", "text": " a"}]),
         (
             "a.jsonl",
             '{"label": 1, "text": "ü"}\n\n{"label": 0, "text": ""}\n',
