@@ -25,7 +25,7 @@ from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture
 from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.row_contents import rows_hash
-from compressor.tasks.splits import named_splits, pick
+from compressor.tasks.splits import named_splits, pick_any
 from compressor.units import keep_all
 from graph_passes import BlockMask, Kind, Plan
 
@@ -172,7 +172,7 @@ class Blocks(Study):
         if maps_source != FROM_THIS_DATA:
             named = {Path(name).name: name for name in self.request.sources}
             splits = named_splits(named[maps_source])
-            split = pick(splits, "train") or next(iter(splits))
+            split = pick_any(splits, "train")
             with splits.origins[split].located():
                 texts = data.task.encode_unlabelled(splits[split], named[maps_source])
             data = replace(data, train=texts, train_hash=rows_hash(texts))

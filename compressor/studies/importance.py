@@ -23,7 +23,7 @@ from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.base import Task
 from compressor.tasks.registry import make_task
 from compressor.tasks.scoring import batches
-from compressor.tasks.splits import named_splits, pick
+from compressor.tasks.splits import named_splits, pick_any
 
 _COLUMN = "domain"
 _RESERVED = {"evaluations": "study importance trains one epoch at a time and evaluates at its end only; omit it"}
@@ -59,7 +59,7 @@ class Importance(Study):
         sampled = []
         for source in self.request.sources:
             splits = named_splits(source)
-            split = pick(splits, "train") or next(iter(splits))
+            split = pick_any(splits, "train")
             rows, origin = splits[split], splits.origins[split]
             task = make_task(self.context.folder, self.request.recipe.rows)
             with origin.located():

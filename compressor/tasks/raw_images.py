@@ -12,7 +12,7 @@ from compressor.model_folder import load_processor, require_processor
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.image_files import ImageColumn, image_splits
 from compressor.tasks.image_sources import image_sources
-from compressor.tasks.splits import pick
+from compressor.tasks.splits import pick_any
 
 
 def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:
@@ -35,7 +35,7 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     require_processor(processor, folder, images=True)
     column = ImageColumn()
     splits = image_splits(source, column, requested)
-    split = pick(splits, "test") or pick(splits, "eval") or next(iter(splits))
+    split = pick_any(splits, "test", "eval")
     images = image_sources(splits[split], column.find(splits[split], requested, source), source)
     with splits.origins[split].located():
         return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()

@@ -14,7 +14,7 @@ from compressor.model_folder.sentence_modules import SentenceTexts
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.sentence_similarity import SentenceSimilarity
-from compressor.tasks.splits import named_splits, pick
+from compressor.tasks.splits import named_splits, pick_any
 from compressor.tasks.tagged_words import word_column, words_of
 
 
@@ -36,7 +36,7 @@ def read_texts(
         InputError: the source cannot be read, or has no column of text.
     """
     splits = named_splits(source)
-    split = pick(splits, "test") or pick(splits, "eval") or next(iter(splits))
+    split = pick_any(splits, "test", "eval")
     texts = TextColumns() if sentence is None else SentenceSimilarity.text_columns
     with splits.origins[split].located():
         return _texts_of(splits[split].select(range(min(maximum, len(splits[split])))), texts, columns, source)

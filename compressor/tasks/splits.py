@@ -118,6 +118,12 @@ def pick(splits: Iterable[str], split: Split) -> str | None:
     return None
 
 
+def pick_any(splits: Iterable[str], *preferred: Split) -> str:
+    """The name among `splits` that means the first of the preferred purposes; the first name where none means any."""
+    names = list(splits)
+    return next(filter(None, (pick(names, split) for split in preferred)), names[0])
+
+
 def is_saved(folder: Path) -> bool:
     """Whether a folder holds a data set that `datasets` saved."""
     return any((folder / name).is_file() for name in _SAVED)

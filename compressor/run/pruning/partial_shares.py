@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from compressor.run.pruning.stored_content import StoredContent
 from graph_passes.files import write_text
 
 Share = tuple[float, float]
 """Time of a plan as a share of the whole model's, and its standard error."""
 
 
-class _Stored(BaseModel):
+class _Stored(StoredContent):
     """The content of the file: its key, and the share of each plan at each size."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: Mapping[str, str]
     shares: tuple[tuple[Share, ...], ...]
@@ -38,11 +35,8 @@ class PartialShares:
 
     def load(self) -> list[tuple[Share, ...]]:
         """The shares of the first plans, at each size; empty without a file, or if it is damaged or has another key."""
-        try:
-            stored = _Stored.model_validate_json(self.path.read_bytes())
-        except (OSError, ValidationError):
-            return []
-        return list(stored.shares) if stored.key == self.key else []
+        stored = _Stored.read(self.path, self.key)
+        return [] if stored is None else list(stored.shares)
 
     def store(self, shares: Sequence[tuple[Share, ...]]) -> None:
         """Replace the file; where it cannot be written, an interrupted measurement begins again."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from compressor.measure.costs import CostTable
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.stored_content import StoredContent
 from graph_passes.files import write_text
 
 
@@ -28,7 +29,7 @@ class PlanTimes(BaseModel):
     times: tuple[float, ...]
 
 
-class MeasuredTimes(BaseModel):
+class MeasuredTimes(StoredContent):
     """Everything that a run has measured.
 
     Attributes:
@@ -36,8 +37,6 @@ class MeasuredTimes(BaseModel):
         tables: one table for each size.
         plans: the plans that were timed, in order.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: Mapping[str, str]
     tables: tuple[CostTable, ...]
@@ -83,12 +82,8 @@ class RunTimes:
         return times
 
     def _measured(self) -> MeasuredTimes | None:
-        """What the file holds; None without a file, or if it is damaged or of another machine or engine."""
-        try:
-            measured = MeasuredTimes.model_validate_json(self.path.read_bytes())
-        except (OSError, ValidationError):
-            return None
-        return measured if measured.key == self.costs.key() else None
+        """What the file holds of this machine and engine; None: nothing."""
+        return MeasuredTimes.read(self.path, self.costs.key())
 
     def _write(self, measured: MeasuredTimes) -> None:
         write_text(self.path, measured.model_dump_json(indent=1))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from compressor.run.pruning.metric_trials import ResampledScore
+from compressor.run.pruning.stored_content import StoredContent
 from graph_passes.files import write_text
 
 
@@ -24,10 +25,8 @@ class _PlanScore(BaseModel):
     divergence: float
 
 
-class _Stored(BaseModel):
+class _Stored(StoredContent):
     """The content of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     key: str
     plans: tuple[_PlanScore, ...] = ()
@@ -47,7 +46,7 @@ class TrialScores:
 
     def find(self, counts: Mapping[str, int]) -> ResampledScore | None:
         """The score of a plan, if it is kept."""
-        for plan in self._load().plans:
+        for plan in self._plans():
             if plan.counts == counts:
                 return ResampledScore(plan.metric, np.array(plan.draws), plan.divergence)
         return None
@@ -55,13 +54,10 @@ class TrialScores:
     def keep(self, counts: Mapping[str, int], score: ResampledScore) -> None:
         """Add the score of a plan."""
         fields = {"metric": score.metric, "draws": tuple(score.draws.tolist()), "divergence": score.divergence}
-        plans = (*self._load().plans, _PlanScore(counts=dict(counts), **fields))
+        plans = (*self._plans(), _PlanScore(counts=dict(counts), **fields))
         write_text(self.path, _Stored(key=self.key, plans=plans).model_dump_json())
 
-    def _load(self) -> _Stored:
-        """The content of the file; without plans if there is none, or if it is damaged or has another key."""
-        try:
-            stored = _Stored.model_validate_json(self.path.read_bytes())
-        except (OSError, ValidationError):
-            return _Stored(key=self.key)
-        return stored if stored.key == self.key else _Stored(key=self.key)
+    def _plans(self) -> tuple[_PlanScore, ...]:
+        """The plans in the file, with their scores."""
+        stored = _Stored.read(self.path, self.key)
+        return () if stored is None else stored.plans
