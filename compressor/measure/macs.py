@@ -15,10 +15,11 @@ from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks
 from graph_passes.flow.concrete_shapes import Probe, Shape
 
 _PRODUCTS = frozenset(
-    "DynamicQuantizeMatMul FusedGemm FusedMatMul Gemm MatMul MatMulInteger MatMulIntegerToFloat QLinearMatMul"
-    " MatMulNBits TransposeMatMul".split()
+    "DynamicQuantizeMatMul FusedGemm FusedMatMul Gemm MatMul MatMulInteger MatMulIntegerToFloat MatMulNBits"
+    " QLinearMatMul TransposeMatMul".split()
 )
 _UNCOUNTED = frozenset("ConvInteger QAttention QLinearConv".split())
+"""Products whose multiply-accumulates are not counted: a graph with one has no count."""
 
 
 def macs(model: ir.Model, batch: int, seq: int) -> int | None:

@@ -117,16 +117,17 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
     refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
-    is_distilled = any(note.code is NoteCode.DISTILLED for note in selected.notes)
+    codes = {note.code for note in selected.notes}
     if selected.trained and refits:
         adjusted = "adjusted on training rows whose labels were not used" if methods[-1].reads_rows else "unchanged"
-        adjusted += ", and then distilled" if is_distilled else ""
+        adjusted += ", and then distilled" if NoteCode.DISTILLED in codes else ""
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
             text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
             " the model folder with every unit",
         )
-    trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not is_distilled)
+    distils = bool(codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN})
+    trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not distils)
     if selected.trained and trains:
         selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
         has_heads = bool(selected.plan.sites)
