@@ -90,6 +90,7 @@ def test_the_metric_alone_bounds_what_is_removed(answered: Path, tmp_path: Path,
     assert (certificate is None) == (certify is None)
     assert certificate is None or certificate.removed == count
     assert (NoteCode.CERTIFIED in result.codes) == (certificate is not None and count > 0)
+    assert NoteCode.NOTHING_REMOVED not in result.codes, "plans hold, whatever the certificate permits"
 
 
 def test_neurons_are_removed_after_heads_of_a_search(inputs: Path, tmp_path: Path) -> None:
