@@ -11,7 +11,7 @@ from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe
-from compressor.config.sections import AUTO
+from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text
@@ -25,6 +25,7 @@ from compressor.selection.checks import check_budget, check_options, check_pool,
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
+from compressor.tasks.row_files import require_file
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.entmax import entmax_function
@@ -109,6 +110,8 @@ def load_model(recipe: Recipe) -> LoadedModel:
     runtime, engine = target(recipe.engine.reference.target), recipe.engine
     _check_calibration(recipe)
     _check_kept_folders(recipe)
+    for source in filter(None, map(recipe.value, ROW_SOURCES)):
+        require_file(source)
     reason = runtime.missing()
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)

@@ -47,11 +47,9 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
             return None
         rows = "" if recipe.rows.data else "rows to learn from (--data) and "
         learned = "the number of heads to keep (--keep)" if sites else "a budget, e.g. --macs 70%"
-        note = Note(
-            code=NoteCode.NOTHING_LEARNED,
-            text="nothing was learned: the model is exported and built with every unit; add"
-            f" {rows}{learned}, or a plan (--plan)",
-        )
+        advice = "" if recipe.selection.keep is not None else f"; add {rows}{learned}, or a plan (--plan)"
+        text = f"nothing was learned: the model is exported and built with every unit{advice}"
+        note = Note(code=NoteCode.NOTHING_LEARNED, text=text)
         return SelectedPlan(_signed(keep_all(sites), folder), notes=(note,))
     plan, weights = Plan.load(recipe.plan_file), None
     if plan.model not in (None, folder.fingerprint):

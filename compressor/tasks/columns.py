@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ _CHUNK_ROWS = 10_000
 """Rows whose texts are checked at once."""
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
+_SAMPLED = 100
+"""Number of rows whose texts are compared in length."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,10 @@ class TextColumns:
                 value=tuple(names),
                 **details,
             )
-        texts = [name for name in rows.column_names if is_text(rows, name)][: min(self.counts)]
+        example = ",".join(_longest_texts(rows, min(self.counts))) or self.example
         raise InputError(
             f"{source}: no {self.description} among the columns {list_columns(rows)}; name it"
-            f" (--text-columns {','.join(texts) or self.example})",
+            f" (--text-columns {shlex.quote(' '.join(example.split()))})",
             code=ErrorCode.COLUMN_MISSING,
             **details,
         )
@@ -154,6 +157,14 @@ class LabelColumn:
 def is_text(rows: Dataset, name: str) -> bool:
     """Whether a column holds strings."""
     return rows.features[name] in (Value("string"), Value("large_string"))
+
+
+def _longest_texts(rows: Dataset, count: int) -> list[str]:
+    """The columns with the longest texts, at most `count`, in their order; labels are shorter than texts."""
+    sample = rows[:_SAMPLED]
+    lengths = {name: sum(map(len, filter(None, sample[name]))) for name in rows.column_names if is_text(rows, name)}
+    longest = sorted(lengths, key=lambda name: lengths[name], reverse=True)[:count]
+    return [name for name in lengths if name in longest]
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:

@@ -43,7 +43,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     names = sorted(set(texts))
     if len(names) < 2:
         raise InputError(
-            f"{source}: {column!r} is {names[0]!r} in every row; give rows of two classes or more",
+            f"{source}: {column!r} is {names[0]!r} in every row; give rows of two classes or more, or"
+            " remove the column where labels are not needed",
             code=ErrorCode.INVALID_ROWS,
             column=column,
             value=names[0],

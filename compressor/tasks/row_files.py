@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,16 @@ def is_file_name(source: str) -> bool:
     """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
     path = Path(source)
     return path.exists() or _format(path) in ROW_FORMATS or path.suffix in PACKED
+
+
+def require_file(source: str) -> None:
+    """Raise InputError for a source that names a file of rows which does not exist."""
+    if is_file_name(source) and not Path(source).exists():
+        raise InputError(
+            f"{source}: cannot be read ({os.strerror(errno.ENOENT)}); check the path",
+            code=ErrorCode.FILE_MISSING,
+            path=Path(source),
+        )
 
 
 def has_tables(folder: Path) -> bool:

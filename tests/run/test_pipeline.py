@@ -18,6 +18,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.report import load as load_report
 from compressor.results import FLOAT_STAGES, DropStatus, NoteCode, ProofStage
 from compressor.run import verify
+from compressor.run.load import load_model
 from compressor.run.variant import drops_unread
 from compressor.run.write_report import drop_status
 from compressor.targets import target
@@ -122,6 +123,12 @@ def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finis
     compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
     assert NoteCode.RESUMED in listener.codes
     assert (out / "plan.json").read_bytes() == (finished.out / "plan.json").read_bytes()
+
+
+@pytest.mark.parametrize("field", ["data", "eval_data", "test_data"])
+def test_a_missing_file_of_rows_ends_the_run_before_the_model_is_loaded(field: str, tmp_path: Path) -> None:
+    with fails_with(ErrorCode.FILE_MISSING, path=Path("rows.tsv")):
+        load_model(Recipe(model=tmp_path / "no model", keep=1, **{"data": "owner/name", field: "rows.tsv"}))
 
 
 def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) -> None:

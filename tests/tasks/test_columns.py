@@ -63,6 +63,16 @@ def test_faults_of_text_columns(
     assert str(caught.value).startswith("f: ")
 
 
+@pytest.mark.parametrize(
+    ("counts", "example"), [((1,), "'the text'"), ((2,), "'the text,a title'"), ((1, 2), "'the text'")]
+)
+def test_the_longest_texts_are_proposed(counts: tuple[int, ...], example: str) -> None:
+    rows = Dataset.from_dict({"my label": ["good"], "the text": ["a fine film"], "a title": ["Kes, 1969"], "n": [1]})
+    with fails_with(ErrorCode.COLUMN_MISSING) as caught:
+        TextColumns(counts=counts).find(rows, (), "f")
+    assert f"--text-columns {example}" in str(caught.value)
+
+
 def test_empty_texts_are_refused_if_every_text_is_needed() -> None:
     rows = Dataset.from_dict({"text": ["x", " "]})
     assert TextColumns().find(rows, (), "f") == ("text",)
