@@ -80,7 +80,7 @@ def run_search(
     evaluator = evaluator_of(data, "search")
     pool = PooledSubsetEvaluator(evaluator, all_heads(pool_of(sites, selection.options)))
     steps = []
-    with evaluator.stored_at_end():
+    with evaluator.stored_on_interrupt():
         for step in search.choose(pool, keep, selection.max_drop):
             steps.append(replace(step, kept=step.kept | pool.always_kept))
             on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))

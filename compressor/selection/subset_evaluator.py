@@ -96,13 +96,14 @@ class ModelSubsetEvaluator:
         self._evaluations.update(self._store.load())
 
     @contextmanager
-    def stored_at_end(self) -> Iterator[None]:
-        """Write the evaluations to the file of `store_in` when the block ends, also by an error or Ctrl-C."""
+    def stored_on_interrupt(self) -> Iterator[None]:
+        """Write the evaluations to the file of `store_in` if Ctrl-C ends the block."""
         try:
             yield
-        finally:
+        except KeyboardInterrupt:
             if self._store is not None:
                 self._store.write(self._evaluations)
+            raise
 
     def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
         task, train = self._data.task, self._data.train

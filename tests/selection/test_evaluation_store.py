@@ -88,7 +88,7 @@ def test_an_interruption_loses_few_of_many_subsets(tmp_path: Path) -> None:
     evaluator = evaluator_of(model, measurer=InterruptedMeasurer(whole))
     subsets = [frozenset(chosen) for chosen in itertools.combinations(evaluator.heads, 3)]
     evaluator.store_in(tmp_path / "evaluations.npz")
-    with pytest.raises(KeyboardInterrupt), evaluator.stored_at_end():
+    with pytest.raises(KeyboardInterrupt), evaluator.stored_on_interrupt():
         evaluator.evaluate_all(subsets)
     with np.load(tmp_path / "evaluations.npz") as file:
         assert 0 < len(file["kept"]) < len(subsets)
