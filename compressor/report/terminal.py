@@ -51,8 +51,8 @@ def _candidates(report: Report) -> Table:
     cells = [(row[0], *row[shown], row[-1]) for row in rows]
     empty = [""] * len(headings[shown])
     cells += [(", ".join(labels), *empty, "not delivered") for labels in labels_by_failure(report.candidates).values()]
-    tried = "engines tried with every unit" if report.candidates[0].has_all_units else "engines tried"
-    return _table((tried, *headings[shown], ""), cells)
+    heading = "engines tried with every unit" if report.candidates[0].has_all_units else "engines tried"
+    return _table((heading, *headings[shown], ""), cells)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -81,5 +81,5 @@ def build_compressed(
     if learned.engine is None:
         return choose_engine(trials, None)
     chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])
-    tried = (row.model_copy(update={"has_all_units": True}) for row in learned.engine.candidates)
-    return replace(chosen, candidates=tuple(tried))
+    candidates = (row.model_copy(update={"has_all_units": True}) for row in learned.engine.candidates)
+    return replace(chosen, candidates=tuple(candidates))
