@@ -16,7 +16,7 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
-from compressor.config.values import PACKED, ROW_FORMATS
+from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 FILE_NAME = "compress.toml"
@@ -209,8 +209,9 @@ def _is_inside(folder: Path, path: Path) -> bool:
 
 def _is_path(name: str, path: Path) -> bool:
     """Whether a value names a file; the value of a field of rows may name a data set of a hub instead."""
-    is_file = path.suffix.lower() in (*ROW_FORMATS, *PACKED)
-    return bool(extra_of(FIELDS[name], "is_path")) or (name in ROW_SOURCES and (is_file or path.exists()))
+    if name in ROW_SOURCES:
+        return names_row_file(path) or path.exists()
+    return bool(extra_of(FIELDS[name], "is_path"))
 
 
 def _read_text(path: Path) -> str:

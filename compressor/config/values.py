@@ -117,6 +117,11 @@ def as_milliseconds(value: Any) -> float:
     return milliseconds
 
 
+def names_row_file(path: Path) -> bool:
+    """Whether the suffix of a path is that of a file of rows, compressed or not."""
+    return path.suffix.lower() in (*ROW_FORMATS, *PACKED)
+
+
 def _as_rows(value: Any) -> Any:
     """A source of rows as text; an empty one would be the current directory."""
     if value == "":

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from datasets import Dataset
 
-from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS
+from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, names_row_file
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 from compressor.tasks.row_chunks import LineError, parse_chunks
@@ -27,7 +27,7 @@ _OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzi
 def is_file_name(source: str) -> bool:
     """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
     path = Path(source)
-    return path.exists() or _format(path) in ROW_FORMATS or path.suffix in PACKED
+    return path.exists() or names_row_file(path)
 
 
 def require_file(source: str) -> None:
