@@ -82,9 +82,10 @@ class RecipeSections(Sections):
 
     @property
     def reads_no_labels(self) -> bool:
-        """Whether training rows are read without labels: to choose units under a budget, to refit, or to distill."""
+        """Whether training rows are read without labels: to choose units, to refit, to distill, or to quantize."""
         learns_labels = self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
-        return not learns_labels and (self.prunes or self.distills)
+        quantizes = self.rows.data is not None and self.engine.allows_quantized
+        return not learns_labels and (self.prunes or self.distills or quantizes)
 
     @property
     def prunes(self) -> bool:

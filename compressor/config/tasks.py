@@ -36,6 +36,7 @@ def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:
 
 TASKS: tuple[TaskEntry, ...] = (
     _task("text-classification", "classification:TextClassification"),
+    _task("multi-label-classification", "multi_label:MultiLabelClassification", "text-classification"),
     _task("regression", "regression:Regression", "text-classification"),
     _task("causal-lm", "segment_streams:CharacterStreams", "text-generation"),
     _task("causal-lm", "segment_streams:Streams", "text-generation"),
@@ -44,6 +45,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("question-answering", "question_answering:QuestionAnswering"),
     _task("token-classification", "token_classification:TokenClassification"),
     _task("fill-mask", "fill_mask:FillMask"),
+    _task("image-classification", "image_classification:MultiLabelImages"),
     _task("image-classification", "image_classification:ImageClassification"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
@@ -51,3 +53,8 @@ TASKS: tuple[TaskEntry, ...] = (
 
 TASK_NAMES: tuple[str, ...] = tuple(dict.fromkeys(entry.name for entry in TASKS))
 """The names without repeats."""
+
+SEQUENCE_CLASSIFIERS: tuple[str, ...] = tuple(
+    entry.name for entry in TASKS if entry.model_task == "text-classification"
+)
+"""The tasks whose model has a head over a whole sequence."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder.example_file import resize_example
 from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
@@ -18,7 +19,7 @@ from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
 
-_NO_TARGET = ("text-classification", "regression", "question-answering")
+_NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
 
 Parameters = Mapping[str, inspect.Parameter]

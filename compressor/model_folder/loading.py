@@ -25,6 +25,7 @@ from compressor.model_folder.processor import load_processor, require_processor,
 from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
 from compressor.model_folder.weight_checks import check_finite, check_weight_files
+from compressor.models.answer_kind import several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
@@ -72,7 +73,8 @@ class ModelFolder:
     def surroundings(self) -> dict[str, str]:
         """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
         pooling = ", ".join(self.model.settings) if isinstance(self.model, SentenceEncoder) else None
-        parts = {"pooling": pooling, "task_source": None if self.own_task is None else self.own_task.source}
+        source = None if self.own_task is None else self.own_task.source
+        parts = {"pooling": pooling, "answers": several_answers(self.config), "task_source": source}
         return {name: text for name, text in parts.items() if text is not None}
 
 

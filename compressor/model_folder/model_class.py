@@ -14,10 +14,14 @@ from compressor import models
 from compressor.config.own_tasks import entry_point_names
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.models.answer_kind import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
 
 _RENAMED = {"text-generation": "causal-lm"}
 """Optimum's name of a task -> its name in this package, where they differ."""
+
+_KINDS = {"multi-label-classification": AnswerKind.CLASSES, "regression": AnswerKind.NUMBERS}
+"""Task of a classifier -> what its logits stand for, where these are not one class of several."""
 
 
 def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
@@ -90,9 +94,33 @@ def _class_for_task(
             value=task,
             family=config.model_type,
         )
-    if task in model_tasks or (task == "text-classification" and (config.num_labels or 0) > 1):
+    if task in _KINDS:
+        _declare_kind(task, config)
+    is_single = answer_kind(config) is not AnswerKind.CLASSES and (config.num_labels or 0) > 1
+    if task in model_tasks or (task == "text-classification" and is_single):
         return (family_class or named_class), task
     return (family_class or named_class), _task_name(optimum_task, config)
+
+
+def _declare_kind(task: str, config: PretrainedConfig) -> None:
+    """Write what the outputs of a head stand for into its configuration, where several are named as classes or numbers.
+
+    Raises:
+        UsageError: the configuration declares something else.
+    """
+    kind, declared = _KINDS[task], getattr(config, "problem_type", None)
+    if kind is AnswerKind.NUMBERS and config.num_labels == 1:
+        return
+    if declared not in (None, kind):
+        raise UsageError(
+            f"--task {task}: the model was trained for {declared} (problem_type in config.json); omit --task, or"
+            " correct that entry",
+            code=ErrorCode.CONTRADICTION,
+            field="task",
+            value=task,
+            problem_type=declared,
+        )
+    config.problem_type = str(kind)
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
@@ -138,8 +166,8 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
 
 
 def _task_name(optimum_task: str, config: PretrainedConfig) -> str:
-    """The name of a task in this package; a classifier with a single logit is a regression."""
-    regression = config.problem_type == "regression" or (config.num_labels == 1 and config.problem_type is None)
-    if optimum_task == "text-classification" and regression:
-        return "regression"
+    """The name of a task in this package; that of a classifier follows from what its logits stand for."""
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    if optimum_task == "text-classification" and answer_kind(config) in kinds:
+        return kinds[answer_kind(config)]
     return _RENAMED.get(optimum_task, optimum_task)

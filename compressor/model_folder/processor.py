@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoImageProcessor, AutoProcessor, PreTrainedModel
 
+from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line, quiet_transformers
 
@@ -94,6 +95,6 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
     """
     config = model.config.get_text_config()
     padding = getattr(config, "pad_token_id", None)
-    if task in ("text-classification", "regression") and (padding is None or padding < 0):
+    if task in SEQUENCE_CLASSIFIERS and (padding is None or padding < 0):
         ids = [getattr(holder, f"{kind}_token_id", None) for kind in ("pad", "eos") for holder in (processor, config)]
         config.pad_token_id = next((token for token in ids if isinstance(token, int) and token >= 0), 0)

@@ -15,6 +15,8 @@ from compressor.model_folder.dense_layers import save_dense_layers
 from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import module_folders
+from compressor.model_folder.thresholds import THRESHOLD_FILES
+from compressor.models.answer_kind import several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 
 _PATTERNS = (
@@ -35,6 +37,7 @@ _PATTERNS = (
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
+    THRESHOLD_FILES,
     "LICENSE*",
     "NOTICE*",
 )
@@ -60,7 +63,7 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
                 copy = out / file.relative_to(folder.path)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-    _save_label_names(folder, out / "config.json")
+    _save_labels(folder, out / "config.json")
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
         save_dense_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
 
@@ -91,12 +94,20 @@ def link_library_files(out: Path) -> None:
                 shutil.copyfile(out / name, link)
 
 
-def _save_label_names(folder: ModelFolder, file: Path) -> None:
-    """Write class names that were learned from rows, so that the labels of other rows are mapped in the same way."""
+def _save_labels(folder: ModelFolder, file: Path) -> None:
+    """Write class names that were learned from rows, so that the labels of other rows are mapped in the same way.
+
+    Whether a row has several answers is written too, where `--task` says so: applications read it.
+    """
     config = json.loads(file.read_text(encoding="utf-8"))
     names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
-    if not _are_defaults(names) and config.get("id2label") != names:
+    has_names = not _are_defaults(names) and config.get("id2label") != names
+    has_problem = several_answers(folder.config) and config.get("problem_type") != folder.config.problem_type
+    if has_names:
         config["id2label"], config["label2id"] = names, {name: int(index) for index, name in names.items()}
+    if has_problem:
+        config["problem_type"] = folder.config.problem_type
+    if has_names or has_problem:
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -31,6 +31,8 @@ class NoteCode(StrEnum):
     """Many test rows are among the training or evaluation rows."""
     LABELS_NUMBERED = "labels-numbered"
     """Names of labels that the model lacks are numbered in the order of the alphabet."""
+    THRESHOLDS = "thresholds"
+    """The probabilities from which a model that assigns several classes to a row assigns them."""
     DENSE_UNINFORMED = "dense-uninformed"
     """The dense model scores no better than an answer that is the same for every row."""
     ANSWERS_UNCHANGED = "answers-unchanged"

@@ -139,8 +139,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
 
 def _unlabelled_note(sources: Sequence[str]) -> Note:
     text = (
-        f"{', '.join(sources)}: the rows have no labels, and none are needed to choose units, to refit weights or to"
-        " learn a teacher's outputs"
+        f"{', '.join(sources)}: the rows have no labels, and none are needed to choose units, to refit weights, to"
+        " learn a teacher's outputs or to quantize"
     )
     return Note(text=text, code=NoteCode.ROWS_UNLABELLED)
 

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+from transformers import PreTrainedModel
 
+from compressor.models.answer_kind import AnswerKind, several_answers
 from compressor.models.sentence_encoder import EMBEDDING
-from compressor.tasks.forwards import SPAN_ENDS, scored_mask
+from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
+LOGITS = "logits"
+"""Name of the output of classifiers."""
 _SMALLEST_VARIANCE = 1e-12
 
 
@@ -20,8 +24,9 @@ def divergence(
     outputs: Mapping[str, Any],
     names: Sequence[str],
     batch: Mapping[str, Tensor],
-    variance: float | None = None,
+    variance: Tensor | float | None = None,
     *,
+    kind: AnswerKind | None = None,
     temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
@@ -31,16 +36,20 @@ def divergence(
 
     1. `[rows, positions, classes]`: a language model or a tagger; the mean over the positions of the row that count.
     2. `[rows, classes]`.
-    3. `[rows, 1]` or `[rows]`: a regression; the squared difference over the variance of the dense outputs.
+    3. `[rows, 1]` or `[rows]`, or `[rows, numbers]` of the kind `NUMBERS`: a regression; the squared difference over
+       the variance of the dense outputs, summed over the numbers.
     4. `sentence_embedding` `[rows, width]`: one minus the cosine of both embeddings.
     5. `start_logits` and `end_logits` `[rows, positions]`: the ends of a span; padded positions are left out.
+    6. `logits` `[rows, classes]` of the kind `CLASSES`: the divergence of independent decisions, summed over classes.
 
     Args:
         dense: outputs of the dense model.
         outputs: outputs of the changed model on the same batch.
         names: the outputs that the task scores, see `Task.outputs`.
         batch: the inputs, of which the masks and the labels (-100: not scored) tell padded positions.
-        variance: variance of the dense outputs of a regression over all calibration rows; None: over these rows.
+        variance: variance of the dense outputs of a regression over all calibration rows, `[numbers]`; None: over these
+            rows.
+        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
         temperature: T, by which logits are divided; the divergence is multiplied by its square (Hinton et al. 2015), so
             that its scale depends little on it. Cases 3 and 4 have no temperature.
         dtype: precision of the computation. float64 resolves small divergences; training needs no more than float32.
@@ -52,40 +61,79 @@ def divergence(
         [
             _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
             if name == EMBEDDING
-            else _output_divergence(dense[name], outputs[name], name, batch, variance, temperature, dtype)
+            else _output_divergence(dense[name], outputs[name], name, batch, variance, kind, temperature, dtype)
             for name in names
         ]
     ).sum(0)
 
 
-def fisher_outputs(outputs: Mapping[str, Any], names: Sequence[str], generator: torch.Generator) -> list[Tensor]:
+def fisher_outputs(
+    outputs: Mapping[str, Any], names: Sequence[str], generator: torch.Generator, deviations: Tensor | None = None
+) -> list[Tensor]:
     """The scored outputs, by whose gradients the Fisher information is computed: an embedding as one number per row.
 
     One minus the cosine is half the squared distance of unit vectors, so that its second derivative is the sum of the
     squared gradients of their components. The squared gradient of the sum of the components with random signs has the
-    same expectation.
+    same expectation. Several numbers of a regression become one in the same way, each divided by its deviation.
 
     Args:
         outputs: outputs of a forward, `[rows, ...]`.
         names: the outputs that the task scores.
         generator: draws the signs of each row; on the device of the outputs.
+        deviations: see `number_deviations`.
     """
-    values: list[Tensor] = [outputs[name] for name in names]
-    return [
-        _random_component(value.float(), generator) if name == EMBEDDING else value
-        for name, value in zip(names, values, strict=True)
-    ]
+
+    def of(name: str, value: Tensor) -> Tensor:
+        if name == EMBEDDING:
+            return _random_component(normalize(value.float(), dim=-1), generator)
+        if name == LOGITS and deviations is not None:
+            return _random_component(value.float() / deviations.to(value.device), generator)
+        return value
+
+    return [of(name, outputs[name]) for name in names]
 
 
-def _random_component(embedding: Tensor, generator: torch.Generator) -> Tensor:
-    """The sum of the components of each embedding, divided by its norm, with random signs, `[rows]`."""
-    signs = 2 * torch.randint(2, embedding.shape, generator=generator, device=embedding.device) - 1
-    return (normalize(embedding, dim=-1) * signs).sum(-1)
+def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
+    """The standard deviation of each number of a regression of several, `[numbers]`; None for other models.
+
+    Args:
+        model: a transformers model in evaluation mode.
+        batches: inputs `[rows, ...]`.
+    """
+    if several_answers(model.config) is not AnswerKind.NUMBERS:
+        return None
+    with torch.no_grad():
+        outputs = [model(**forward_arguments(model, batch))[LOGITS] for batch in batches]
+    return variances(torch.cat(outputs)).clamp(min=_SMALLEST_VARIANCE).sqrt().float()
 
 
-def is_regression(logits: Tensor) -> bool:
-    """Whether an output is one number per row, `[rows]` or `[rows, 1]`."""
-    return logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
+def _random_component(values: Tensor, generator: torch.Generator) -> Tensor:
+    """The sum of the components of each row `[rows, components]` with random signs, `[rows]`."""
+    signs = 2 * torch.randint(2, values.shape, generator=generator, device=values.device) - 1
+    return (values * signs).sum(-1)
+
+
+def are_numbers(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
+    """Whether an output of a classifier of this kind is one number per row, `[rows]`, or several, `[rows, numbers]`."""
+    if name in SPAN_ENDS or are_classes(output, name, kind):
+        return False
+    is_several = name == LOGITS and kind is AnswerKind.NUMBERS and output.dim() == 2
+    return is_several or output.dim() == 1 or (output.dim() == 2 and output.shape[1] == 1)
+
+
+def are_classes(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
+    """Whether an output of a classifier of this kind is an independent decision on each class, `[rows, classes]`."""
+    return name == LOGITS and kind is AnswerKind.CLASSES and output.dim() == 2
+
+
+def variances(outputs: Tensor) -> Tensor:
+    """The variance of each number of a regression, `[numbers]` float64, from outputs `[rows]` or `[rows, numbers]`."""
+    return outputs.double().reshape(len(outputs), -1).var(0, correction=0)
+
+
+def _decisions(logits: Tensor) -> Tensor:
+    """The logits of the two outcomes of independent decisions, `[rows, classes, 2]`."""
+    return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
 
 def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
@@ -113,14 +161,15 @@ def _output_divergence(
     logits: Tensor,
     name: str,
     batch: Mapping[str, Tensor],
-    variance: float | None,
+    variance: Tensor | float | None,
+    kind: AnswerKind | None,
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    if name not in SPAN_ENDS and is_regression(dense):  # case 3
-        difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense))
-        scale = float(dense.double().var(correction=0)) if variance is None else variance
-        return difference.square() / max(scale, _SMALLEST_VARIANCE)
+    if are_numbers(dense, name, kind):  # case 3
+        difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense), -1)
+        scale = torch.as_tensor(variances(dense) if variance is None else variance)
+        return (difference.square() / scale.to(difference).clamp(min=_SMALLEST_VARIANCE)).sum(-1)
 
     def softened(values: Tensor) -> Tensor:
         return values.to(dtype) / temperature
@@ -128,6 +177,8 @@ def _output_divergence(
     if name in SPAN_ENDS:  # case 5
         # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
         rows = _kl(_without_padding(softened(dense), batch), _without_padding(softened(logits), batch))
+    elif are_classes(dense, name, kind):  # case 6
+        rows = _kl(_decisions(softened(dense)), _decisions(softened(logits))).sum(-1)
     elif dense.dim() == 2:  # case 2
         rows = _kl(softened(dense), softened(logits))
     else:  # case 1, row by row, since these outputs are large

@@ -163,6 +163,11 @@ class LabelledTexts(LabelledRows):
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
+    @property
+    def placeholder(self) -> Any:
+        """The label of rows without labels."""
+        return 0
+
     @abstractmethod
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
         """The label of every row as a number, or as a list of numbers of the same length for each row."""
@@ -173,7 +178,7 @@ class LabelledTexts(LabelledRows):
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode texts as tokens; every label is zero."""
-        return self._encode_texts(rows, itertools.repeat(0, len(rows)), source)
+        return self._encode_texts(rows, itertools.repeat(self.placeholder, len(rows)), source)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.

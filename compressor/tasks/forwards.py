@@ -59,7 +59,7 @@ def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tenso
     """
     attention = DECODER_MASK if DECODER_IDS in batch or DECODER_MASK in batch else "attention_mask"
     labels = batch.get(LABELS)
-    if labels is not None and labels.shape == (rows, positions):
+    if labels is not None and labels.shape == (rows, positions) and not labels.is_floating_point():
         return (labels != IGNORED).cpu()
     mask = batch.get(attention)
     if mask is not None and mask.shape == (rows, positions):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
@@ -20,13 +21,16 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
+from compressor.model_folder.thresholds import read_thresholds
+from compressor.models.answer_kind import AnswerKind, answer_kind
 from compressor.results import MetricUnit
 from compressor.tasks.image_files import IMAGE, ImageColumn, image_splits, skipped_files
 from compressor.tasks.image_sources import ImageSource, digest, image_sources, located_rows, reason_of, source_columns
-from compressor.tasks.labelled_rows import ClassLabels
+from compressor.tasks.labelled_rows import ClassLabels, LabelledRows
 from compressor.tasks.metrics import Metric, accuracy
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.row_store import RowStore
+from compressor.tasks.several_classes import SeveralClasses
 
 _TOP = 5
 _STORED_ROWS = 256
@@ -38,45 +42,40 @@ def _share(statistics: np.ndarray) -> float:
     return float(statistics.mean()) if len(statistics) else 0.0
 
 
-class ImageClassification(ClassLabels):
-    """Classification of images by the largest logit, scored by accuracy or top-5 accuracy.
+class ImageRows(LabelledRows):
+    """The base class of tasks whose rows hold an image, or the path of its file, and a label.
 
-    A row holds an image, or the path of its file, and a label. Images are decoded and processed when a batch is
-    collated, so that the pixels of few are in memory.
+    Images are decoded and processed when a batch is collated, so that the pixels of few are in memory.
 
     Args:
         folder: its image processor converts images; its configuration has the number of classes and their names.
         request: columns.
         metric: one of `metrics`.
 
-    Raises:
-        InputError: the model assigns several classes to a row.
-        UsageError: the metric is top-5 accuracy, and the model has no more classes.
+    Attributes:
+        config: configuration of the model, with the names of its classes.
+        label_type: type of the labels of a batch.
     """
 
     name = IMAGE_CLASSIFICATION
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
-        Metric("top5", _share, MetricUnit.POINTS, maximum=1.0),
-    )
     image_column: ClassVar[ImageColumn] = ImageColumn()
+    label_type: ClassVar[torch.dtype] = torch.int64
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
-        self.require_one_class(folder)
-        classes = int(folder.config.num_labels or 0)
-        if metric.name == "top5" and classes <= _TOP:
-            raise UsageError(
-                f"--metric top5: the model has {classes} classes, so that every answer would count; use accuracy",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="metric",
-                value="top5",
-                classes=classes,
-            )
         self.config = folder.config
         self._request = request
         self._processor = folder.processor
         self._size = folder.image_size
+
+    @property
+    def placeholder(self) -> Any:
+        """The label of rows without labels."""
+        return 0
+
+    @abstractmethod
+    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
+        """The label of every row as a number, or as a list of numbers of the same length for each row."""
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
@@ -114,7 +113,7 @@ class ImageClassification(ClassLabels):
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows whose labels are not used; every label is zero."""
-        return self._encode_images(rows, itertools.repeat(0, len(rows)), source)
+        return self._encode_images(rows, itertools.repeat(self.placeholder, len(rows)), source)
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
         """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
@@ -130,13 +129,64 @@ class ImageClassification(ClassLabels):
             _source_of(example).decode()
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch]`.
+        """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch, ...]`.
 
         Raises:
             InputError: an image cannot be decoded, or the processor refuses it.
         """
-        labels = torch.tensor([example["labels"] for example in examples], dtype=torch.int64)
+        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
+
+    def _encode_images(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
+
+        Raises:
+            InputError: a column is missing, or a row has no image that can be opened.
+        """
+        column = self.image_column.find(rows, self._request.image_column, source)
+        remaining, images = iter(labels), image_sources(rows, column, source)
+        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
+        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
+        store = RowStore()
+        store.add(_table([], [], kind, settings))
+        while chunk := list(itertools.islice(images, _STORED_ROWS)):
+            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), kind, settings))
+        return store.finish()
+
+    def _pixels(self, example: Mapping[str, Any]) -> Tensor:
+        """The pixels of an encoded row."""
+        image = _source_of(example)
+        pixels = image.pixels(self._processor)
+        if tuple(pixels.shape) != self._size:
+            raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
+        return pixels
+
+
+class ImageClassification(ClassLabels, ImageRows):
+    """Classification of images by the largest logit, scored by accuracy or top-5 accuracy; see `ImageRows`.
+
+    Raises:
+        InputError: the model assigns several classes to a row.
+        UsageError: the metric is top-5 accuracy, and the model has no more classes.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
+        Metric("top5", _share, MetricUnit.POINTS, maximum=1.0),
+    )
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        self.require_one_class(folder)
+        super().__init__(folder, request, metric)
+        classes = int(folder.config.num_labels or 0)
+        if metric.name == "top5" and classes <= _TOP:
+            raise UsageError(
+                f"--metric top5: the model has {classes} classes, so that every answer would count; use accuracy",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="metric",
+                value="top5",
+                classes=classes,
+            )
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`.
@@ -152,28 +202,22 @@ class ImageClassification(ClassLabels):
         """As for other classes; None for top-5 accuracy, whose statistics have no classes."""
         return None if self.metric == "top5" else super().constant_score(statistics)
 
-    def _encode_images(self, rows: Dataset, labels: Iterable[int], source: str) -> Dataset:
-        """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
 
-        Raises:
-            InputError: a column is missing, or a row has no image that can be opened.
-        """
-        column = self.image_column.find(rows, self._request.image_column, source)
-        remaining, images = iter(labels), image_sources(rows, column, source)
-        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
-        store = RowStore()
-        store.add(_table([], [], settings))
-        while chunk := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), settings))
-        return store.finish()
+class MultiLabelImages(SeveralClasses, ImageRows):
+    """Classification of images by one logit for each class; see `ImageRows`.
 
-    def _pixels(self, example: Mapping[str, Any]) -> Tensor:
-        """The pixels of an encoded row."""
-        image = _source_of(example)
-        pixels = image.pixels(self._processor)
-        if tuple(pixels.shape) != self._size:
-            raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
-        return pixels
+    Raises:
+        InputError: the thresholds are not one for each class.
+    """
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        self.thresholds = read_thresholds(folder.path, folder.config)
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether the model assigns several classes to an image."""
+        return answer_kind(folder.config) is AnswerKind.CLASSES
 
 
 def _source_of(example: Mapping[str, Any]) -> ImageSource:
@@ -181,10 +225,10 @@ def _source_of(example: Mapping[str, Any]) -> ImageSource:
     return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
 
 
-def _table(images: Sequence[ImageSource], labels: Sequence[int], settings: str) -> pa.Table:
+def _table(images: Sequence[ImageSource], labels: Sequence[Any], kind: pa.DataType, settings: str) -> pa.Table:
     """Encoded rows; every image is opened. The pixels of a row depend on the settings of the processor too."""
     columns = source_columns(images, [_digest(image, settings) for image in images])
-    columns["labels"] = pa.array(labels, pa.int64())
+    columns["labels"] = pa.array(labels, kind)
     columns["length"] = pa.array([1] * len(images), pa.int64())
     return pa.table(columns)
 

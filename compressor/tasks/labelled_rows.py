@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.models.answer_kind import AnswerKind, answer_kind
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
@@ -45,10 +46,10 @@ class ClassLabels(LabelledRows):
     @staticmethod
     def require_one_class(folder: ModelFolder) -> None:
         """Raise InputError for a model that assigns several classes to a row."""
-        if folder.config.problem_type == "multi_label_classification":
+        if answer_kind(folder.config) is AnswerKind.CLASSES:
             raise InputError(
                 f"{folder.path}: the model assigns several classes to a row (problem_type in config.json), this task"
-                " reads one class per row; use a model trained for one class per row",
+                " reads one class per row; use a task that reads several, such as multi-label-classification (--task)",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 path=folder.path,
                 field="problem_type",

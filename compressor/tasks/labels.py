@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from datasets import ClassLabel, Dataset, Value
+from datasets import ClassLabel, Dataset
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.tasks.label_values import label_text, label_texts, whole_number
 
-_NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
-"""Usual names of columns whose labels are numbers."""
 _LISTED = 6
 """Maximum number of labels that an error message lists."""
 
@@ -38,7 +36,6 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
         InputError: a label is empty or outside the model's classes, only some labels are names of the model's classes,
             or all rows have the same label.
     """
-    classes = int(config.num_labels or 0)
     texts = _texts_of(rows, column, config, source)
     names = sorted(set(texts))
     if len(names) < 2:
@@ -50,20 +47,45 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
             value=names[0],
         )
     feature = rows.features[column]
-    known = feature.names if _has_model_names(feature, config) else names
+    known = feature.names if has_model_names(feature, config) else names
+    return ids_of_texts(texts, known, config, column, source)
+
+
+def ids_of_texts(
+    texts: Sequence[str],
+    known: Sequence[str],
+    config: PretrainedConfig,
+    column: str,
+    source: str,
+    row_numbers: Sequence[int] | None = None,
+) -> dict[str, int]:
+    """Map labels to classes by the rules of `class_ids`.
+
+    Args:
+        texts: labels as text.
+        known: all names of the column, which rule 1 compares with those of the model.
+        config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
+        column: the column of labels.
+        source: name of the rows in error messages.
+        row_numbers: the row of each label, counted from 1; None: every row has one.
+
+    Raises:
+        InputError: a label is outside the model's classes, or only some are names of the model's classes.
+    """
+    classes, names = int(config.num_labels or 0), sorted(set(texts))
     if model_names := _model_ids(known, config):
         ids = model_names
-    elif all(_whole_number(name) is not None for name in names):
+    elif all(whole_number(name) is not None for name in names):
         ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
     else:
-        _check_new_names(texts, column, config, source)
+        _check_new_names(texts, column, config, source, row_numbers)
         ids = {name: index for index, name in enumerate(names)}
         config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
         raise RowError.of(
             source,
-            texts.index(outside[0]) + 1,
+            _row_of(texts, outside[0], row_numbers),
             f"{column!r} is {outside[0]}, outside the model's range 0 to {classes - 1}; number the labels from 0, or"
             " use a model with more classes",
             code=ErrorCode.LABEL_MISMATCH,
@@ -74,7 +96,15 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     return ids
 
 
-def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig, source: str) -> None:
+def _row_of(texts: Sequence[str], text: str, row_numbers: Sequence[int] | None) -> int:
+    """The row of the first label that is `text`, counted from 1."""
+    index = texts.index(text)
+    return index + 1 if row_numbers is None else row_numbers[index]
+
+
+def _check_new_names(
+    texts: Sequence[str], column: str, config: PretrainedConfig, source: str, row_numbers: Sequence[int] | None = None
+) -> None:
     """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
     names = sorted(set(texts))
     classes = int(config.num_labels or 0)
@@ -86,22 +116,22 @@ def _check_new_names(texts: Sequence[str], column: str, config: PretrainedConfig
         "classes": classes,
     }
     if 0 < len(unknown) < len(names):
-        row = next(row for row, text in enumerate(texts, 1) if text in unknown)
+        text = next(text for text in texts if text in unknown)
         raise RowError.of(
             source,
-            row,
-            f"{column!r} is {texts[row - 1]!r:.60}, which is not among the model's labels"
+            _row_of(texts, text, row_numbers),
+            f"{column!r} is {text!r:.60}, which is not among the model's labels"
             f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
             " or remove its rows",
-            value=texts[row - 1],
+            value=text,
             **details,
         )
     if len(names) > classes:
         rarest, count = min(Counter(texts).items(), key=lambda item: item[1])  # of equally rare ones the first
         raise RowError.of(
             source,
-            texts.index(rarest) + 1,
-            f"{column!r} is {rarest!r:.60}, the rarest label, in {count} of {len(texts)} rows; there are {len(names)}"
+            _row_of(texts, rarest, row_numbers),
+            f"{column!r} is {rarest!r:.60}, the rarest label, in {count} of {len(texts)} labels; there are {len(names)}"
             f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
             " fine-tune a model with that many, or name another column (--label-column)",
             value=rarest,
@@ -130,12 +160,30 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: Pretr
         InputError: a label is missing from `ids`.
     """
     texts = _texts_of(rows, column, config, source)
+    return classes_of_texts(texts, ids, column, source)
+
+
+def classes_of_texts(
+    texts: Sequence[str], ids: Mapping[str, int], column: str, source: str, row_numbers: Sequence[int] | None = None
+) -> list[int]:
+    """The class of every label.
+
+    Args:
+        texts: labels as text.
+        ids: label as text to class.
+        column: the column of labels.
+        source: name of the rows in error messages.
+        row_numbers: the row of each label, counted from 1; None: every row has one.
+
+    Raises:
+        InputError: a label is missing from `ids`.
+    """
     classes = [_class_of(text, ids) for text in texts]
-    for row, (text, number) in enumerate(zip(texts, classes, strict=True), 1):
+    for text, number in zip(texts, classes, strict=True):
         if number is None:
             raise RowError.of(
                 source,
-                row,
+                _row_of(texts, text, row_numbers),
                 f"{column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows"
                 " with this label",
                 code=ErrorCode.LABEL_MISMATCH,
@@ -160,101 +208,12 @@ def _texts_of(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     Data sets number the same names in different orders.
     """
     texts, feature = label_texts(rows, column, source), rows.features[column]
-    return [feature.names[int(text)] for text in texts] if _has_model_names(feature, config) else texts
+    return [feature.names[int(text)] for text in texts] if has_model_names(feature, config) else texts
 
 
-def _has_model_names(feature: Any, config: PretrainedConfig) -> bool:
+def has_model_names(feature: Any, config: PretrainedConfig) -> bool:
     """Whether a column numbers names that are all classes of the model."""
     return isinstance(feature, ClassLabel) and not _names_unknown_to(config, feature.names)
-
-
-def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
-    """The label of every row as a finite number.
-
-    Raises:
-        InputError: a label is not a finite number.
-    """
-    values = []
-    for row, text in enumerate(label_texts(rows, column, source), 1):
-        value = _number(text)
-        if not math.isfinite(value):
-            problem = f"{column!r} is {text!r}, which is not a finite number; correct it"
-            raise RowError.of(source, row, problem, column=column, value=text)
-        values.append(value)
-    return values
-
-
-def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
-    """Every label as text; `1`, `"1"` and `1.0` are the same label.
-
-    Raises:
-        InputError: a label is missing, withheld, or a list or an object.
-    """
-    feature = rows.features[column]
-    texts = []
-    for row, value in enumerate(rows[column][:], 1):
-        text = _label_text(value)
-        if text is None:
-            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
-            raise RowError.of(source, row, problem, column=column, value=value)
-        texts.append(text)
-    if isinstance(feature, ClassLabel) and "-1" in texts:
-        if set(texts) != {"-1"}:
-            problem = f"{column!r} is -1, which stands for no label; remove the row"
-            raise RowError.of(source, texts.index("-1") + 1, problem, column=column, value=-1)
-        raise InputError(
-            f"{source}: the labels are withheld (-1); use a split that has labels",
-            code=ErrorCode.INVALID_ROWS,
-            column=column,
-            value=-1,
-        )
-    return texts
-
-
-def are_withheld(rows: Dataset) -> bool:
-    """Whether every row of a column of labels is -1, as in the test rows of public benchmarks.
-
-    Columns of labels are those of the type `ClassLabel`, and those of numbers or texts with a usual name.
-    """
-    columns = [
-        name
-        for name, feature in rows.features.items()
-        if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number_or_text(feature))
-    ]
-    return any(len(rows) > 0 and all(_label_text(value) == "-1" for value in rows[name][:]) for name in columns)
-
-
-def _is_number_or_text(feature: Any) -> bool:
-    return isinstance(feature, Value) and feature.dtype.startswith(("int", "float", "string", "large_string"))
-
-
-def _label_text(value: Any) -> str | None:
-    """A label as text; None if it is empty or neither a number nor text."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, (int, float)):
-        whole = _whole_number(str(value))
-        return str(value if whole is None else whole)
-    if isinstance(value, str) and value.strip():
-        whole = _whole_number(value.strip())
-        return value.strip() if whole is None else str(whole)
-    return None
-
-
-def _whole_number(text: str) -> int | None:
-    """The number of a text such as `3` or `3.0`; None for any other text."""
-    number = _number(text)
-    return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else None
-
-
-def _number(text: str) -> float:
-    """The number of a text; NaN for any other text, such as `1_000`, which Python takes for a number."""
-    try:
-        return math.nan if "_" in text else float(text)
-    except ValueError:
-        return math.nan
 
 
 def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
@@ -273,9 +232,14 @@ def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[st
     return [name for name in names if _class_name(name).lower() not in model_names]
 
 
+def has_default_names(config: PretrainedConfig) -> bool:
+    """Whether the names of the classes are those that transformers generates."""
+    return all(str(name) == f"LABEL_{index}" for index, name in (config.id2label or {}).items())
+
+
 def _class_name(name: Any) -> str:
     """The name of a class of a model, spelled as labels are: `1` for `01`."""
-    return _label_text(str(name)) or str(name)
+    return label_text(str(name)) or str(name)
 
 
 def listed_names(names: Sequence[str]) -> str:

@@ -80,6 +80,40 @@ def macro_f1(statistics: np.ndarray) -> float:
     return float(f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0.0))
 
 
+def set_micro_f1(statistics: np.ndarray) -> float:
+    """F1 over all classes of all rows, from predicted and true classes of each row `[rows, 2 classes]`."""
+    predicted, labels = np.split(statistics, 2, axis=1)
+    total = predicted.sum() + labels.sum()
+    return float(2 * (predicted * labels).sum() / total) if total else 0.0
+
+
+def set_macro_f1(statistics: np.ndarray) -> float:
+    """Mean F1 over the classes that rows have, from predicted and true classes of each row `[rows, 2 classes]`."""
+    predicted, labels = np.split(statistics, 2, axis=1)
+    positives = labels.sum(0)
+    scores = 2 * (predicted * labels).sum(0) / np.maximum(predicted.sum(0) + positives, 1)
+    return float(scores[positives > 0].mean()) if positives.any() else 0.0
+
+
+def mean_average_precision(statistics: np.ndarray) -> float:
+    """Mean average precision over the classes that rows have, from logits and true classes `[rows, 2 classes]`.
+
+    The average precision of a class is the sum of (recall_n - recall_n-1) precision_n over its distinct logits, as in
+    scikit-learn.
+    """
+    logits, labels = np.split(statistics, 2, axis=1)
+    order = np.argsort(-logits, axis=0, kind="stable")
+    logits, labels = (np.take_along_axis(values, order, 0) for values in (logits, labels))
+    ranks = np.arange(len(labels))[:, None]
+    is_last = np.concatenate([logits[1:] != logits[:-1], np.ones_like(logits[:1], bool)])
+    # Equal logits have the rank of the last of them.
+    ends = np.minimum.accumulate(np.where(is_last, ranks, len(labels))[::-1], axis=0)[::-1]
+    precisions = np.take_along_axis(labels.cumsum(0) / (ranks + 1), ends, 0)
+    positives = labels.sum(0)
+    averages = (labels * precisions).sum(0) / np.maximum(positives, 1)
+    return float(averages[positives > 0].mean()) if positives.any() else 0.0
+
+
 def matthews(statistics: np.ndarray) -> float:
     """Matthews correlation of predicted and true class of each row `[rows, 2]`; 0 where it is undefined."""
     predicted, labels = statistics.astype(np.int64).T

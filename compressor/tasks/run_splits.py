@@ -12,7 +12,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
-from compressor.tasks.labels import are_withheld
+from compressor.tasks.label_values import are_withheld
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import Split, pick
 

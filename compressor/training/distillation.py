@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
+from compressor.models.answer_kind import AnswerKind, several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
-from compressor.tasks.divergence import divergence, is_regression
+from compressor.tasks.divergence import are_numbers, divergence, variances
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.training.hidden_error import HIDDEN_STATES, hidden_error
@@ -40,7 +41,7 @@ class Distillation:
     knowledge in a neural network", section 2), plus the error of the hidden states: for each layer the squared
     difference over the squared norm of the teacher's, over all tokens that are not padding, averaged over layers. For a
     regression the first part is the squared difference over the variance of the teacher's outputs, for embeddings one
-    minus their cosine.
+    minus their cosine, and for a model that assigns several classes to a row the divergence of each decision.
 
     Student and teacher have the same layers and widths, so layers correspond one to one. Dropout is off.
 
@@ -52,8 +53,8 @@ class Distillation:
         teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
             float32.
         kept: the teacher's outputs where they are kept; None: they are computed in every step.
-        variance: variance of a regression's outputs of the teacher, by which squared differences are divided; None:
-            that of each batch.
+        variance: variance of a regression's outputs of the teacher, `[numbers]`, by which squared differences are
+            divided; None: that of each batch.
 
     Raises:
         InputError: an attribute is out of its range; on a call, student and teacher have other outputs or layers.
@@ -65,7 +66,7 @@ class Distillation:
     hidden_weight: float = 1.0
     teacher_precision: MixedPrecision = "no"
     kept: KeptOutputs | None = None
-    variance: float | None = None
+    variance: Tensor | None = None
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,9 +119,15 @@ class Distillation:
         ]
 
     @property
+    def _kind(self) -> AnswerKind | None:
+        """What the logits of the teacher are, where a row has several answers."""
+        return several_answers(self.teacher.config)
+
+    @property
     def _teacher_key(self) -> str:
         """Hash of everything that the teacher's outputs depend on."""
         teacher, key = self.teacher, hashlib.sha256(fingerprint(self.teacher).encode())
+        key.update((self._kind or "").encode())
         if isinstance(teacher, SentenceEncoder):
             key.update(" ".join(teacher.settings).encode())
             if teacher.documents is not None:
@@ -188,7 +195,7 @@ class Distillation:
         """
         with torch.no_grad():
             target = self._evaluation_target(batch)
-            divergences = divergence(target, outputs, self.outputs, batch, self.variance)
+            divergences = divergence(target, outputs, self.outputs, batch, self.variance, kind=self._kind)
         if not torch.isfinite(divergences).all():
             self.require_defined_teacher(batch)
         return divergences
@@ -206,10 +213,10 @@ class Distillation:
         with torch.no_grad():
             for _, batch in batches(task, rows):
                 target = self._evaluation_target(task.model_inputs(batch))[self.outputs[0]]
-                if not is_regression(target):
+                if not are_numbers(target, self.outputs[0], self._kind):
                     return self
-                outputs.append(target.reshape(-1))
-        return replace(self, variance=float(torch.cat(outputs).double().var(correction=0)))
+                outputs.append(target)
+        return replace(self, variance=variances(torch.cat(outputs)))
 
     def mean_divergence(
         self,
@@ -281,7 +288,14 @@ class Distillation:
     def _loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
         variance = self.variance  # that of a batch of few rows would weigh batches by chance
         divergences = divergence(
-            target, output, self.outputs, batch, variance, temperature=self.temperature, dtype=torch.float32
+            target,
+            output,
+            self.outputs,
+            batch,
+            variance,
+            kind=self._kind,
+            temperature=self.temperature,
+            dtype=torch.float32,
         )
         return divergences.mean() + self.hidden_weight * hidden_error(target, output, batch)
 

@@ -21,7 +21,7 @@ from tests.zoo import FAMILIES
     [
         ({}, "text-classification"),
         ({"problem_type": "regression"}, "regression"),
-        ({"problem_type": "multi_label_classification"}, "text-classification"),
+        ({"problem_type": "multi_label_classification"}, "multi-label-classification"),
     ],
 )
 def test_the_task_follows_from_the_class(folder: Path, entries: dict[str, Any], task: str) -> None:

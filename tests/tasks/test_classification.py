@@ -16,6 +16,7 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.classification import TextClassification
 from compressor.tasks.forwards import forward_arguments
 from tests import folders
 from tests.faults import fails_with
@@ -138,10 +139,10 @@ def test_a_language_model_that_classifies_gets_padding(tmp_path: Path) -> None:
     assert forward(batch) == pytest.approx(np.concatenate(single), abs=1e-6)
 
 
-def test_a_model_of_several_classes_per_row_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_several_classes_per_row_has_no_largest_logit(tmp_path: Path) -> None:
     folder = load(folders.save(folders.bert(problem_type="multi_label_classification"), tmp_path / "model"))
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="problem_type"):
-        open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(8))), folder)
+        TextClassification(folder, rows_config(), TextClassification.metrics[0])
 
 
 def test_rows_too_short_for_text_are_refused(classifier: ModelFolder, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
     assert {name for name, unit in units.items() if unit is MetricUnit.POINTS} == {
         "accuracy",
         "f1",
+        "micro-f1",
+        "macro-f1",
+        "map",
         "exact-match",
         "recall@10",
         "ndcg@10",

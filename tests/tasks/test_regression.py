@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from scipy.stats import spearmanr
 
 from compressor.errors import ErrorCode
@@ -15,7 +17,7 @@ from compressor.tasks import open_data, statistics
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.rows import forward_of, tsv
+from tests.tasks.rows import forward_of, jsonl, tsv
 
 
 def test_rows_become_batches_and_correlations(scorer: ModelFolder, tmp_path: Path) -> None:
@@ -48,7 +50,43 @@ def test_labels_that_are_not_numbers_are_refused(scorer: ModelFolder, tmp_path: 
         open_data(rows_config(tsv(tmp_path / "a.tsv", "high\ta", "1\tb")), scorer)
 
 
-def test_a_model_of_several_outputs_is_refused(tmp_path: Path) -> None:
-    several = load(folders.save(folders.bert(problem_type="regression"), tmp_path / "several"))
-    with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="num_labels", value=2):
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A BERT that predicts two numbers."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("several")
+    return load(folders.save(folders.bert(problem_type="regression", id2label={0: "joy", 1: "fear"}), path))
+
+
+def _numbers(index: int) -> tuple[float, float]:
+    return index / 4, float((7 * index) % 12)
+
+
+def test_several_numbers_have_the_mean_of_their_correlations(several: ModelFolder, tmp_path: Path) -> None:
+    texts = [f"{'good ' * (index % 3)}{index}" for index in range(12)]
+    lists = jsonl(
+        tmp_path / "a.jsonl",
+        *({"text": text, "labels": list(_numbers(index))} for index, text in enumerate(texts)),
+    )
+    rows = ["\t".join((text, *(f"{number}" for number in _numbers(index)))) for index, text in enumerate(texts)]
+    columns = tsv(tmp_path / "a.tsv", *rows, header="text\tjoy\tfear")
+    data, of_columns = (open_data(rows_config(path, path, path), several) for path in (lists, columns))
+    assert list(data.train["labels"]) == list(of_columns.train["labels"]) == [list(_numbers(i)) for i in range(12)]
+    batch = data.task.collate(list(data.train))
+    loss = several.model(**batch).loss.item()
+    measured = statistics(data.task, data.test, forward_of(several.model), 5)
+    assert loss == pytest.approx(np.square(measured[:, :2] - measured[:, 2:]).mean(), rel=1e-5)
+    expected = [spearmanr(measured[:, number], measured[:, 2 + number]).statistic for number in range(2)]
+    assert data.task.score(measured) == pytest.approx(np.mean(expected))
+    assert data.task.constant_score(measured) == 0
+    assert data.task.encode_unlabelled(Dataset.from_dict({"text": ["good"]}), "rows")["labels"][:] == [[0.0, 0.0]]
+
+
+def test_one_number_for_a_model_of_several_is_refused(several: ModelFolder, tmp_path: Path) -> None:
+    with fails_with(ErrorCode.INVALID_ROWS, row=1, column="label", count=2):
         open_data(rows_config(tsv(tmp_path / "a.tsv", "1\ta", "2\tb")), several)
+
+
+def test_a_number_that_is_the_same_in_every_row_is_refused(several: ModelFolder, tmp_path: Path) -> None:
+    with fails_with(ErrorCode.INVALID_ROWS, column="fear", value=3.0):
+        open_data(rows_config(tsv(tmp_path / "a.tsv", "a\t1\t3", "b\t2\t3", header="text\tjoy\tfear")), several)

@@ -15,9 +15,9 @@ class SourceConfig(Config):
     model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
     task: str | None = config_field(
         MODEL,
-        "task of the model, where its class does not determine it: text-classification, regression,"
-        " token-classification, question-answering, fill-mask, sentence-similarity, image-classification, translation"
-        " or causal-lm; or a custom task, package.module:Class or the name of an entry point",
+        "task of the model, where its class does not determine it: text-classification, multi-label-classification,"
+        " regression, token-classification, question-answering, fill-mask, sentence-similarity, image-classification,"
+        " translation or causal-lm; or a custom task, package.module:Class or the name of an entry point",
         decides_plan=True,
     )
     allow_pickle: bool = config_field(

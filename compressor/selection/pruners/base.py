@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.fingerprints import fingerprint
+from compressor.models.answer_kind import several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve
@@ -96,7 +97,7 @@ class Pruner(ABC, Generic[OptionsT]):
         settings = [
             fingerprint(inputs.model),
             [[group.name, group.bundle, group.parts, group.limit] for group in inputs.groups],
-            list(inputs.outputs),
+            [*inputs.outputs, *filter(None, [several_answers(inputs.model.config)])],
             inputs.seed,
             self.options.model_dump(mode="json"),
         ]

@@ -16,16 +16,17 @@ import safetensors
 import safetensors.numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from compressor.models.answer_kind import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.forward import entries_per_row, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
-from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
-from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
+from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
+from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
 
@@ -50,15 +51,16 @@ def mask_gradients(
         Name of the group -> `[rows, bundles]`, float32. A linear that a forward calls several times has one mask.
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
-    generator = torch.Generator(model.device).manual_seed(0)
+    generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+        deviations = number_deviations(model, batches)
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
             rows = len(next(iter(batch.values())))
             masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
                 outputs: Any = model(**forward_arguments(model, batch))
-            loss = answer_loss(fisher_outputs(outputs, names, generator), names, batch).sum()
+            loss = answer_loss(fisher_outputs(outputs, names, generator, deviations), names, batch, kind).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())
@@ -66,7 +68,9 @@ def mask_gradients(
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
-def answer_loss(outputs: Sequence[Tensor], names: Sequence[str], batch: Batch) -> Tensor:
+def answer_loss(
+    outputs: Sequence[Tensor], names: Sequence[str], batch: Batch, kind: AnswerKind | None = None
+) -> Tensor:
     """The loss of each row on the model's own answer, `[rows]`; no labels are read.
 
     The losses of several outputs are summed. That of an output is, by its axes and its name:
@@ -78,19 +82,25 @@ def answer_loss(outputs: Sequence[Tensor], names: Sequence[str], batch: Batch) -
        the gradient of the output times the noise, whose expected square is the squared gradient of the output.
     3. One distribution, `[rows, classes]`: cross entropy against the most likely class.
     4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
+    5. Independent decisions on classes, of the kind `CLASSES`: the sum of their cross entropies against the more likely
+       outcome of each.
 
     Args:
         outputs: the outputs that the task scores.
         names: their names.
         batch: the inputs, of which the masks tell padded positions; see `scored_mask`.
+        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
     """
     pairs = zip(distributions(outputs, names, batch), names, strict=True)
-    return torch.stack([_output_loss(logits, name, batch) for logits, name in pairs]).sum(0)
+    return torch.stack([_output_loss(logits, name, batch, kind) for logits, name in pairs]).sum(0)
 
 
-def _output_loss(logits: Tensor, name: str, batch: Batch) -> Tensor:
-    if name not in SPAN_ENDS and is_regression(logits):  # case 2
+def _output_loss(logits: Tensor, name: str, batch: Batch, kind: AnswerKind | None) -> Tensor:
+    if are_numbers(logits, name, kind):  # case 2
         return logits.reshape(len(logits))
+    if are_classes(logits, name, kind):  # case 5
+        answers = (logits.detach() > 0).to(logits.dtype)
+        return binary_cross_entropy_with_logits(logits, answers, reduction="none").sum(-1)
     losses = _cross_entropy(logits)
     if losses.dim() == 1:  # cases 1 and 3
         return losses

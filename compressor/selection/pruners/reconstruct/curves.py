@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from compressor.models.answer_kind import several_answers
 from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
-from compressor.tasks.divergence import divergence, is_regression
+from compressor.tasks.divergence import are_numbers, divergence, variances
 from compressor.tasks.forwards import scored_logits_only
 from compressor.units.layers import AroundLayer, Linear, linear_weight
 
@@ -46,6 +47,7 @@ class PartialKL:
         recorded_bytes: int = _RECORDED_BYTES,
     ) -> None:
         self._model, self._batches, self._names = model, batches, names
+        self._kind = several_answers(model.config)
         self._free_bytes = recorded_bytes
         self._order = CallOrder(model, batches[0])
         self._layers: list[list[Any]] = [[] for _ in batches]
@@ -70,7 +72,9 @@ class PartialKL:
             dense = self._dense[number] or self._forward(number, len(self._layers[number]))
             with with_weight(module, weight, bias):
                 changed = self._forward(number, start)
-            losses = divergence(dense, changed, self._names, batch, self._variance, temperature=TEMPERATURE)
+            losses = divergence(
+                dense, changed, self._names, batch, self._variance, kind=self._kind, temperature=TEMPERATURE
+            )
             parts.append(losses.cpu())
         return torch.cat(parts)
 
@@ -110,12 +114,12 @@ class PartialKL:
             outputs = run_layers(self._model, self._batches[batch], around)
         return {name: outputs[name] for name in self._names}
 
-    def _dense_variance(self) -> float | None:
-        """The variance of a regression's outputs over all rows; None for other tasks."""
+    def _dense_variance(self) -> Tensor | None:
+        """The variance of each output of a regression over all rows, `[numbers]`; None for other tasks."""
         outputs = [dense[self._names[0]] for dense in self._dense if dense is not None]
-        if len(self._names) > 1 or not outputs or not is_regression(outputs[0]):
+        if len(self._names) > 1 or not outputs or not are_numbers(outputs[0], self._names[0], self._kind):
             return None
-        return float(torch.cat([output.reshape(-1) for output in outputs]).double().var(correction=0))
+        return variances(torch.cat(outputs))
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
+from compressor.models.answer_kind import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.layerwise.forward import entries_per_row, token_mask, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
-from compressor.tasks.divergence import distributions, fisher_outputs, is_regression
+from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
 
@@ -36,6 +37,21 @@ _ROWS = 8
 
 Term = tuple[Tensor, Tensor]
 """A function of the outputs, `[rows]`, and the weight of its squared gradient in the Fisher information, `[rows]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """How functions of the outputs are drawn.
+
+    Attributes:
+        generator: draws classes and signs.
+        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
+        deviations: see `number_deviations`.
+    """
+
+    generator: torch.Generator
+    kind: AnswerKind | None = None
+    deviations: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +89,10 @@ def sensitivity_of(
     3. More classes: from two draws of c.
     4. Classes at each position (language models): from two draws at all positions that count, over their number.
     5. Start and end of a span, or several outputs: from two draws for each of them, and random signs for numbers.
-    6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
+    6. One number (regression): g is the gradient of the output itself; for embeddings and several numbers see
+       `fisher_outputs`.
+    7. Independent decisions on classes, with probabilities p: exactly for up to four classes, the sum over classes of
+       p(1-p) times that of the logit, p(1-p) at least 0.02; else that of two sums over classes with random signs.
 
     Rows do not depend on each other, so that one backward pass per draw or class serves several rows and all linears.
 
@@ -93,9 +112,10 @@ def sensitivity_of(
     masks: list[dict[str, Tensor]] = []
     metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+        draws = Draws(generator, several_answers(model.config), number_deviations(model, batches))
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
-            parts = [_fisher(model, part, linears, names, generator, metrics) for part in _parts(batch)]
+            parts = [_fisher(model, part, linears, names, draws, metrics) for part in _parts(batch)]
             fisher = {
                 name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]
                 for name in linears
@@ -122,7 +142,7 @@ def _fisher(
     batch: Mapping[str, Tensor],
     linears: Sequence[str],
     names: Sequence[str],
-    generator: torch.Generator,
+    draws: Draws,
     metrics: dict[str, Tensor],
 ) -> dict[str, list[Tensor]]:
     """The trace of the Fisher information of the tokens of one batch, with arbitrary values at padded tokens.
@@ -134,7 +154,8 @@ def _fisher(
         outputs: Any = model(**forward_arguments(model, batch))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
-    for values, row_weights in _terms(fisher_outputs(outputs, names, generator), names, batch, generator):
+    scored = fisher_outputs(outputs, names, draws.generator, draws.deviations)
+    for values, row_weights in _terms(scored, names, batch, draws):
         tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
         for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):
@@ -164,7 +185,7 @@ def _offset_hooks(model: nn.Module, offsets: dict[str, list[Tensor]]) -> Iterato
 
 
 def _terms(
-    outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor], generator: torch.Generator
+    outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor], draws: Draws
 ) -> Iterator[Term]:
     """The functions whose squared gradients make up the Fisher information; the numbers are those of `sensitivity_of`.
 
@@ -174,8 +195,10 @@ def _terms(
     values = distributions(outputs, names, batch)
     logits, is_single = values[0], len(values) == 1 and names[0] not in SPAN_ENDS
     ones = torch.ones(len(logits), device=logits.device)
-    if is_single and is_regression(logits):  # case 6
+    if is_single and are_numbers(logits, names[0], draws.kind):  # case 6
         yield logits.reshape(len(logits)), ones
+    elif is_single and are_classes(logits, names[0], draws.kind) and logits.shape[1] <= _EXACT_CLASSES:  # case 7
+        yield from zip(logits.unbind(1), _decision_variances(logits).unbind(1), strict=True)
     elif is_single and logits.dim() == 2 and logits.shape[1] == 2:  # case 1
         p = logits.detach().softmax(-1).prod(-1)
         yield logits[:, 1] - logits[:, 0], p.clamp(min=_MARGIN_FLOOR)
@@ -184,20 +207,32 @@ def _terms(
         yield from zip(log.unbind(1), log.detach().exp().unbind(1), strict=True)
     else:
         for _ in range(_DRAWS):
-            terms = [_random_term(value, name, batch, generator) for value, name in zip(values, names, strict=True)]
+            terms = [_random_term(value, name, batch, draws) for value, name in zip(values, names, strict=True)]
             yield torch.stack(terms).sum(0), ones / _DRAWS
 
 
-def _random_term(logits: Tensor, name: str, batch: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+def _random_term(logits: Tensor, name: str, batch: Mapping[str, Tensor], draws: Draws) -> Tensor:
     """A function of one output, `[rows]`, whose squared gradient is its Fisher information in expectation."""
-    if name not in SPAN_ENDS and is_regression(logits):
-        signs = 2 * torch.randint(2, (len(logits),), generator=generator, device=logits.device) - 1
-        return logits.reshape(len(logits)) * signs
-    drawn = _drawn(logits.log_softmax(-1), generator)
+    if are_numbers(logits, name, draws.kind):
+        return logits.reshape(len(logits)) * _signs((len(logits),), draws)
+    if are_classes(logits, name, draws.kind):  # case 7
+        return (logits * _signs(logits.shape, draws) * _decision_variances(logits).sqrt()).sum(1)
+    drawn = _drawn(logits.log_softmax(-1), draws.generator)
     if drawn.dim() == 1:  # cases 3 and 5
         return drawn
     mask = scored_mask(batch, *drawn.shape).to(drawn.device)  # case 4
     return (drawn * mask).sum(1) / mask.sum(1).clamp(min=1).sqrt()
+
+
+def _signs(shape: Sequence[int], draws: Draws) -> Tensor:
+    """Random signs."""
+    return 2 * torch.randint(2, tuple(shape), generator=draws.generator, device=draws.generator.device) - 1
+
+
+def _decision_variances(logits: Tensor) -> Tensor:
+    """p(1-p) of independent decisions, without a gradient."""
+    p = logits.detach().sigmoid()
+    return (p * (1 - p)).clamp(min=_MARGIN_FLOOR)
 
 
 def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:

@@ -193,10 +193,10 @@ def test_terms_of_several_outputs_have_the_information_of_each() -> None:
     values = {"topic": torch.randn(1, 5), "score": torch.randn(1, 1), "tags": torch.randn(1, 3, 4)}
     batch = {"attention_mask": torch.tensor([[1, 1, 0]])}
     squares = {name: torch.zeros_like(value) for name, value in values.items()}
-    generator, draws = torch.Generator().manual_seed(0), 4000
+    random, draws = output_sensitivity.Draws(torch.Generator().manual_seed(0)), 4000
     for _ in range(draws // 2):
         inputs = [value.clone().requires_grad_() for value in values.values()]
-        for term, weight in output_sensitivity._terms(inputs, tuple(values), batch, generator):
+        for term, weight in output_sensitivity._terms(inputs, tuple(values), batch, random):
             for name, gradient in zip(values, torch.autograd.grad(term.sum(), inputs), strict=True):
                 squares[name] += gradient.square() * weight
     p, tags = values["topic"].softmax(-1), values["tags"].softmax(-1)

@@ -1,0 +1,211 @@
+"""The base class of tasks that assign any number of a model's classes to each row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from compressor.errors import ErrorCode, InputError, RowError
+from compressor.model_folder.thresholds import Thresholds
+from compressor.results import MetricUnit, Note, NoteCode
+from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
+from compressor.tasks.labelled_rows import LabelledRows
+from compressor.tasks.labels import classes_of_texts, has_default_names, ids_of_texts, listed_names
+from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
+
+_PRESENT = 0.5
+"""Smallest label of a class that a row has."""
+
+
+class SeveralClasses(LabelledRows):
+    """Labels that are sets of a model's classes; the answer is the classes whose probability reaches their threshold.
+
+    A label is a vector of one number from 0 to 1 for each class, a list of names or numbers of classes, such names or
+    numbers joined in a text, or one column for each class (`label_lists`). Numbers between 0 and 1 are soft labels: the
+    loss reads them as they are, and the metric counts those from 0.5 on.
+
+    Attributes:
+        config: configuration of the model, with the names of its classes.
+        thresholds: the probabilities from which classes are assigned.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro-f1", set_micro_f1, MetricUnit.POINTS, maximum=1.0),
+        Metric("macro-f1", set_macro_f1, MetricUnit.POINTS, maximum=1.0),
+        Metric("map", mean_average_precision, MetricUnit.POINTS, maximum=1.0),
+    )
+    label_type: ClassVar[torch.dtype] = torch.float32
+    config: PretrainedConfig
+    thresholds: Thresholds
+    _class_ids: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def placeholder(self) -> list[float]:
+        """The label of rows without labels."""
+        return [0.0] * self._classes
+
+    def learn_labels(self, rows: Dataset, source: str) -> None:
+        """Map names to classes by the rules of `labels.class_ids`.
+
+        Raises:
+            InputError: a label is not that of a class, or no row has a class.
+        """
+        columns = self._columns(rows, source)
+        if columns is None:
+            lists = label_lists(rows, self._find_labels(rows, source), self.config, source)
+            if not are_vectors(lists, self._classes):
+                self._learn_names(lists, self._find_labels(rows, source), source)
+        elif has_default_names(self.config):
+            self._name_classes(columns, source, "the columns of labels are the classes in the order of --label-column")
+        vectors = self.encode_labels(rows, self._find_labels(rows, source), source)
+        if not any(max(vector, default=0) >= _PRESENT for vector in vectors):
+            column = self._find_labels(rows, source)
+            raise InputError(
+                f"{source}: {column!r} assigns no class to any row; give rows with classes, or remove the column where"
+                " labels are not needed",
+                code=ErrorCode.INVALID_ROWS,
+                column=column,
+            )
+        if self._metric.compute is not mean_average_precision:
+            self.notes = (*self.notes, _threshold_note(self.thresholds, source))
+
+    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[list[float]]:
+        """The number of each class for every row."""
+        columns = self._columns(rows, source)
+        if columns is not None:
+            vectors = numbers_by_column(rows, columns, source)
+            self._require_shares(vectors, columns, source)
+            return vectors
+        lists = label_lists(rows, column, self.config, source)
+        if are_vectors(lists, self._classes):
+            return [[float(text) for text in texts] for texts in lists]
+        return self._vectors(lists, column, source)
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The assigned classes of each row and those of its label, `[batch, 2 classes]`, from `[batch, classes]`.
+
+        For mean average precision, which has no thresholds, the logits instead of the assigned classes.
+        """
+        logits = logits.reshape(len(labels), -1)
+        answers = logits if self._metric.compute is mean_average_precision else self._assigned(logits)
+        return np.concatenate([answers, labels >= _PRESENT], axis=1, dtype=np.float64)
+
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+        """A hash of the assigned classes of each row: answers are equal if all of their classes are."""
+        digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in self._assigned(logits))
+        return np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64)
+
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Without a row of a class there is no F1 and no average precision."""
+        is_empty = all(max(label, default=0) < _PRESENT for label in examples["labels"][:])
+        return "no row has a class" if is_empty else None
+
+    def constant_score(self, statistics: np.ndarray) -> float:
+        """The best score of an answer that is the same for every row: the most frequent classes, as many as help."""
+        labels = statistics[:, self._classes :]
+        order = np.argsort(-labels.mean(0), kind="stable")
+        ranks = np.argsort(order)
+        answers = (np.tile(ranks <= count, (len(labels), 1)) for count in range(len(order)))
+        return max(self.score(np.concatenate([answer, labels], axis=1)) for answer in answers)
+
+    def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
+        """The names of the assigned classes of each row."""
+        return [self._names_of(row) for row in self._assigned(logits.reshape(len(labels), -1))]
+
+    def reference_text(self, example: Mapping[str, Any]) -> str:
+        """The names of the classes of a row."""
+        return self._names_of(np.asarray(example["labels"]) >= _PRESENT)
+
+    @property
+    def _classes(self) -> int:
+        return int(self.config.num_labels or 0)
+
+    def _find_labels(self, rows: Dataset, source: str) -> str:
+        """The name of the column of labels, or those of the columns of the classes, joined."""
+        columns = self._columns(rows, source)
+        if columns is not None:
+            return ",".join(columns)
+        if self._request.label_column is None and not set(self.label_column.usual) & set(rows.column_names):
+            raise no_columns(rows, self.config, source)
+        return super()._find_labels(rows, source)
+
+    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
+        return columns_of_classes(rows, self._request.label_column, self.config, source)
+
+    def _require_shares(self, vectors: Sequence[Sequence[float]], columns: Sequence[str], source: str) -> None:
+        """Raise InputError unless all numbers are from 0 to 1."""
+        for row, vector in enumerate(vectors, 1):
+            for column, number in zip(columns, vector, strict=True):
+                if not 0 <= number <= 1:
+                    problem = (
+                        f"{column!r} is {number:g}, neither 1 nor 0 nor between them; correct it or remove the row"
+                    )
+                    raise RowError.of(source, row, problem, column=column, value=number)
+
+    def _learn_names(self, lists: Sequence[Sequence[str]], column: str, source: str) -> None:
+        texts, rows = _flat(lists)
+        if not texts:
+            return  # the caller names rows without any class
+        names = self.config.id2label
+        self._class_ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
+        if self.config.id2label != names:
+            self._note_names(source, "names of labels are the classes in sorted order, capitals first")
+
+    def _name_classes(self, names: Sequence[str], source: str, reason: str) -> None:
+        self.config.id2label = dict(enumerate(names))
+        self.config.label2id = {name: index for index, name in enumerate(names)}
+        self._note_names(source, reason)
+
+    def _note_names(self, source: str, reason: str) -> None:
+        names = listed_names([f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()])
+        text = (
+            f"{source}: the model has no class of these names, so that {reason} ({names}); if the model learned another"
+            " order, put id2label into its config.json"
+        )
+        self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+
+    def _vectors(self, lists: Sequence[Sequence[str]], column: str, source: str) -> list[list[float]]:
+        """One number for each class, from lists of names or numbers of classes."""
+        texts, rows = _flat(lists)
+        ids = self._class_ids
+        if texts and not ids:  # the labels of the first split are vectors
+            ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
+        vectors = np.zeros((len(lists), self._classes))
+        vectors[np.asarray(rows, np.int64) - 1, classes_of_texts(texts, ids, column, source, rows)] = 1
+        return [list(map(float, vector)) for vector in vectors]
+
+    def _assigned(self, logits: np.ndarray) -> np.ndarray:
+        """Whether the probability of each class reaches its threshold, `[batch, classes]`."""
+        thresholds = np.asarray(self.thresholds.values)
+        with np.errstate(divide="ignore"):
+            limits = np.log(thresholds) - np.log1p(-thresholds)
+        return np.asarray(logits >= limits)
+
+    def _names_of(self, assigned: np.ndarray) -> str:
+        names: Mapping[Any, str] = self.config.id2label or {}
+        return " | ".join(str(names.get(index, index)) for index in np.flatnonzero(assigned).tolist()) or "no class"
+
+
+def _threshold_note(thresholds: Thresholds, source: str) -> Note:
+    text = (
+        f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put thresholds into the"
+        " model's config.json"
+        if thresholds.file is None
+        else f"{source}: classes are assigned from the thresholds of {thresholds.file} on, by both models"
+    )
+    return Note(text=text, code=NoteCode.THRESHOLDS)
+
+
+def _flat(lists: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
+    """The labels of all rows, and the row of each, counted from 1."""
+    texts = [text for labels in lists for text in labels]
+    rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
+    return texts, rows
