@@ -285,3 +285,17 @@ def test_a_key_that_is_set_twice_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.toml").write_text(text)
         with fails_with(ErrorCode.CONTRADICTION, UsageError, path=tmp_path / "a.toml"):
             recipe_of("model", str(tmp_path / "a.toml"), {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads_none"),
+    [
+        ({"precision": "int8"}, True),
+        ({"precision": "int8", "keep": "100%"}, True),
+        ({"precision": "auto", "macs": 0.5}, True),
+        ({"precision": "int8", "keep": "50%"}, False),
+        ({"keep": "50%"}, False),
+    ],
+)
+def test_labels_of_training_rows_are_read_only_to_learn_from_them(fields: dict[str, Any], reads_none: bool) -> None:
+    assert Recipe(model=Path("m"), data="rows.txt", **fields).reads_no_labels is reads_none

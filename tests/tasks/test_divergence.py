@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressor.models.answer_kind import AnswerKind
 from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.divergence import distributions, divergence, fisher_outputs
 
@@ -97,6 +98,44 @@ def test_regression_divides_by_the_variance(shape: tuple[int, ...]) -> None:
     outputs, changed_outputs = {"logits": dense}, {"logits": changed}
     assert divergence(outputs, changed_outputs, ("logits",), {}).tolist() == [0.0, 1.0]
     assert divergence(outputs, changed_outputs, ("logits",), {}, variance=2.0).tolist() == [0.0, 2.0]
+
+
+def test_several_numbers_are_divided_by_their_own_variance_and_summed() -> None:
+    dense = torch.tensor([[1.0, 100.0], [5.0, 300.0]])
+    changed = torch.tensor([[1.0, 100.0], [7.0, 500.0]])
+    kind = AnswerKind.NUMBERS
+    rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, kind=kind, temperature=2)
+    assert rows.tolist() == [0.0, 1.0 + 4.0]
+    variance = torch.tensor([2.0, 1e4])
+    assert divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, variance, kind=kind).tolist() == [0, 6]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_independent_decisions_have_the_sum_of_their_divergences(temperature: float) -> None:
+    dense, changed = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    rows, of_classes = (
+        divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, kind=kind, temperature=temperature)
+        for kind in (AnswerKind.CLASSES, None)
+    )
+    p, q = (torch.distributions.Bernoulli(logits=logits / temperature) for logits in (dense, changed))
+    torch.testing.assert_close(rows, temperature**2 * torch.distributions.kl_divergence(p, q).sum(1))
+    assert not torch.allclose(rows, of_classes)
+
+
+def test_a_single_decision_is_no_number() -> None:
+    dense, changed = torch.tensor([[0.0], [30.0]]), torch.tensor([[0.0], [40.0]])
+    rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), {}, kind=AnswerKind.CLASSES)
+    assert rows.tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
+
+
+def test_outputs_of_another_name_have_no_kind_of_the_model() -> None:
+    dense, changed = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    values = [
+        divergence({"document_scores": dense}, {"document_scores": changed}, ("document_scores",), {}, kind=kind)
+        for kind in (None, AnswerKind.CLASSES, AnswerKind.NUMBERS)
+    ]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
 
 
 def test_embeddings_differ_by_their_cosine() -> None:

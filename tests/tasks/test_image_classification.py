@@ -131,6 +131,26 @@ def test_images_without_labels_serve_where_none_are_needed(folder: ModelFolder, 
         read(folder, plain)
 
 
+def test_images_of_several_classes_have_their_labels_and_metrics(images: Path, tmp_path: Path) -> None:
+    model = vit()
+    model.config.problem_type = "multi_label_classification"
+    folder = load(save_classifier(tmp_path / "model", model))
+    files = sorted(images.rglob("*.png"))[:6]
+    sets = [[CLASSES[index] for index in range(3) if number >> index & 1] for number in range(6)]
+    rows = jsonl(
+        tmp_path / "rows.jsonl",
+        *({"image": str(file), "labels": names} for file, names in zip(files, sets, strict=True)),
+    )
+    data = read(folder, rows)
+    batch = data.task.collate(list(data.test))
+    assert batch["labels"].tolist() == [[float(number >> index & 1) for index in range(3)] for number in range(6)]
+    assert torch.isfinite(folder.model(**batch).loss)
+    assert {metric.name for metric in data.task.metrics} == {"micro-f1", "macro-f1", "map"}
+    with torch.no_grad():
+        logits = folder.model(pixel_values=batch["pixel_values"]).logits.numpy()
+    assert data.task.per_example(logits, batch["labels"].numpy())[:, :3].tolist() == (logits >= 0).tolist()
+
+
 def test_metrics(folder: ModelFolder, images: Path, tmp_path: Path) -> None:
     data = read(classifier(tmp_path, model=vit(7)), images, metric="top5")
     logits = np.array([[9.0, 8, 7, 6, 5, 4, 3], [3.0, 4, 5, 6, 7, 8, 9], [0.0, 0, 0, 0, 0, 0, 1]])

@@ -44,6 +44,17 @@ def regression_loss(outputs: dict[str, Tensor]) -> Tensor:
     return outputs["logits"].sum()
 
 
+def decisions(classes: int) -> PreTrainedModel:
+    model = bert(classes)
+    model.config.problem_type = "multi_label_classification"
+    return model
+
+
+def decision_loss(outputs: dict[str, Tensor]) -> Tensor:
+    logits = outputs["logits"]
+    return torch.nn.functional.softplus(-logits.abs()).sum()  # -log of the probability of the more likely outcome
+
+
 def span_loss(outputs: dict[str, Tensor]) -> Tensor:
     start, end = outputs["start_logits"], outputs["end_logits"]
     return cross_entropy(start, start.argmax(-1)) + cross_entropy(end, end.argmax(-1))
@@ -57,6 +68,8 @@ def token_loss(outputs: dict[str, Tensor]) -> Tensor:
 CASES_OF_TASKS: dict[str, tuple[Callable[[], PreTrainedModel], tuple[str, ...], Callable[..., Tensor]]] = {
     "classes": (lambda: bert(3), ("logits",), class_loss),
     "regression": (lambda: bert(1), ("logits",), regression_loss),
+    "decisions": (lambda: decisions(3), ("logits",), decision_loss),
+    "one decision": (lambda: decisions(1), ("logits",), decision_loss),
     "span": (bert_spans, SPAN_ENDS, span_loss),
     "tokens": (lambda: CASES["gpt2"]()[0], ("logits",), token_loss),
     "grouped heads": (lambda: CASES["llama"]()[0], ("logits",), token_loss),
@@ -108,3 +121,19 @@ def test_losses_of_several_outputs_are_those_of_each() -> None:
     span = answer_loss([outputs["topic"]], ("start_logits",), batch)
     assert span[0] < each[0][0]
     assert span[1] == each[0][1]
+
+
+def test_several_numbers_count_alike_whatever_their_scale() -> None:
+    """The squared gradients have the expectation of those of each number over its deviation."""
+    model, batches = bert(2), [text(seed=seed) for seed in range(4)]
+    model.config.problem_type = "regression"
+    groups = find_groups(model, batches[0])[:1]
+    plain = mask_gradients(model, groups, batches, ("logits",), ignore_progress)
+    head = model.get_submodule("classifier")
+    with torch.no_grad():
+        head.weight[1] *= 100
+        head.bias[1] *= 100
+    scaled = mask_gradients(model, groups, batches, ("logits",), ignore_progress)
+    for name in plain:
+        np.testing.assert_allclose(scaled[name], plain[name], rtol=1e-2, atol=1e-5)
+    assert any(np.abs(gradient).max() > 0 for gradient in plain.values())

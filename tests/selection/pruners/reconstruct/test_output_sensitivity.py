@@ -59,6 +59,33 @@ def test_equal_to_gradients_row_by_row(classes: int, linear: str) -> None:
         torch.testing.assert_close(actual[linear], [wanted], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("classes", "draws"), [(1, 1), (3, 1), (6, 60)])
+def test_independent_decisions_have_the_information_of_each(classes: int, draws: int) -> None:
+    """p (1 - p) times the squared gradient of each logit: exactly for few classes, else in expectation."""
+    model, batch = bert(classes), text()
+    model.config.problem_type = "multi_label_classification"
+    linear = LINEARS[1]
+    rows = []
+    for index in range(len(batch["input_ids"])):
+        row = {name: value[index : index + 1] for name, value in batch.items()}
+        outputs: list[Tensor] = []
+        handle = model.get_submodule(linear).register_forward_hook(lambda *args, kept=outputs: kept.append(args[2]))
+        logits = model(**row).logits[0]
+        handle.remove()
+        variances = (logits.sigmoid() * (1 - logits.sigmoid())).detach().clamp(min=0.02)
+        gradients = [torch.autograd.grad(logit, outputs[0], retain_graph=True)[0][0] for logit in logits]
+        rows.append(torch.stack([v * g.square().sum(-1) for v, g in zip(variances, gradients, strict=True)]).sum(0))
+    (wanted,) = normalised([torch.stack(rows)], [batch["attention_mask"] != 0])
+    weights = [
+        sensitivity_of(model, [batch], [linear], ("logits",), seed).weights[0][linear][0] for seed in range(draws)
+    ]
+    mean = torch.stack(weights).mean(0)
+    if draws == 1:
+        torch.testing.assert_close(mean, wanted, rtol=1e-4, atol=1e-6)
+    else:
+        assert float(torch.corrcoef(torch.stack([mean.flatten(), wanted.flatten()]))[0, 1]) > 0.95
+
+
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_padding_has_no_influence(classes: int) -> None:
     model, batch = bert(classes), text()
