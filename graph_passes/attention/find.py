@@ -151,6 +151,8 @@ def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
     if first is None or second is None or len(first) not in (3, 4):
         return None
     if len(first) == 4:
+        if first[1] != second[1]:
+            return None  # the second axis holds rows or positions: their number depends on the inputs
         output, heads = values.outputs[0], first[1]
     elif first[0] * BATCH[1] == second[0] * BATCH[0]:
         # Batch and heads share the first axis: the gate belongs where they are separated again.

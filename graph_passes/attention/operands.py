@@ -206,13 +206,11 @@ def _untransposed(value: ir.Value, probe: Probe) -> ir.Value | None:
     merge = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
     if transpose is None or merge is None or transpose.op_type != "Transpose" or merge.op_type != "Reshape":
         return None
-    source, shape = merge.inputs[0], probe.shape(value)
-    source_shape, merged_shape = probe.shape(merge.inputs[0]), probe.shape(merge.outputs[0])
-    if source is None or source_shape is None or shape is None or len(source_shape) != 4:
+    if transpose.attributes.get_ints("perm", ()) != (0, 2, 1):
         return None
-    is_transpose = (
-        source_shape == (shape[0], shape[1], shape[3], shape[2])
-        and merged_shape == (shape[0] * shape[1], *source_shape[2:])
-        and transpose.attributes.get_ints("perm", ()) == (0, 2, 1)
-    )
-    return source if is_transpose else None
+    for before, merged, after in zip(*map(probe.shapes, (merge.inputs[0], merge.outputs[0], value)), strict=True):
+        if before is None or after is None or len(before) != 4:
+            return None
+        if before != (after[0], after[1], after[3], after[2]) or merged != (after[0] * after[1], *before[2:]):
+            return None
+    return merge.inputs[0]

@@ -99,8 +99,8 @@ def separate_heads(value: ir.Value, heads: int, probe: Probe) -> ir.Value | None
         if len(onward) != 1:
             return None
         value = onward[0].outputs[0]
-        shape = probe.shape(value)
-        if shape is not None and len(shape) == 4 and shape[1] == heads:
+        shapes = probe.shapes(value)
+        if all(shape is not None and len(shape) == 4 and shape[1] == heads for shape in shapes):
             return value
 
 
@@ -109,7 +109,10 @@ def count_repeats(value: ir.Value | None, probe: Probe) -> int:
     while value is not None and (node := value.producer()) is not None and node.op_type in LAYOUT:
         before, after = probe.shape(node.inputs[0]), probe.shape(node.outputs[0])
         if node.op_type == "Expand" and before is not None and after is not None and len(before) == len(after):
-            repeats = [size for old, size in zip(before, after, strict=True) if old == 1 and size > 1]
+            pairs = enumerate(zip(before, after, strict=True))  # what is repeated for each row is not shared by heads
+            repeats = [
+                size for axis, (old, size) in pairs if old == 1 and size > 1 and probe.fixed(node.outputs[0], axis)
+            ]
             if repeats:
                 return repeats[0]
         value = node.inputs[0]

@@ -9,8 +9,10 @@ depend on the graph's inputs.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -70,6 +72,12 @@ class Probe:
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Type of a tensor's elements, or None where it is unknown."""
         return None if value is None else self._walks[0].types.get(value)
+
+    def exchanged(self) -> Probe:
+        """The same shapes, with the second assignment of sizes as the first; what is added to one is in both."""
+        other = copy.copy(self)
+        other._walks = self._walks[::-1]
+        return other
 
     def copy_shape(self, target: ir.Value, source: ir.Value) -> None:
         """Give a new tensor the shapes of the tensor that it replaces: positions are those of the unpruned graph."""
@@ -189,20 +197,33 @@ def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Wa
         _UnsuitableError: `strict`, and the graph cannot run with these sizes.
     """
     aliases: dict[str, str] = {}
+    coincidences: set[tuple[str, str]] = set()
     while True:
-        try:
-            return _walk(model, pair[0], aliases, strict=strict), _walk(model, pair[1], aliases, strict=strict)
-        except _ClashError as clash:
-            aliases[clash.symbol] = clash.equal_symbol
+        walks: list[_Walk] = []
+        clashes: list[tuple[str, str]] = []
+        for sizes in pair:
+            try:
+                walks.append(_walk(model, sizes, aliases, coincidences, strict=strict))
+            except _ClashError as clash:
+                clashes.append((clash.symbol, clash.equal_symbol))
+        if not clashes:
+            return walks[0], walks[1]
+        if len(clashes) == 2 and clashes[0] == clashes[1]:
+            aliases[clashes[0][0]] = clashes[0][1]
+        else:  # a fixed size is that of a symbol under one assignment
+            coincidences.update(clashes)
 
 
-def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: bool) -> _Walk:
+def _walk(
+    model: ir.Model, sizes: Sizes, aliases: dict[str, str], coincidences: Collection[tuple[str, str]], *, strict: bool
+) -> _Walk:
     """Infer every node under one assignment of sizes.
 
     Args:
         model: the graph.
         sizes: the sizes of free dimensions.
         aliases: symbols that have the size of another symbol.
+        coincidences: pairs of symbols that no operator needs to have one size, although it cannot broadcast theirs.
         strict: stop where the graph cannot run with these sizes.
 
     Raises:
@@ -235,7 +256,7 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
         for value, shape, dtype in infer(node, model, shapes, types, constants):
             if node.op_type == "NonZero" and sizes.selected is not None:
                 shape = selected_shape(node.inputs[0], sizes.selected, shapes, constants)
-            fits = shape is not None or _can_broadcast(node, shapes, constants, bindings, aliases)
+            fits = shape is not None or _can_broadcast(node, shapes, constants, bindings, aliases, coincidences)
             shape = shape if shape is not None else concrete(value.shape, bindings)
             if strict and not (fits and _keeps_elements(node, shape, shapes)):
                 raise _UnsuitableError(too_small=False)
@@ -262,6 +283,7 @@ def _can_broadcast(
     constants: dict[ir.Value, np.ndarray],
     bindings: dict[str, int],
     aliases: dict[str, str],
+    coincidences: Collection[tuple[str, str]],
 ) -> bool:
     """Whether a node can broadcast its inputs; true if it is no operator that broadcasts.
 
@@ -273,6 +295,7 @@ def _can_broadcast(
         constants: contents of small tensors before it.
         bindings: the size of each symbol.
         aliases: symbols that have the size of another symbol already.
+        coincidences: pairs of symbols that do not clash.
 
     Raises:
         _ClashError: it cannot because two symbols have two sizes; the error names both.
@@ -287,6 +310,6 @@ def _can_broadcast(
     columns = list(itertools.zip_longest(*(reversed(shape) for shape in operands), fillvalue=1))
     for sizes in columns:
         clashing = sorted(symbols[size] for size in set(sizes) if size in symbols)
-        if len(clashing) == 2:
+        if len(clashing) == 2 and (clashing[1], clashing[0]) not in coincidences:
             raise _ClashError(clashing[1], clashing[0])
     return all(len(set(sizes) - {1}) <= 1 for sizes in columns)

@@ -17,8 +17,8 @@ from graph_passes.flow.axis_flow import captured_by_bodies
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
 from graph_passes.flow.edit import positions_among, set_ints
-from graph_passes.flow.indices import Index, Need, all_indices, is_partial, simplify, union
-from graph_passes.flow.rule import Demand, NoRuleError, Rule
+from graph_passes.flow.indices import Index, Need, all_indices, is_partial, same_index, simplify, union
+from graph_passes.flow.rule import Demand, NoRuleError, Rule, RuleContext
 
 
 class PositionFlow(Cuts):
@@ -37,6 +37,7 @@ class PositionFlow(Cuts):
 
     def __init__(self, model: ir.Model, rules: Mapping[tuple[str, str], Rule], probe: Probe) -> None:
         super().__init__(probe, rules)
+        self._other_sizes = _OtherSizes(probe.exchanged())
         self.selections: dict[ir.Node, tuple[int, np.ndarray]] = {}
         uses: dict[ir.Value, list[Need]] = {value: [self.full_need(value)] for value in model.graph.outputs}
         uses.update(
@@ -79,26 +80,15 @@ class PositionFlow(Cuts):
             if rule is None:
                 return self._everything(node)
             demand = rule.demand(node, outputs, self)
+            is_general = _is_same(demand, rule.demand(node, outputs, self._other_sizes))
         except NoRuleError:
             return self._everything(node)
-        if not (self._has_positions(node.inputs, demand.inputs) and self._has_positions(node.outputs, demand.outputs)):
+        if not is_general or not all(map(_covers, demand.outputs, outputs)):
             return self._everything(node)
         self.demands[node] = demand
         for value, need in zip(node.outputs, demand.outputs, strict=False):
             self.hold(value, need)
         return demand
-
-    def _has_positions(self, values: Sequence[ir.Value | None], needs: Sequence[Need | None]) -> bool:
-        """Whether needed indices are the same for inputs of all sizes.
-
-        They are not where an axis of positions is merged with the batch.
-        """
-        positions = np.concatenate([indices.reshape(-1) for _, indices in self.selections.values()])
-        return all(
-            index is None or self.probe.fixed(value, axis) or bool(np.isin(index, positions).all())
-            for value, need in zip(values, needs, strict=False)
-            for axis, index in enumerate(need or ())
-        )
 
     def _everything(self, node: ir.Node) -> Demand:
         """The demand of a node that computes all of its outputs; readers that need less cut them."""
@@ -143,3 +133,29 @@ class PositionFlow(Cuts):
             if bounds == [[0], [1], [1]] and axes is not None:
                 return int(axes[0]) % len(shape), np.zeros(1, np.int64)
         return None
+
+
+class _OtherSizes(RuleContext):
+    """The shapes of a graph under the other assignment of sizes."""
+
+    counts_positions = True
+
+
+def _is_same(demand: Demand, other: Demand) -> bool:
+    """Whether a node needs the same indices for inputs of other sizes.
+
+    It does not where an axis of positions is merged with the batch, or where positions cover an axis of some size.
+    """
+    pairs = zip((*demand.inputs, *demand.outputs), (*other.inputs, *other.outputs), strict=True)
+    return all(a is b is None or (a is not None and b is not None and all(map(same_index, a, b))) for a, b in pairs)
+
+
+def _covers(held: Need, need: Need) -> bool:
+    """Whether the indices that a tensor will hold are at least those needed of it.
+
+    A rule leaves out indices that are beyond the sizes with which shapes are inferred.
+    """
+    return all(
+        index is None or (wanted is not None and bool(np.isin(wanted, index).all()))
+        for index, wanted in zip(held, need, strict=True)
+    )

@@ -99,6 +99,17 @@ class RuleContext:
             raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, f"has a tensor of unknown shape ({name})")
         return shape
 
+    def is_broadcast(self, value: ir.Value | None, axis: int, output: ir.Value | None, output_axis: int) -> bool:
+        """Whether an axis of an operand is repeated along an axis of the output, at some sizes of the graph's inputs.
+
+        Raises:
+            NoRuleError: a shape is unknown.
+        """
+        self.shape(value)
+        self.shape(output)
+        pairs = zip(self.probe.shapes(value), self.probe.shapes(output), strict=True)
+        return any(a is not None and b is not None and a[axis] != b[output_axis] for a, b in pairs)
+
 
 class Rule(Protocol):
     """How one operator passes indices on. All needs are in positions of the unpruned graph."""

@@ -14,25 +14,27 @@ import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe, Shapes
 from graph_passes.flow.edit import ints
-from graph_passes.flow.indices import Need, all_indices
+from graph_passes.flow.indices import Index, Need, all_indices, is_partial, same_index
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import NoRuleError
 from graph_passes.flow.sizes import is_selection
 
 
 def plain_shape(
-    node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False
+    node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, held: Need = (), count: bool = False
 ) -> list[int | None] | None:
     """The shape input that gives a node's output the sizes of `need`: a number for each axis, None for a computed size.
 
     In a `Reshape`, 0 copies the input's size of the same axis and -1 is inferred; in an `Expand`, 1 keeps the input's
-    size.
+    size. An axis of the input that holds less than before is not copied: it has another size now, and only its position
+    or its former size in common with the output's axis.
 
     Args:
         node: the node that reads the shape input.
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold.
         probe: the graph's shapes.
+        held: what the source will hold; empty: everything.
         count: whether the number of needed indices is the size of an axis that depends on the graph's inputs.
 
     Returns:
@@ -43,16 +45,17 @@ def plain_shape(
     if first is None or second is None or 0 in first:
         return None
     before = probe.shapes(source) if source is not None else (None, None)
+    added = len(first) - len(held)
     numbers: list[int | None] = []
     for axis, size in enumerate(first):
         index = need[axis]
         if size == second[axis] or (count and index is not None):
             numbers.append(size if index is None else len(index))
         elif node.op_type == "Expand" and _same_size_from_last(before, (first, second), axis):
-            numbers.append(1)
+            numbers.append(1 if same_index(_held(held, axis - added), index) else None)
         elif index is not None:
             numbers.append(-1)  # heads share this axis with the batch, so its size is inferred
-        elif node.op_type == "Reshape" and same_size(before, (first, second), axis):
+        elif node.op_type == "Reshape" and same_size(before, (first, second), axis) and _held(held, axis) is None:
             numbers.append(0)
         else:
             numbers.append(None)
@@ -61,6 +64,11 @@ def plain_shape(
     if -1 in numbers and any(n == 0 and is_selection(*pair) for n, *pair in zip(numbers, first, second, strict=True)):
         return None  # beside an axis without elements, which a selection may be, no size can be inferred
     return numbers
+
+
+def _held(held: Need, axis: int) -> Index:
+    """What an axis of the source will hold."""
+    return held[axis] if 0 <= axis < len(held) else None
 
 
 def same_size(before: Shapes, after: Shapes, axis: int) -> bool:
@@ -78,27 +86,36 @@ def _same_size_from_last(before: Shapes, after: Shapes, axis: int) -> bool:
 
 
 def _copied_sizes(
-    node: ir.Node, source: ir.Value | None, numbers: list[int | None], probe: Probe
+    node: ir.Node, source: ir.Value | None, numbers: list[int | None], probe: Probe, held: Need
 ) -> dict[int, int | None]:
-    """Axes whose computed size cannot be taken from the present shape input, which leaves it to be inferred.
+    """Axes whose computed size cannot be taken from the present shape input.
 
-    That is so where the size of another axis has to be inferred now.
+    That is so where it leaves the size to be inferred, and the size of another axis has to be inferred now; and where
+    it copies the size of an axis of the source that holds less than before.
 
     Returns:
-        Axis -> the axis of the source that has its size; None: there is none.
+        Axis -> an axis of the source that has its size and holds everything; None: there is none.
     """
-    if source is None or -1 not in numbers or None not in numbers:
+    if source is None or None not in numbers:
         return {}
     contents = probe.contents(node.inputs[1])[0]
     if contents is None:
         return {}
     before, after = probe.shapes(source), probe.shapes(node.outputs[0])
+    whole = [axis for axis in range(len(before[0] or ())) if _held(held, axis) is None]
     axes: dict[int, int | None] = {}
     for axis, number in enumerate(numbers):
-        if number is None and contents[axis] == -1:
-            ranks = range(len(before[0] or ()))
-            axes[axis] = next((index for index in ranks if _has_size_of(before, index, after, axis)), None)
+        if number is None and _is_unstated(node, contents, axis, numbers):
+            axes[axis] = next((index for index in whole if _has_size_of(before, index, after, axis)), None)
     return axes
+
+
+def _is_unstated(node: ir.Node, contents: np.ndarray, axis: int, numbers: list[int | None]) -> bool:
+    """Whether the present shape input refers to the source for a size that it has to state."""
+    if node.op_type == "Expand":  # it may leave out the first axes, and 1 keeps the size of the source
+        number = contents[axis - len(numbers)] if axis - len(numbers) >= -len(contents) else 1
+        return bool(number == 1)
+    return bool(contents[axis] == 0 or (contents[axis] == -1 and -1 in numbers))
 
 
 def _has_size_of(before: Shapes, index: int, after: Shapes, axis: int) -> bool:
@@ -135,7 +152,9 @@ def _is_writable(
     return inferred <= (1 if node.op_type == "Reshape" else 0) and None not in copied.values()
 
 
-def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False) -> None:
+def check_shape_input(
+    node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, held: Need = (), count: bool = False
+) -> None:
     """Check that `set_shape_input` can state what a node's output will hold.
 
     Args:
@@ -143,21 +162,25 @@ def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe:
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold.
         probe: the graph's shapes.
+        held: see `plain_shape`.
         count: see `plain_shape`.
 
     Raises:
         NoRuleError: no shape input can state it.
     """
-    numbers = plain_shape(node, source, need, probe, count=count)
+    numbers = plain_shape(node, source, need, probe, held=held, count=count)
     is_written = numbers is not None and _is_writable(
-        node, numbers, _copied_sizes(node, source, numbers, probe), _proportional_sizes(node, need, numbers, probe)
+        node,
+        numbers,
+        _copied_sizes(node, source, numbers, probe, held),
+        _proportional_sizes(node, need, numbers, probe),
     )
-    if any(index is not None for index in need) and not is_written:
+    if (is_partial(need) or is_partial(held)) and not is_written:
         raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has a shape input that cannot be stated for fewer heads")
 
 
 def set_shape_input(
-    node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe, *, count: bool = False
+    node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe, *, held: Need = (), count: bool = False
 ) -> bool:
     """Give a node the shape input that makes its output hold `need`.
 
@@ -166,6 +189,7 @@ def set_shape_input(
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold; None: everything. Then the shape input changes only if it becomes a constant.
         probe: the graph's shapes.
+        held: see `plain_shape`.
         count: see `plain_shape`.
 
     Returns:
@@ -173,11 +197,11 @@ def set_shape_input(
     """
     if need is None:
         need = all_indices(len(probe.shape(node.outputs[0]) or ()))
-    is_cut = any(index is not None for index in need)
-    numbers = plain_shape(node, source, need, probe, count=count)
+    is_cut = is_partial(need) or is_partial(held)
+    numbers = plain_shape(node, source, need, probe, held=held, count=count)
     if numbers is None:
         return False
-    copied = _copied_sizes(node, source, numbers, probe)
+    copied = _copied_sizes(node, source, numbers, probe, held)
     shares = _proportional_sizes(node, need, numbers, probe)
     if not _is_writable(node, numbers, copied, shares) or (None in numbers and not is_cut):
         return False
@@ -190,7 +214,8 @@ def set_shape_input(
     if None not in numbers and constant is not None and np.array_equal(constant.numpy(), np.array(numbers, np.int64)):
         return False
     sizes = {axis: (source, index) for axis, index in copied.items() if index is not None}
-    nodes = _shape_nodes(shape_input, numbers, sizes, shares)
+    left_out = len(numbers) - (probe.shape(shape_input) or (len(numbers),))[0]  # the first axes of an `Expand`
+    nodes = _shape_nodes(shape_input, left_out, numbers, sizes, shares)
     assert node.graph is not None
     node.graph.insert_before(node, nodes)
     node.replace_input_with(position, nodes[-1].outputs[0])
@@ -199,6 +224,7 @@ def set_shape_input(
 
 def _shape_nodes(
     shape_input: ir.Value | None,
+    left_out: int,
     numbers: list[int | None],
     sizes: Mapping[int, tuple[ir.Value | None, int]],
     shares: Mapping[int, Fraction],
@@ -207,6 +233,7 @@ def _shape_nodes(
 
     Args:
         shape_input: the present shape input, from which computed sizes are taken.
+        left_out: number of first axes that the present shape input does not state.
         numbers: the sizes; None: computed.
         sizes: axes that have the size of an axis of a tensor.
         shares: axes that have this share of the size in the present shape input.
@@ -218,7 +245,7 @@ def _shape_nodes(
         if axis in sizes:
             parts.append(_size_nodes(*sizes[axis]))
         elif number is None:
-            parts.append(_element_nodes(shape_input, axis, shares.get(axis)))
+            parts.append(_element_nodes(shape_input, axis - left_out, shares.get(axis)))
         else:
             parts.append([ir.node("Constant", [], {"value_ints": [number]})])
     joined = ir.node("Concat", [nodes[-1].outputs[0] for nodes in parts], {"axis": 0})

@@ -18,8 +18,10 @@ from graph_passes.flow.example_sizes import symbol_of
 from graph_passes.flow.foreign_shapes import Shape
 
 # Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused, and
-# lengths differ by more than a factor of two, so that a quotient of them (blocks of 4 positions) is no constant.
-_PLACEHOLDERS = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 17, 19, 29, 31, 37, 41, 47))
+# lengths differ by more than a factor of two, so that a quotient of them (blocks of 4 positions) is no constant. The
+# differences of the pairs are twice different primes, so that a length with some special tokens is no other length, nor
+# a multiple of the batch: s + 2 is never t, and s + 13 never 6 * b.
+_PLACEHOLDERS = ((3, 5, 7, 11, 13, 17, 19, 23), (13, 19, 29, 37, 47, 79, 101, 61))
 _SCALES = tuple(2**power for power in range(2, 14))
 """Factors by which placeholder sizes are raised. Powers of two keep what strides divide."""
 

@@ -143,7 +143,7 @@ def _with_queries(
     cut = list(inputs)
     cut[0] = _with_index(inputs[0] or (), axis, queries)
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if mask is not None and context.shape(mask)[-2] == context.shape(node.inputs[0])[axis]:
+    if mask is not None and not context.is_broadcast(mask, -2, node.inputs[0], axis):
         cut[3] = _with_index(inputs[3] or (), len(context.shape(mask)) - 2, queries)
     return tuple(cut)
 

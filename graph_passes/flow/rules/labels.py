@@ -142,15 +142,14 @@ def broadcast(
     Returns:
         The labels of each input (None for an input that is absent or not an operand), and those of the output.
     """
-    output_shape = context.shape(node.outputs[0])
+    output = node.outputs[0]
     inputs: list[AxisLabels | None] = []
     for position, value in enumerate(node.inputs):
         if value is None or position not in positions:
             inputs.append(None)
             continue
-        shape = context.shape(value)
-        from_last = [axis - len(shape) for axis in range(len(shape))]
+        from_last = range(-len(context.shape(value)), 0)
         inputs.append(
-            tuple(label if size == output_shape[label] else None for label, size in zip(from_last, shape, strict=True))
+            tuple(None if context.is_broadcast(value, label, output, label) else label for label in from_last)
         )
-    return inputs, tuple(range(-len(output_shape), 0))
+    return inputs, tuple(range(-len(context.shape(output)), 0))

@@ -47,7 +47,7 @@ def _squeeze(node: ir.Node, context: RuleContext) -> Labels:
     shape = context.shape(node.inputs[0])
     listed = _listed_axes(node, context)
     if listed is None:
-        removed = {axis for axis, size in enumerate(shape) if size == 1}
+        removed = {axis for axis, size in enumerate(shape) if size == 1 and context.probe.fixed(node.inputs[0], axis)}
     else:
         removed = {axis % len(shape) for axis in listed}
     labels = tuple(None if axis in removed else axis for axis in range(len(shape)))
@@ -119,8 +119,9 @@ class TileRule(LabelRule):
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "repeats by numbers that are computed at run time")
         need = list(demand.inputs[0] or ())
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+        single = _single_axes(node.inputs[0], context)
         for axis, index in enumerate(demand.outputs[0]):
-            if index is None or before[axis] == 1 or need[axis] is not None:
+            if index is None or axis in single or need[axis] is not None:
                 continue
             if before[axis] == after[axis] or not context.probe.fixed(node.inputs[0], axis):
                 raise NoRuleError(RefusalCode.FREE_SIZE, "repeats an axis whose size depends on the inputs")
@@ -150,13 +151,18 @@ class TileRule(LabelRule):
 
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""
-        shape, need = context.shape(node.inputs[0]), demand.outputs[0]
-        return {axis: len(index) for axis, index in enumerate(need) if index is not None and shape[axis] == 1}
+        single, need = _single_axes(node.inputs[0], context), demand.outputs[0]
+        return {axis: len(index) for axis, index in enumerate(need) if index is not None and axis in single}
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         fewer, repeats = self._fewer_repeats(node, demand, context), context.probe.constant(node.inputs[1])
         if fewer and repeats is not None:
             set_ints(node, 1, [fewer.get(axis, int(number)) for axis, number in enumerate(repeats)])
+
+
+def _single_axes(value: ir.Value | None, context: RuleContext) -> set[int]:
+    """The axes of one element, whatever the sizes of the graph's inputs."""
+    return {axis for axis, size in enumerate(context.shape(value)) if size == 1 and context.probe.fixed(value, axis)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +171,14 @@ class ShapedRule(LabelRule):
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         demand = LabelRule.demand(self, node, outputs, context)
-        check_shape_input(node, _source(node), demand.outputs[0], context.probe, count=context.counts_positions)
+        check_shape_input(
+            node,
+            _source(node),
+            demand.outputs[0],
+            context.probe,
+            held=demand.inputs[0] or (),
+            count=context.counts_positions,
+        )
         return demand
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
@@ -173,11 +186,12 @@ class ShapedRule(LabelRule):
         for output, output_axis in LabelRule.carries(self, node, position, axis, context):
             first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
             with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
-                check_shape_input(node, _source(node), first, context.probe, count=context.counts_positions)
+                self.demand(node, [first], context)
                 yield output, output_axis
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        set_shape_input(node, _source(node), demand.outputs[0], context.probe, count=context.counts_positions)
+        source, count = demand.inputs[0] or (), context.counts_positions
+        set_shape_input(node, _source(node), demand.outputs[0], context.probe, held=source, count=count)
 
 
 def _source(node: ir.Node) -> ir.Value | None:

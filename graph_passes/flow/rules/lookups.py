@@ -13,11 +13,12 @@ def _elements(node: ir.Node, context: RuleContext) -> Labels:
 
     The indices have the shape of the output, and may cover only a part of the other axes of the table.
     """
-    table, output = context.shape(node.inputs[0]), context.shape(node.outputs[0])
-    looked_up = node.attributes.get_int("axis", 0) % len(table)
-    axes = tuple(range(len(output)))
+    table, output = node.inputs[0], node.outputs[0]
+    looked_up = node.attributes.get_int("axis", 0) % len(context.shape(table))
+    axes = tuple(range(len(context.shape(output))))
     of_table: AxisLabels = tuple(
-        "looked up" if axis == looked_up else axis if table[axis] == output[axis] else None for axis in axes
+        "looked up" if axis == looked_up else None if context.is_broadcast(table, axis, output, axis) else axis
+        for axis in axes
     )
     return Labels((of_table, axes), (axes,), frozenset((0,)), mixed=frozenset(("looked up",)))
 

@@ -17,12 +17,10 @@ from graph_passes.flow.rule import Demand, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
 
 
-def _batch(shape: tuple[int, ...], output_shape: tuple[int, ...]) -> AxisLabels:
+def _batch(operand: ir.Value | None, output: ir.Value, context: RuleContext) -> AxisLabels:
     """Labels of the leading axes of a matrix operand: counted from the end of the output's leading axes."""
-    leading, target = shape[:-2], output_shape[:-2]
-    return tuple(
-        axis - len(leading) if size == target[axis - len(leading)] else None for axis, size in enumerate(leading)
-    )
+    from_last = range(2 - len(context.shape(operand)), 0)
+    return tuple(None if context.is_broadcast(operand, label - 2, output, label - 2) else label for label in from_last)
 
 
 def _matmul(node: ir.Node, context: RuleContext) -> Labels:
@@ -35,7 +33,8 @@ def _matmul(node: ir.Node, context: RuleContext) -> Labels:
     rows: AxisLabels = ("k", "m") if transposed[0] else ("m", "k")
     columns: AxisLabels = ("n", "k") if transposed[1] else ("k", "n")
     leading = tuple(range(2 - len(output), 0))
-    inputs = ((*_batch(left, output), *rows), (*_batch(right, output), *columns))
+    batches = [_batch(operand, node.outputs[0], context) for operand in node.inputs[:2]]
+    inputs = ((*batches[0], *rows), (*batches[1], *columns))
     return Labels(inputs, ((*leading, "m", "n"),), frozenset((0, 1)), frozenset(("k",)))
 
 
@@ -45,10 +44,9 @@ def _gemm(node: ir.Node, context: RuleContext) -> Labels:
     labels = _matmul(node, context)
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return labels
-    shape, output = context.shape(node.inputs[2]), context.shape(node.outputs[0])
-    names = ("m", "n")[2 - len(shape) :]
-    sizes = output[2 - len(shape) :]
-    addend = tuple(name if size == full else None for name, size, full in zip(names, shape, sizes, strict=True))
+    bias, output = node.inputs[2], node.outputs[0]
+    axes = range(-len(context.shape(bias)), 0)
+    addend = tuple(None if context.is_broadcast(bias, axis, output, axis) else ("m", "n")[axis] for axis in axes)
     return dataclasses.replace(labels, inputs=(*labels.inputs, addend), added=frozenset((2,)))
 
 
@@ -62,12 +60,13 @@ def _einsum(node: ir.Node, context: RuleContext) -> Labels:
     if any(len(set(term)) < len(term) for term in (*terms, output)):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, f"takes a diagonal ({equation})")
     summed = frozenset("".join(terms)) - frozenset(output)
-    sizes = dict(zip(output, context.shape(node.outputs[0]), strict=True))
+    axes = {label: axis for axis, label in enumerate(output)}
     inputs = tuple(
         tuple(
-            None if label in sizes and size != sizes[label] else label for label, size in zip(term, shape, strict=True)
+            None if label in axes and context.is_broadcast(value, axis, node.outputs[0], axes[label]) else label
+            for axis, label in enumerate(term)
         )
-        for term, shape in zip(terms, map(context.shape, node.inputs), strict=True)
+        for value, term in zip(node.inputs, terms, strict=True)
     )
     return Labels(inputs, (tuple(output),), frozenset(range(len(terms))), summed)
 

@@ -78,12 +78,13 @@ class ReshapeRule:
                 need[axis] = index
             for axis, index in zip(outs, kept, strict=True):
                 held[axis] = index
-        self._check_shape_input(node, tuple(held), context)
+        self._check_shape_input(node, tuple(need), tuple(held), context)
         return Demand((tuple(need), None), (tuple(held),))
 
-    def _check_shape_input(self, node: ir.Node, held: Need, context: RuleContext) -> None:
+    def _check_shape_input(self, node: ir.Node, source: Need, output: Need, context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            check_shape_input(node, node.inputs[0], held, context.probe, count=context.counts_positions)
+            count = context.counts_positions
+            check_shape_input(node, node.inputs[0], output, context.probe, held=source, count=count)
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         gain = gains[0]
@@ -117,7 +118,7 @@ class ReshapeRule:
             try:
                 sides, kept = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
                 self._check_shape_input(
-                    node, (*all_indices(outs.start), *kept, *all_indices(len(after) - outs.stop)), context
+                    node, _around(ins, sides, len(before)), _around(outs, kept, len(after)), context
                 )
             except NoRuleError:  # an axis whose size cannot be written is never cut
                 continue
@@ -129,7 +130,13 @@ class ReshapeRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, count=context.counts_positions)
+            source, count = demand.inputs[0] or (), context.counts_positions
+            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, held=source, count=count)
+
+
+def _around(axes: range, part: Sequence[Index], rank: int) -> Need:
+    """The need of a tensor of which all axes but some are needed entirely."""
+    return (*all_indices(axes.start), *part, *all_indices(rank - axes.stop))
 
 
 def _fits(groups: Sequence[tuple[range, range]], before: Shape | None, after: Shape | None) -> bool:
@@ -150,10 +157,9 @@ def _repeated_axis(node: ir.Node, axes: range, context: RuleContext) -> int | No
     producer = node.inputs[0].producer() if node.inputs[0] is not None else None
     if producer is None or producer.op_type != "Expand":
         return None
-    source, shape = producer.inputs[0], context.shape(node.inputs[0])
-    added = len(shape) - len(context.shape(source))
-    sizes = (1,) * added + context.shape(source)
-    repeated = [axis for axis in axes if sizes[axis] == 1 < shape[axis]]
+    source, expanded = producer.inputs[0], node.inputs[0]
+    added = len(context.shape(expanded)) - len(context.shape(source))
+    repeated = [axis for axis in axes if axis < added or context.is_broadcast(source, axis - added, expanded, axis)]
     if len(repeated) != 1 or (repeated[0] >= added and not context.probe.fixed(source, repeated[0] - added)):
         return None
     return repeated[0] - axes.start
