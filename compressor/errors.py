@@ -66,6 +66,8 @@ class ErrorCode(StrEnum):
     """Rows of a certificate are training rows too."""
     LABEL_MISMATCH = "label-mismatch"
     """The labels do not correspond to the classes of the model."""
+    ID_OUTSIDE_TABLE = "id-outside-table"
+    """A token or a token type has no row in the table of the model that it indexes."""
 
     # Computed results.
     BUDGET_UNREACHABLE = "budget-unreachable"

@@ -24,7 +24,9 @@ from compressor.studies.blocks_findings import ALL, DENSE, FROM_THIS_DATA, RANDO
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture
 from compressor.studies.run_method import check_options, select_heads
+from compressor.tasks.id_tables import IdTables
 from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.run_splits import SourceRows, encode_rows
 from compressor.tasks.splits import named_splits, pick_any
 from compressor.units import keep_all
 from graph_passes import BlockMask, Kind, Plan
@@ -173,8 +175,9 @@ class Blocks(Study):
             named = {Path(name).name: name for name in self.request.sources}
             splits = named_splits(named[maps_source])
             split = pick_any(splits, "train")
-            with splits.origins[split].located():
-                texts = data.task.encode_unlabelled(splits[split], named[maps_source])
+            rows = SourceRows(splits[split], named[maps_source], splits.origins[split])
+            tables = IdTables.of(context.folder.model, context.folder.processor)
+            texts = encode_rows(data.task, rows, tables, is_labelled=False)
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         context.reset_model(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = mask_length(context.model, context.data, recipe)

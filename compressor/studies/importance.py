@@ -21,7 +21,9 @@ from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
 from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.base import Task
+from compressor.tasks.id_tables import IdTables
 from compressor.tasks.registry import make_task
+from compressor.tasks.run_splits import SourceRows, encode_rows
 from compressor.tasks.scoring import batches
 from compressor.tasks.splits import named_splits, pick_any
 
@@ -56,7 +58,7 @@ class Importance(Study):
     @cached_property
     def _domains(self) -> list[tuple[str, Dataset, Task]]:
         """Name, encoded rows and task of every data set, or of every value of its column `domain`."""
-        sampled = []
+        sampled, tables = [], IdTables.of(self.context.folder.model, self.context.folder.processor)
         for source in self.request.sources:
             splits = named_splits(source)
             split = pick_any(splits, "train")
@@ -74,8 +76,8 @@ class Importance(Study):
                 drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(indices)[
                     : self.request.size.sample
                 ]
-                with origin.select(partial(np.sort, drawn)).located():
-                    sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
+                chosen = SourceRows(rows.select(np.sort(drawn)), source, origin.select(partial(np.sort, drawn)))
+                sampled.append((name, encode_rows(task, chosen, tables, is_labelled=True), task.chooser))
         return sampled
 
     def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> Result:

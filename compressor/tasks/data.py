@@ -16,6 +16,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.id_tables import IdTables
 from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
 from compressor.tasks.row_contents import read_contents, repeated_rows
@@ -92,14 +93,15 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
     unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
+    tables = IdTables.of(folder.model, folder.processor)
     encoded = {
-        name: encode_rows(task, split, is_labelled=name not in unlabelled)
+        name: encode_rows(task, split, tables, is_labelled=name not in unlabelled)
         for name, split in splits.items()
         if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
     }
     further = None
     if request.unlabelled_data is not None:
-        further, further_notes = _open_further(request, splits.get("train"), drawn_rows, seed, task)
+        further, further_notes = _open_further(request, splits.get("train"), drawn_rows, seed, task, tables)
         notes += further_notes
     notes += task.notes
     if unlabelled:
@@ -146,7 +148,7 @@ def _unlabelled_note(sources: Sequence[str]) -> Note:
 
 
 def _open_further(
-    request: RowsConfig, train: SourceRows | None, drawn_rows: int | None, seed: int, task: Task
+    request: RowsConfig, train: SourceRows | None, drawn_rows: int | None, seed: int, task: Task, tables: IdTables
 ) -> tuple[Dataset, list[Note]]:
     """The encoded rows of `unlabelled_data`, with notes on them.
 
@@ -164,7 +166,7 @@ def _open_further(
         )
     source, split_notes = read_unlabelled(request, task.read)
     source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
-    encoded = encode_unlabelled(task, request, source, train)
+    encoded = encode_unlabelled(task, request, source, train, tables)
     text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
     return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 

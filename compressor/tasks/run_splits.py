@@ -12,6 +12,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
+from compressor.tasks.id_tables import IdTables
 from compressor.tasks.label_values import are_withheld
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import Split, pick
@@ -96,11 +97,22 @@ def select_split(split: Split, named: SplitRows, source: str) -> tuple[str, Sour
     return name, _source_rows(named, name, source)
 
 
-def encode_rows(task: Task, split: SourceRows, *, is_labelled: bool) -> Dataset:
-    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there."""
+def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled: bool) -> Dataset:
+    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there.
+
+    Args:
+        task: the task that encodes them.
+        split: the rows.
+        tables: those of the model, in which every id of the rows must have a row.
+        is_labelled: whether labels are encoded too.
+
+    Raises:
+        InputError: a row cannot be encoded, or the model has no row for one of its ids.
+    """
     encode = task.encode if is_labelled else task.encode_unlabelled
     with split.origin.located():
         encoded = encode(split.rows, split.source)
+        tables.check(task, encoded, split.rows, split.source)
     return task.locate(encoded, split.origin)
 
 

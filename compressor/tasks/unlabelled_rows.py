@@ -14,6 +14,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task
 from compressor.tasks.encoding import LabelledTexts
+from compressor.tasks.id_tables import IdTables
 from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.run_splits import SourceRows, encode_rows, select_split
 
@@ -37,7 +38,9 @@ def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tu
     return SourceRows(rows, chosen.source, chosen.origin), notes
 
 
-def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows) -> Dataset:
+def encode_unlabelled(
+    task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
+) -> Dataset:
     """The encoded rows, with placeholders for labels.
 
     Args:
@@ -45,6 +48,7 @@ def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: 
         request: names the columns.
         rows: the rows to encode.
         train: the training rows beside them; rows of a classification or regression have as many texts as these.
+        tables: those of the model, in which every id of the rows must have a row.
 
     Raises:
         InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
@@ -60,7 +64,7 @@ def encode_unlabelled(task: Task, request: RowsConfig, rows: SourceRows, train: 
                 columns=texts,
             )
     try:
-        return encode_rows(task, rows, is_labelled=False)
+        return encode_rows(task, rows, tables, is_labelled=False)
     except InputError as error:
         if error.details.get("field") != "label_column":
             raise
