@@ -23,6 +23,7 @@ from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
+from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
@@ -31,6 +32,7 @@ from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.errors import listed
 from graph_passes.flow.example_sizes import record_example_sizes
+from graph_passes.passes import NameSqueezedAxes
 from graph_passes.passes.insert_gates import FINGERPRINT
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def export_reference(
     opset: int = 18,
     attention: Attention = "eager",
     fixed: Collection[str] = (),
+    example: ExampleRows | None = None,
 ) -> None:
     """Write the gated model as ONNX: every head of every site is multiplied by its gate.
 
@@ -65,6 +68,8 @@ def export_reference(
         opset: 18, or 23, which has an `Attention` operator for `sdpa`.
         attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.
         fixed: names of inputs of which only the batch is dynamic, e.g. images of one size.
+        example: rows that the graph carries, so that engines of it are tried and timed on inputs that the model can
+            have; None: those are random.
 
     Raises:
         UsageError: an unsupported opset, or a name of `fixed` that is no input.
@@ -100,6 +105,8 @@ def export_reference(
     sizes = {name: tuple(value.shape) for name, value in sample.items()}
     _clean_up(program, bare, sizes)
     record_example_sizes(program, sizes)
+    if example is not None:
+        record_example_rows(program, example)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
@@ -234,6 +241,7 @@ def _clean_up(program: ir.Model, model: PreTrainedModel, sizes: Mapping[str, Seq
     for value in program.graph.inputs:
         # The exporter prefixes an input that the model returns too; the output is gone.
         value.name = (value.name or "").removeprefix("input.")
+    NameSqueezedAxes()(program)
     axes = _axis_names(program.graph.inputs, sizes)
     nodes = list(program.graph.all_nodes())
     values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}

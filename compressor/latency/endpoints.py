@@ -27,6 +27,7 @@ class Endpoint(Protocol):
         precision: numeric precision of its outputs; for a server's model the lowest that is likely.
         concurrency: maximum number of calls that are useful at the same time.
         inputs: the inputs that it takes.
+        has_random_inputs: whether `trial_batch` draws ids at random, because no example rows of the model are known.
     """
 
     name: str
@@ -35,8 +36,11 @@ class Endpoint(Protocol):
     concurrency: int
     inputs: tuple[TensorSpec, ...]
 
-    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
-        """A random batch; `seq` is the size of every free axis but the first."""
+    @property
+    def has_random_inputs(self) -> bool: ...
+
+    def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
+        """A batch without rows of the user; `seq` is the size of every free axis but the first."""
         ...
 
     def encode(self, feeds: Feeds) -> Any:

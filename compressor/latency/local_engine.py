@@ -21,8 +21,8 @@ from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import TensorSpec
+from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
 from graph_passes import load
 from graph_passes.errors import GraphPassError
 
@@ -57,10 +57,16 @@ class LocalEngine:
     def _model(self) -> ir.Model:
         return load(self.graph)
 
-    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
-        """A random batch that is valid for the graph."""
+    @property
+    def has_random_inputs(self) -> bool:
+        """Whether the graph carries no example rows."""
         with library_errors(self.graph):
-            feeds = random_feeds(self._model, batch, seq, seed=seed)
+            return has_random_inputs(self._model)
+
+    def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
+        """A batch that is valid for the graph, from its example rows where it carries any."""
+        with library_errors(self.graph):
+            feeds = trial_feeds(self._model, batch, seq, seed=seed)
             return {tensor.name: feeds[tensor.name].astype(tensor.numpy) for tensor in self.inputs}
 
     def encode(self, feeds: Feeds) -> Feeds:

@@ -1,4 +1,4 @@
-"""The batches of a check: from a file of arrays, from rows of text or images, or random."""
+"""The batches of a check: from a file of arrays, from rows of text or images, from example rows, or random."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batches:
     Attributes:
         feeds: the batches, arrays `[batch, ...]` by name of the input.
         source: where they are from.
-        random: whether they are drawn instead of read.
+        random: whether ids are drawn at random.
     """
 
     feeds: tuple[Feeds, ...]
@@ -41,9 +41,10 @@ class Batches:
 
 
 def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
-    """The batches for a model: from `request.inputs`, with texts cut or padded to `request.seq` tokens, or random.
+    """The batches for a model: from `request.inputs`, with texts cut or padded to `request.seq` tokens.
 
-    `request.seq` is also the size of every free axis of random inputs but the first.
+    Without it they are made from the example rows that the graph carries, else at random; `request.seq` is the size of
+    every free axis of theirs but the first.
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
@@ -51,8 +52,9 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     """
     path, batch = request.inputs, request.batch
     if path is None:
-        feeds = (endpoint.random_batch(batch, request.seq, request.seed + number) for number in range(MAX_BATCHES))
-        return Batches(tuple(feeds), "random", random=True)
+        feeds = (endpoint.trial_batch(batch, request.seq, request.seed + number) for number in range(MAX_BATCHES))
+        is_random = endpoint.has_random_inputs
+        return Batches(tuple(feeds), "random" if is_random else "example rows of the graph", random=is_random)
     if not path.exists():
         raise InputError(
             f"{path}: no such file; --inputs takes an .npz of arrays, a file of texts or a folder of images",

@@ -15,8 +15,8 @@ from compressor.errors import ErrorCode, InputError, MismatchError, ServerError,
 from compressor.latency.triton_protocols import Fault, connect, split_url
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import spec_from_server
+from compressor.targets.trial_inputs import trial_feeds
 
 T = TypeVar("T")
 _IDLE_SECONDS = 0.05
@@ -72,7 +72,12 @@ class TritonModel:
         self.host = f"{software} {release} at {address}, over {scheme}"
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
 
-    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
+    @property
+    def has_random_inputs(self) -> bool:
+        """True: a server knows names, types and shapes of the inputs only."""
+        return True
+
+    def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         """A random batch that is valid as far as names, types and shapes of the inputs tell.
 
         Raises:
@@ -87,7 +92,7 @@ class TritonModel:
                     tensor=tensor.name,
                 )
         inputs = ir.Graph([tensor.value for tensor in self.inputs], [], nodes=[])
-        return random_feeds(ir.Model(inputs, ir_version=10), batch, seq, seed=seed)
+        return trial_feeds(ir.Model(inputs, ir_version=10), batch, seq, seed=seed)
 
     def encode(self, feeds: Feeds) -> list[Any]:
         """The batch as inputs of Triton's client."""

@@ -16,9 +16,10 @@ from compressor.errors import ErrorCode, InputError
 from compressor.measure.engine_facts import facts
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
-from compressor.results import EngineFacts, Speed, size_label
+from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
-from compressor.targets.random_inputs import has_lengths, random_feeds
+from compressor.targets.random_inputs import has_lengths
+from compressor.targets.trial_inputs import draws_ids, refused_inputs, trial_feeds
 from graph_passes import load
 
 
@@ -54,7 +55,7 @@ def bench(
     seed: int = 0,
     listener: Listener | None = None,
 ) -> BenchResult:
-    """Build two graphs for a runtime and time them in turn on random inputs.
+    """Build two graphs for a runtime and time them in turn, on example rows that the first carries or random inputs.
 
     Args:
         dense: the first ONNX file.
@@ -80,6 +81,8 @@ def bench(
     chosen.check(precision=precision, provider=provider, kernel=kernel)
     # Both files are read, and inputs drawn, before anything is built.
     graphs = {path: load(path) for path in (dense, compressed)}
+    for note in random_inputs_notes(graphs[dense], dense):
+        listener.note(note)
     lengths: tuple[int | None, ...] = tuple(dict.fromkeys(seqs)) if has_lengths(graphs[dense]) else (None,)
     sizes = list(itertools.product(batches, lengths))
     inputs = {(batch, seq): sized_feeds(graphs[dense], dense, batch, seq or 1, seed) for batch, seq in sizes}
@@ -139,7 +142,7 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
 
 
 def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs of a requested size.
+    """Inputs of a requested size, from the example rows of the graph where it has any, else random.
 
     Args:
         model: the graph.
@@ -165,9 +168,15 @@ def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) ->
             expected=length,
         )
     try:
-        return random_feeds(model, batch, seq, seed=seed)
+        return trial_feeds(model, batch, seq, seed=seed)
     except InputError as error:
         raise InputError(f"{path}: {error} (--batch)", code=error.code, path=path, **error.details) from error
+
+
+def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
+    """A note on a graph that is timed on random ids, if it is."""
+    text = f"{path}: the graph carries no example rows, as those of compress do; it is timed on random ids"
+    return [Note(code=NoteCode.RANDOM_INPUTS, text=text)] if draws_ids(model) else []
 
 
 def _fixed_lengths(model: ir.Model) -> Iterator[tuple[str, int]]:
@@ -194,6 +203,8 @@ def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) 
     try:
         engine.run(feeds)
     except InputError as error:
+        if draws_ids(load(path)):
+            raise refused_inputs(path, error) from error
         raise InputError(
             f"{path}: cannot run at batch {batch}, length {seq}; the model may have fewer positions, request"
             " another size (--batch, --seq; --debug shows the runtime's message)",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.errors import CompressorError, ErrorCode, InputError
-from compressor.measure.bench import require_run, sized_feeds
+from compressor.measure.bench import random_inputs_notes, require_run, sized_feeds
 from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import wait_until_idle
 from compressor.measure.turns import median_times
@@ -112,6 +112,8 @@ def bench_folder(
         options = BuildOptions(batch=span(batches), seq=span(seqs))
         graph = out / GRAPHS["fp32"]
         model = load(graph)
+        for note in random_inputs_notes(model, graph):
+            listener.note(note)
         sizes = itertools.product(batches, seqs if has_lengths(model) else (0,))
         inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
         built, rows = _build_all(out, targets, Path(folder), threads, callers, options, listener)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from compressor.measure.macs import macs
 from compressor.results import EngineFacts
 from compressor.targets import Engine, target_of
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
 
@@ -21,12 +21,12 @@ def facts(engine: Engine, graph: Path, *, batch: int, lengths: Sequence[int], fi
     Args:
         engine: the engine.
         graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
-        batch: rows of the random inputs with which memory is measured.
-        lengths: lengths in tokens at which multiply-accumulates are counted; the first is that of the random inputs.
+        batch: rows of the inputs with which memory is measured.
+        lengths: lengths in tokens at which multiply-accumulates are counted; the first is that of the inputs.
         file: name of the engine's file in the report; None: the file is not kept.
     """
     model = load(graph)
-    feeds = random_feeds(model, batch, lengths[0])
+    feeds = trial_feeds(model, batch, lengths[0])
     Normalize()(model)
     counts = {length: macs(model, 1, length) for length in lengths}
     return EngineFacts(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.random_inputs import axis_kind, free_sizes
+from compressor.targets.random_inputs import axis_size, free_sizes, held_sizes
 from graph_passes.block_sparse.function import NAME as BLOCK_SPARSE
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks
@@ -39,7 +39,8 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
         model: the graph, fused or not; it stays unchanged. Local functions other than `BlockSparseAttention` must have
             been inlined.
         batch: size of free first axes of its inputs.
-        seq: size of every other free axis; memories have the longest length that the model takes, caches are empty.
+        seq: size of every other free axis; memories have the longest length that the model takes, caches are empty,
+            images and sounds have the size of the exporter's example.
 
     Returns:
         The count; None where the shapes of a product are unknown.
@@ -67,14 +68,11 @@ _Shapes = Callable[[ir.Value | None], Shape | None]
 def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
     """The shapes of all values of a graph for inputs of a size; the graph is restored afterwards."""
     original_shapes = [(value, value.shape) for value in model.graph.inputs]
-    sizes = free_sizes(model, batch, seq)
+    sizes, held = free_sizes(model, batch, seq), held_sizes(model)
     try:
         for value, shape in original_shapes:
             if shape is not None:
-                value.shape = ir.Shape(
-                    sizes[axis_kind(value, axis)] if isinstance(dim, ir.SymbolicDim) else dim
-                    for axis, dim in enumerate(shape)
-                )
+                value.shape = ir.Shape(axis_size(value, axis, sizes, held) for axis in range(len(shape)))
         probe = Probe(model)
     finally:
         for value, shape in original_shapes:

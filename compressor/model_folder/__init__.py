@@ -1,7 +1,7 @@
 """A model folder as transformers saves it: checked, loaded in full precision, hashed; and example inputs for it."""
 
 from compressor.model_folder.example_feeds import example_feeds, example_feeds_by_size
-from compressor.model_folder.example_inputs import example_inputs
+from compressor.model_folder.example_inputs import example_inputs, example_rows
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.loading import ModelFolder, load
 from compressor.model_folder.processor import load_processor, require_processor
@@ -12,6 +12,7 @@ __all__ = [
     "example_feeds",
     "example_feeds_by_size",
     "example_inputs",
+    "example_rows",
     "fingerprint",
     "link_library_files",
     "load",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,6 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, suggestion
 from compressor.targets.array_file import read_arrays
-
-_TOKENS = "input_ids"
-"""Input whose second axis has a position for each token."""
 
 
 def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -46,28 +42,6 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
     if not arrays:
         raise _mismatch(path, "", "the file has no arrays; give one for each input of the model")
     return {name: torch.from_numpy(_usual(array)) for name, array in arrays.items()}
-
-
-def resize_example(example: Mapping[str, Tensor], batch: int, seq: int, seed: int) -> dict[str, Tensor]:
-    """Inputs with another number of rows and tokens, from those of an example.
-
-    Rows are taken in turn. An input whose second axis is as long as that of `input_ids` is cut or repeated along it;
-    other axes keep their sizes.
-
-    Args:
-        example: inputs `[row, ...]`, by name.
-        batch: number of rows.
-        seq: number of tokens of a row.
-        seed: index of the first row that is taken.
-    """
-    positions = example[_TOKENS].shape[1] if _TOKENS in example and example[_TOKENS].dim() > 1 else None
-    resized = {}
-    for name, value in example.items():
-        value = value[(torch.arange(batch) + seed) % len(value)]
-        if positions is not None and value.dim() > 1 and value.shape[1] == positions:
-            value = value[:, torch.arange(seq) % positions]
-        resized[name] = value
-    return resized
 
 
 def _usual(array: np.ndarray) -> np.ndarray:

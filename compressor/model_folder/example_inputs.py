@@ -6,18 +6,21 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import CompressorError, ErrorCode, InputError
-from compressor.model_folder.example_file import resize_example
 from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
 from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.row_layout import row_layout
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
+from compressor.model_folder.vocabulary import ordinary_ids, special_id, text_config, text_tokenizer, vocabulary_size
 from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
+from compressor.targets.example_rows import ExampleRows
 
 _NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
@@ -26,16 +29,22 @@ Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
 _PLACES = "image_embeds_position_mask"
 """Input of Kosmos-2 with the places of an image in the text."""
+_PAIRS = ("question-answering", "multiple-choice")
+"""Tasks whose rows are two texts."""
+_ROWS, _LENGTH = 4, 32
+"""Rows that a graph carries, and their maximum number of tokens."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
     """Keyword arguments of the model's forward.
 
-    Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
-    more is padded on the right, so that the mask has an effect. The places of an image come before it (BLIP-2,
-    Kosmos-2). Images have the size that the processor of a classifier makes; other images and sound have that of the
-    configuration. A model with segment memory gets memories as long as positions permit beside `seq` tokens, and no
-    mask: streams have no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
+    Text has the special tokens where the rows of the task have them, else where the tokenizer puts them, around a pair
+    of texts where the model distinguishes two; the ids `[batch, seq]` int64 between them are those of other tokens.
+    The last of two rows or more is padded on the right, so that the mask has an effect. The places of an image come
+    before it (BLIP-2, Kosmos-2). Images have the size that the processor of a classifier makes; other images and sound
+    have that of the configuration. A model with segment memory gets memories as long as positions permit beside `seq`
+    tokens, and no mask: streams have no padding. If the folder has an example (`--example-inputs`), its rows are used
+    instead.
 
     Args:
         folder: a loaded folder.
@@ -47,7 +56,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule makes up.
     """
     if folder.example:
-        return resize_example(folder.example, batch, seq, seed)
+        inputs = _given_rows(folder).sized(batch, seq, first=seed)
+        return {name: torch.from_numpy(array) for name, array in inputs.items()}
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -67,6 +77,30 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     if isinstance(model.config, SegmentConfig):
         inputs.pop("attention_mask", None)
     return {name: inputs[name] for name in parameters if name in inputs} | memories
+
+
+def example_rows(folder: ModelFolder) -> ExampleRows:
+    """The rows that a graph of the model carries: those of its example, else some that are made up."""
+    if folder.example:
+        return _given_rows(folder)
+    inputs = example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH))
+    return _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
+
+
+def _given_rows(folder: ModelFolder) -> ExampleRows:
+    """The first rows of a folder's example."""
+    return _rows_of(folder, {name: value[:_ROWS].numpy() for name, value in folder.example.items()})
+
+
+def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRows:
+    """Inputs with the ids among them that are markers."""
+    ids = {token for name, array in inputs.items() if name.endswith("input_ids") for token in np.unique(array).tolist()}
+    if not ids:
+        return ExampleRows(inputs)
+    config, tokenizer = text_config(folder.config), text_tokenizer(folder)
+    size = vocabulary_size(config, folder.model)
+    markers = ids - set(ordinary_ids(folder.config, size, tokenizer).tolist())
+    return ExampleRows(inputs, frozenset(markers), special_id(config, tokenizer, size, "pad") or 0)
 
 
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
@@ -95,7 +129,7 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
             )
     inputs |= make_inputs(request, sorted(needed - set(inputs)))
     if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
-        inputs["decoder_input_ids"] = _target(model, batch, seq)
+        inputs["decoder_input_ids"] = _target(folder, batch, seq)
     return inputs
 
 
@@ -132,7 +166,7 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
 
 def token_limit(model: PreTrainedModel) -> int | None:
     """Maximum number of tokens in a row of a model's input; None if positions are relative."""
-    config = _text_config(model.config)
+    config = text_config(model.config)
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
@@ -156,7 +190,7 @@ def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
     GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
     """
     names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    has_types = (getattr(_text_config(model.config), "type_vocab_size", None) or 0) > 1
+    has_types = (getattr(text_config(model.config), "type_vocab_size", None) or 0) > 1
     return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
@@ -195,19 +229,12 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
             value=seq,
             maximum=limit,
         )
-    config, tokenizer = _text_config(folder.config), getattr(folder.processor, "tokenizer", folder.processor)
-    size = _vocabulary_size(config, folder.model)
-    first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
-    ids = _ordinary_ids(config, size, batch, seq, set(getattr(tokenizer, "all_special_ids", ())))
-    mask = torch.ones(batch, seq, dtype=torch.int64)
-    if batch > 1 and seq > 1:
-        mask[-1, -max(1, seq // 4) :] = 0
-    ends = mask.sum(-1)
-    if first is not None and seq > 2:
-        ids[:, 0] = first
-    if last is not None:
-        ids[torch.arange(batch), ends - 1] = last
-    ids[mask == 0] = _special_id(config, tokenizer, size, "pad") or 0
+    pair = folder.task in _PAIRS or takes_token_types(folder.model, text_tokenizer(folder))
+    layout, ordinary = row_layout(folder, pair=pair)
+    row = layout.sized(batch, seq, padded=(batch - 1,) if batch > 1 and seq > 1 else ())
+    mask, ids = torch.from_numpy(row["attention_mask"]), torch.from_numpy(row["input_ids"])
+    is_ordinary = torch.from_numpy(~np.isin(row["input_ids"], list(layout.markers))) & (mask == 1)
+    ids = torch.where(is_ordinary, _drawn(ordinary, batch, seq), ids)
     places = _image_places(folder.config)
     ids = torch.cat([places.expand(batch, -1), ids], dim=1)
     mask = nn.functional.pad(mask, (len(places), 0), value=1)
@@ -216,9 +243,9 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
         inputs["attention_mask"] = mask
     if _PLACES in parameters and len(places):
         inputs[_PLACES] = (torch.arange(ids.shape[1]) < len(places)).expand(batch, -1)
-    if takes_token_types(folder.model, tokenizer):
-        second = torch.arange(mask.shape[1])[None] >= (mask.sum(-1) // 2)[:, None]
-        inputs["token_type_ids"] = (second & (mask == 1)).long()
+    if takes_token_types(folder.model, text_tokenizer(folder)):
+        types = torch.from_numpy(row["token_type_ids"])
+        inputs["token_type_ids"] = nn.functional.pad(types, (len(places), 0))
     return inputs
 
 
@@ -231,70 +258,18 @@ def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tenso
     return {name: torch.randn(batch, length, config.hidden_size) for name in names}
 
 
-def _target(model: PreTrainedModel, batch: int, seq: int) -> Tensor:
+def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
     """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
-    config = model.config
+    config = folder.model.config
     limit = getattr(config, "max_target_positions", None) or seq
-    ids = _ordinary_ids(config, _vocabulary_size(config, model), batch, min(seq, limit), set())
+    ordinary = ordinary_ids(config, vocabulary_size(config, folder.model), text_tokenizer(folder))
+    ids = _drawn(ordinary, batch, min(seq, limit))
     start = getattr(config, "decoder_start_token_id", None)
     if start is not None:
         ids[:, 0] = start
     return ids
 
 
-def _ordinary_ids(config: PretrainedConfig, size: int, batch: int, seq: int, special: set[int]) -> Tensor:
-    """Random ids `[batch, seq]` of tokens that are not special, unless the vocabulary has no others."""
-    values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
-    ids = {item for value in values for item in (value if isinstance(value, list) else [value])}
-    special = special | {value for value in ids if isinstance(value, int)}
-    ordinary = torch.tensor([token for token in range(size) if token not in special] or list(range(size)))
-    return ordinary[torch.randint(len(ordinary), (batch, seq))]
-
-
-def _text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that describes text; that of the decoder if several do."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config.get_text_config(decoder=True)
-
-
-def _vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
-    """Number of ids that a model reads; that of the decoder in a configuration of two parts.
-
-    Where the configuration has none, it is the size of the first table of embeddings.
-
-    Raises:
-        InputError: the model has no embeddings.
-    """
-    for part in (config, config.get_text_config(decoder=True), _text_config(config)):
-        size = getattr(part, "vocab_size", None)
-        if isinstance(size, int) and size > 0:
-            return size
-    table = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
-    if table is not None:
-        return table.num_embeddings
-    raise InputError(
-        f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
-        " model runs on (--example-inputs FILE.npz)",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        family=config.model_type,
-    )
-
-
-def _special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
-    """The id of the first of `names` that the tokenizer has, else the first that the configuration has.
-
-    Args:
-        config: the configuration.
-        tokenizer: the tokenizer, or None.
-        size: number of ids.
-        *names: `bos`, `eos`, ...
-    """
-    for holder in (tokenizer, config):
-        for name in names:
-            value = getattr(holder, f"{name}_token_id", None)
-            value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int) and 0 <= value < size:
-                return value
-    return None
+def _drawn(ordinary: np.ndarray, batch: int, seq: int) -> Tensor:
+    """Ids of ordinary tokens, drawn at random, `[batch, seq]`."""
+    return torch.from_numpy(ordinary)[torch.randint(len(ordinary), (batch, seq))]

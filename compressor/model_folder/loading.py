@@ -29,6 +29,7 @@ from compressor.models.answer_kind import several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
+from compressor.targets.example_rows import ExampleRows
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class ModelFolder:
         sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
         own_task: the custom task that reads its rows; None: that of `task` does.
         image_size: size of the images that the processor of an image classifier makes; None for other models.
+        layout: a row of its task, by which example inputs are laid out; None: as the tokenizer lays out texts.
     """
 
     path: Path
@@ -68,6 +70,7 @@ class ModelFolder:
     sentence: SentenceModules | None = None
     own_task: OwnTask | None = None
     image_size: ImageSize | None = None
+    layout: ExampleRows | None = None
 
     @property
     def surroundings(self) -> dict[str, str]:

@@ -23,7 +23,8 @@ from compressor.run.products import PORTABLE, SYMMETRIC, Case
 from compressor.run.sizes import proven_shapes
 from compressor.targets import QUANTIZED, target
 from compressor.targets.graph_facts import graph_digest
-from compressor.targets.random_inputs import fixed_batch, random_feeds
+from compressor.targets.random_inputs import fixed_batch
+from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
@@ -42,6 +43,7 @@ _OF_THE_ENGINE = (
     NoteCode.KERNEL_UNUSED,
     NoteCode.QUANTIZED_FOR_TARGET,
     NoteCode.MASKS_LONGER,
+    NoteCode.RANDOM_INPUTS,
 )
 """Codes of notes on an engine and its measurements, which those of another engine replace."""
 _OF_QUANTIZED_GRAPHS = (
@@ -168,7 +170,7 @@ def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tupl
     batch_size = fixed_batch(model)
 
     def draw(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
-        feeds = random_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
+        feeds = trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
         return {name: torch.from_numpy(array) for name, array in feeds.items()}
 
     reach = json.loads(model.metadata_props.get(REACH, "{}"))

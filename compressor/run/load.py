@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from compressor import model_folder
@@ -15,6 +16,7 @@ from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text
+from compressor.model_folder.row_layout import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents
@@ -35,6 +37,10 @@ from graph_passes import Plan
 
 _FEWEST_ROWS = 4
 """Fewest training rows that units are chosen by, of which a quarter is held out."""
+_LAID_OUT = 32
+"""Rows whose layout is read."""
+_TOKENS = "input_ids"
+"""Column of the tokens of encoded rows."""
 
 
 def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) -> ModelFolder:
@@ -210,6 +216,21 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     if recipe.learns and recipe.selects_heads:
         check_task_options(recipe.selection, data.task.name)
     return data
+
+
+def laid_out(model: LoadedModel, data: Data) -> LoadedModel:
+    """The model with example inputs whose special tokens are where the first rows of its task have them.
+
+    Args:
+        model: the model.
+        data: its rows.
+    """
+    rows = next((rows for rows in (data.train, data.eval, data.test) if len(rows)), data.train)
+    if _TOKENS not in rows.column_names or model.folder.example:
+        return model
+    batches = [data.task.collate([row]) for row in rows.select(range(min(_LAID_OUT, len(rows))))]
+    layout = rows_layout(batches, model.folder)
+    return model if layout is None else replace(model, folder=replace(model.folder, layout=layout))
 
 
 def _require_rows_to_choose_by(recipe: Recipe, data: Data) -> None:

@@ -44,7 +44,7 @@ from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
 from compressor.targets import BuildOptions, Feeds, target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import draws_ids, trial_feeds
 from compressor.tasks import Data, open_data
 from compressor.workdir import locked
 from graph_passes import load
@@ -158,7 +158,7 @@ def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mappin
     """Inputs of every batch size and length to time, which all engines can run."""
     model = load(run.graphs["compressed"])
     sizes = itertools.product(run.recipe.measure.batch, run.lengths)
-    inputs = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
+    inputs = {(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
     for variant in variants.values():
         for (batch, seq), feeds in inputs.items():
             require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
@@ -173,6 +173,12 @@ def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:
             " metric is measured, because there is nothing to compare with; a run with --save-dense writes that graph"
         )
         log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
+    if draws_ids(load(run.graphs["compressed"])):
+        text = (
+            "the graph carries no example rows: the engine is proven and timed on random ids; compress the model again"
+            " for ids that its tokenizer can make"
+        )
+        log.add_notes([Note(code=NoteCode.RANDOM_INPUTS, text=text)])
     name = run.recipe.engine.target
     dropped = any(note.code is NoteCode.POSITIONS_DROPPED for note in run.report.notes)
     if dropped and not target(name).drops_positions:

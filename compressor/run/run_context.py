@@ -16,7 +16,7 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.results import VariantName
 from compressor.run import run_notes
 from compressor.run.distillation.distill import distillation_of
-from compressor.run.load import load_model, read_rows
+from compressor.run.load import laid_out, load_model, read_rows
 from compressor.run.plan_source import load_plan
 from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
@@ -117,6 +117,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     if recipe.rows.available:
         with log.stage("reading the rows"):
             data = read_rows(recipe, model)
+            model = laid_out(model, data)
     distillation = distillation_of(recipe, model, data) if recipe.distills and data is not None else None
     followed = load_plan(recipe, model)
     log.add_notes(model.folder.notes)

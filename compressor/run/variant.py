@@ -12,7 +12,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
-from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder import ModelFolder, example_inputs, example_rows
 from compressor.model_folder.signals import IMAGES
 from compressor.results import Proof, VariantName
 from compressor.run import verify
@@ -64,7 +64,16 @@ def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: 
     """Export the gated model, with every unit still in it, to count what it consists of."""
     inputs = example_inputs(folder, batch=2, seq=8)
     fixed = () if folder.image_size is None else (IMAGES,)
-    export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention, fixed=fixed)
+    export_reference(
+        folder.model,
+        plan,
+        inputs,
+        out,
+        opset=config.opset,
+        attention=config.attention,
+        fixed=fixed,
+        example=example_rows(folder),
+    )
 
 
 def drops_unread(recipe: Recipe) -> bool:

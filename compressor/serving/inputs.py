@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets import Feeds
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.example_rows import read_example_rows
 from compressor.targets.tensor_specs import PIXELS, TensorSpec
+from compressor.targets.trial_inputs import trial_feeds
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
 
@@ -23,7 +24,7 @@ class Rows:
 
     Attributes:
         feeds: for each row, input name -> array `[batch, ...]`.
-        random: names of the inputs that no text or image provides; their values are valid but random.
+        random: names of the inputs that neither a text nor an image nor the graph's example rows provide.
     """
 
     feeds: tuple[Feeds, ...]
@@ -99,15 +100,17 @@ def image_rows(
 def _completed(
     encoded: Sequence[dict[str, np.ndarray]], model: ir.Model, inputs: Sequence[TensorSpec], longest: int
 ) -> Rows:
-    """Rows with random values for the inputs that they lack, repeated where the graph fixes its batch."""
+    """Rows with trial inputs of the graph for those that they lack, repeated where the graph fixes its batch."""
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
     for index, tokens in enumerate(encoded):
         seq = tokens["input_ids"].shape[1] if "input_ids" in tokens else longest
-        arrays = random_feeds(model, batch, seq, seed=index)
+        arrays = trial_feeds(model, batch, seq, seed=index)
         arrays |= {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
         rows.append({tensor.name: arrays[tensor.name].astype(tensor.numpy) for tensor in inputs})
-    return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in encoded[0]))
+    example = read_example_rows(model)
+    provided = {*encoded[0], *(example.inputs if example is not None else ())}
+    return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in provided))
 
 
 def _check_tokens(mask: Sequence[int], text: tuple[str, ...]) -> None:

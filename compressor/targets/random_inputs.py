@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
+from graph_passes.flow.example_sizes import example_sizes, symbol_of
 
 _CARRIERS = frozenset(
     "Cast Clip Concat Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze Where".split()
@@ -62,6 +63,36 @@ def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None)
     return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
 
 
+def held_sizes(model: ir.Model) -> dict[str, int]:
+    """Sizes of the free dimensions that keep those of the exporter's example, by symbol: of images and sounds.
+
+    Those of tokens are free: the dimensions of integers that are neither masks nor positions, and of embeddings.
+    """
+    held = example_sizes(model)
+    for value in model.graph.inputs if held else ():
+        if value.name == "inputs_embeds" or is_id(value):
+            for axis, dim in enumerate(value.shape or ()):
+                if isinstance(dim, ir.SymbolicDim):
+                    held.pop(symbol_of(axis, dim), None)
+    return held
+
+
+def axis_size(value: ir.Value, axis: int, sizes: Mapping[Axis, int], held: Mapping[str, int]) -> int:
+    """The size of an axis of an input.
+
+    Args:
+        value: the input.
+        axis: number of the axis.
+        sizes: sizes of free axes, from `free_sizes`.
+        held: sizes of free axes that the exporter's example decides, from `held_sizes`.
+    """
+    dim = (value.shape or ())[axis]
+    if not isinstance(dim, ir.SymbolicDim):
+        return int(dim)
+    kind = axis_kind(value, axis)
+    return held.get(symbol_of(axis, dim), sizes[kind]) if kind == "length" else sizes[kind]
+
+
 def fixed_batch(model: ir.Model) -> int | None:
     """The batch size that the graph fixes; None where it is free."""
     shapes = (value.shape for value in model.graph.inputs if not value.is_initializer())
@@ -71,13 +102,25 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 def has_lengths(model: ir.Model) -> bool:
     """Whether a graph has inputs of tokens, whose length is free or fixed, rather than those of one size alone."""
+    held = held_sizes(model)
     for value in model.graph.inputs:
         shape = value.shape or ()
         free = [axis for axis, dim in enumerate(shape) if isinstance(dim, ir.SymbolicDim)]
-        is_integer = value.dtype is not None and not value.dtype.is_floating_point()
-        if any(axis_kind(value, axis) == "length" for axis in free) or (len(shape) == 2 and is_integer):
+        lengths = [axis for axis in free if axis_kind(value, axis) == "length"]
+        is_held = bool(lengths) and all(symbol_of(axis, shape[axis]) in held for axis in lengths)
+        if not is_held and (lengths or (len(shape) == 2 and _is_integer(value))):
             return True
     return False
+
+
+def is_id(value: ir.Value) -> bool:
+    """Whether an input has integers that are neither masks nor positions: ids of tokens, their types, flags."""
+    name = value.name or ""
+    return _is_integer(value) and "mask" not in name and "position" not in name
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and not value.dtype.is_floating_point()
 
 
 def random_feeds(
@@ -91,7 +134,7 @@ def random_feeds(
     Args:
         model: the graph.
         batch: size of free first axes.
-        seq: size of every other free axis, except those of caches and memories.
+        seq: size of every other free axis, except those of caches, memories, images and sounds.
         memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
         seed: seed of the random numbers.
         padded: whether to mask the last quarter of every second row, at least one position, where there is a mask.
@@ -103,32 +146,27 @@ def random_feeds(
         InputError: the graph fixes another batch size.
     """
     rng = np.random.default_rng(seed)
-    sizes = free_sizes(model, batch, seq, memory)
+    sizes, held = free_sizes(model, batch, seq, memory), held_sizes(model)
     return {
-        value.name or "": _content(value, _shape(value, sizes), rng, padded)
+        value.name or "": _content(value, _shape(value, sizes, held), rng, padded)
         for value in model.graph.inputs
         if not value.is_initializer()
     }
 
 
-def _shape(value: ir.Value, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
-    shape = []
-    for axis, dim in enumerate(value.shape or ()):
-        if isinstance(dim, ir.SymbolicDim):
-            shape.append(sizes[axis_kind(value, axis)])
-        else:
-            if axis == 0 and len(value.shape or ()) > 1 and dim != sizes["batch"]:
-                raise InputError(
-                    f"{value.name}: the graph fixes the batch size at {dim}, and {sizes['batch']} was requested;"
-                    f" request {dim}, or export the graph with a free batch axis",
-                    code=ErrorCode.TENSOR_MISMATCH,
-                    field="batch",
-                    tensor=value.name,
-                    value=sizes["batch"],
-                    expected=dim,
-                )
-            shape.append(dim)
-    return tuple(shape)
+def _shape(value: ir.Value, sizes: Mapping[Axis, int], held: Mapping[str, int]) -> tuple[int, ...]:
+    shape = tuple(axis_size(value, axis, sizes, held) for axis in range(len(value.shape or ())))
+    if len(shape) > 1 and shape[0] != sizes["batch"]:
+        raise InputError(
+            f"{value.name}: the graph fixes the batch size at {shape[0]}, and {sizes['batch']} was requested;"
+            f" request {shape[0]}, or export the graph with a free batch axis",
+            code=ErrorCode.TENSOR_MISMATCH,
+            field="batch",
+            tensor=value.name,
+            value=sizes["batch"],
+            expected=shape[0],
+        )
+    return shape
 
 
 def _content(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, padded: bool) -> np.ndarray:

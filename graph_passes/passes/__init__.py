@@ -12,6 +12,7 @@ from graph_passes.passes.insert_quantizers import InsertQuantizers
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
+from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
@@ -43,6 +44,7 @@ __all__ = [
     "LowerBlockSparse",
     "LowerOpset",
     "MakeAxesExplicit",
+    "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",
     "PrepareForFusion",

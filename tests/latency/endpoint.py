@@ -18,6 +18,7 @@ class FunctionEndpoint:
     """A model that is a function of arrays by name."""
 
     concurrency = 4
+    has_random_inputs = True
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class FunctionEndpoint:
         self.precision: Precision = precision
         self.host = "this process"
 
-    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
+    def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         rng = np.random.default_rng(seed)
         shapes = {tensor.name: [batch, *tensor.dims[1:]] for tensor in self.inputs}
         return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}

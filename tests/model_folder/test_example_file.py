@@ -23,8 +23,11 @@ def test_inputs_of_any_size_are_taken_from_the_file(saved: Path, tmp_path: Path)
     folder = load(saved, example_inputs=tmp_path / "inputs.npz")
     inputs = example_inputs(folder, 3, 7)
     assert inputs["input_ids"].dtype == torch.int64
-    assert inputs["input_ids"].tolist() == [[*IDS[row], *IDS[row, :2]] for row in (0, 1, 0)]
-    assert example_inputs(folder, 1, 3, seed=1)["attention_mask"].tolist() == [[1, 1, 1]]
+    whole, padded = [*IDS[0], *IDS[0, :2]], [*IDS[1, :3], IDS[1, 0], 0, 0, 0]
+    assert inputs["input_ids"].tolist() == [whole, padded, whole]
+    assert inputs["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
+    assert example_inputs(folder, 1, 3, seed=1)["attention_mask"].tolist() == [[1, 1, 0]]
+    assert example_inputs(folder, 2, 5)["input_ids"].tolist() == IDS.tolist()
     assert find_sites(folder.model, inputs)
 
 

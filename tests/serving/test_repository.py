@@ -48,7 +48,7 @@ def test_a_sentence_encoder_is_served_with_the_inputs_and_outputs_of_its_graph(t
     assert served == {**{name: [-1] for name in inputs}, EMBEDDING: [16], STATES: [1, 16]}
     endpoint = load_engine(out / "engine.onnx", tmp_path)
     assert {tensor.name for tensor in endpoint.inputs} == set(inputs)
-    batch = endpoint.random_batch(2, 8, seed=0)
+    batch = endpoint.trial_batch(2, 8, seed=0)
     assert {name: list(array.shape[1:]) for name, array in endpoint.infer(batch).items()} == {
         EMBEDDING: [16],
         STATES: [1, 16],
@@ -99,7 +99,7 @@ def test_an_image_classifier_is_served_and_checked_with_images_as_tensors(tmp_pa
     of_column = export(ServeRequest(out=out, repository=tmp_path / "repository", name="column", **columns))
     assert np.array_equal(warmed_pixels(of_column.model), processed(out, 1))
     endpoint = load_engine(out / "engine.onnx", tmp_path)
-    assert endpoint.infer(endpoint.random_batch(2, 8, seed=0))["logits"].shape == (2, 3)
+    assert endpoint.infer(endpoint.trial_batch(2, 8, seed=0))["logits"].shape == (2, 3)
 
 
 def test_the_warm_up_has_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:

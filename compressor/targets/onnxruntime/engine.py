@@ -20,12 +20,13 @@ from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.choose_norms import choose_norms
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
-from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
+from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, fusion_trials, rewrite_for_ort
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
-from compressor.targets.random_inputs import fixed_batch, random_feeds
+from compressor.targets.random_inputs import fixed_batch
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
+from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
@@ -222,7 +223,7 @@ def _open(
         fusion: outcome of fusing the graph.
         requested: number of products to be executed in int8; None: those of the file.
     """
-    kernels = ort_session.executed_operators(path, settings, next(trial_feeds(source)))
+    kernels = ort_session.executed_operators(path, settings, next(fusion_trials(source)))
     counts = [f"{kernels[name]} {name}" for name in _REPORTED if name in kernels]
     fused_attentions = sum(kernels.get(name, 0) for name in ATTENTIONS)
     model = load(source)
@@ -251,9 +252,9 @@ def _open(
 
 
 def _sized_feeds(path: Path, batch: int, seq: int) -> dict[str, np.ndarray]:
-    """Random inputs of a size; a batch size that the graph fixes is kept."""
+    """Inputs of a size; a batch size that the graph fixes is kept."""
     model = load(path)
-    return random_feeds(model, fixed_batch(model) or batch, seq)
+    return trial_feeds(model, fixed_batch(model) or batch, seq)
 
 
 def _precision(model: ir.Model) -> Precision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from compressor.errors import CompressorError, InputError
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
-from compressor.targets.random_inputs import fixed_batch, random_feeds
+from compressor.targets.random_inputs import fixed_batch
 from compressor.targets.relative_error import ReferenceOutputs
+from compressor.targets.trial_inputs import draws_ids, refused_inputs, trial_feeds
 from graph_passes import load, save
 from graph_passes.passes import FuseForOrt
 
@@ -68,7 +69,7 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
         OSError: `out` cannot be written.
     """
     plain = open_session(source, {**settings, "graph_optimization": "none"})
-    trials, expected = _expected_outputs(plain, trial_feeds(source))
+    trials, expected = _expected_outputs(plain, source)
     del plain
     error = None
     try:
@@ -91,26 +92,24 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
     return Fusion(fused=False, error=error, reason=reason)
 
 
-def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Random inputs of several sizes, with and without padding. A batch size that the graph fixes is kept."""
+def fusion_trials(source: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Inputs of several sizes, with and without padding. A batch size that the graph fixes is kept."""
     model = load(source)
     fixed = fixed_batch(model)
     for seed, (batch, seq, padded) in enumerate(_TRIALS):
-        yield random_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
+        yield trial_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
 
 
-def _expected_outputs(
-    session: InferenceSession, trials: Iterable[Feeds]
-) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
-    """The inputs that the graph can run on, and its outputs. The longest inputs may exceed its positions."""
+def _expected_outputs(session: InferenceSession, source: Path) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
+    """The inputs that a graph can run on, and its outputs. The longest inputs may exceed its positions."""
     runs, failure = [], None
-    for feeds in trials:
+    for feeds in fusion_trials(source):
         try:
             runs.append((feeds, run_session(session, feeds)))
         except InputError as error:
             failure = error
     if failure is not None and not runs:
-        raise failure
+        raise refused_inputs(source, failure) if draws_ids(load(source)) else failure
     return [feeds for feeds, _ in runs], [outputs for _, outputs in runs]
 
 

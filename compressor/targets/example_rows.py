@@ -1,0 +1,199 @@
+"""Example rows of a model's inputs, from which inputs of any size are made, and which an exported graph carries.
+
+A classifier that reads its end token, or a model that puts an image in place of tokens, runs only on rows that have
+them. A row therefore keeps its markers, the ids that belong to its layout, where it gets another length: its ordinary
+tokens are repeated or left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ErrorCode, InputError
+
+EXAMPLE_ROWS = "compressor.example_rows"
+"""Metadata key of a graph: its example rows, as JSON."""
+_TOKENS = "input_ids"
+"""End of the name of an input with one id for each token."""
+_LARGEST_ROW = 1024
+"""Most numbers in a row of an input of real numbers that a graph carries; images and sounds may be any numbers."""
+_PADDED_SHARE = 4
+"""One position of so many is padding in a padded row."""
+
+
+@dataclass(frozen=True)
+class ExampleRows:
+    """Rows of a model's inputs.
+
+    Attributes:
+        inputs: arrays `[row, ...]` by name of the input, with equally many rows.
+        markers: ids that belong to the layout of a row, such as its end token.
+        padding: the id that rows are padded with.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    markers: frozenset[int] = frozenset()
+    padding: int = 0
+
+    def sized(
+        self,
+        batch: int,
+        seq: int | Mapping[str, int],
+        *,
+        first: int = 0,
+        padded: Collection[int] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The inputs with another number of rows, taken in turn, and of tokens.
+
+        The tokens are the last axis of an input whose name ends in `input_ids`. Inputs of the same shape whose names
+        begin as that of the ids, such as masks, change with them; other axes keep their sizes.
+
+        Args:
+            batch: number of rows.
+            seq: number of tokens of a row, or that of each input of ids by its name.
+            first: index of the first row that is taken.
+            padded: numbers of the rows of the batch of which a quarter is padding, at least one position, where there
+                is a mask; the others have none. None: each row keeps its share of padding.
+        """
+        rows = {name: array[(np.arange(batch) + first) % len(array)] for name, array in self.inputs.items()}
+        for name, companions in _aligned(rows):
+            length = seq if isinstance(seq, int) else seq[name]
+            aligned = {each: rows[each] for each in (name, *companions)}
+            if length == rows[name].shape[-1] and padded is None:
+                continue
+            rows |= self._resized(name, aligned, length, padded)
+        return rows
+
+    def _resized(
+        self, name: str, arrays: Mapping[str, np.ndarray], length: int, padded: Collection[int] | None
+    ) -> dict[str, np.ndarray]:
+        """An input of ids, and those that are aligned with it, with another number of tokens."""
+        ids = arrays[name]
+        prefix = name.removesuffix(_TOKENS)
+        mask = arrays.get(f"{prefix}attention_mask")
+        kinds = arrays.get(f"{prefix}token_type_ids", np.zeros_like(ids))
+        resized = {
+            each: np.full((*ids.shape[:-1], length, *array.shape[ids.ndim :]), self._fill(each, name), array.dtype)
+            for each, array in arrays.items()
+        }
+        for index in np.ndindex(ids.shape[:-1]):
+            real = np.flatnonzero(mask[index]) if mask is not None and mask[index].any() else np.arange(ids.shape[-1])
+            count = length
+            if mask is not None and padded is None:
+                count = max(1, round(length * len(real) / ids.shape[-1]))
+            elif mask is not None and padded is not None and index[0] in padded:
+                count = max(1, length - max(1, length // _PADDED_SHARE))
+            positions = _positions(ids[index], kinds[index], real, self.markers, count)
+            start = length - count if real[0] > 0 else 0
+            for each, array in arrays.items():
+                resized[each][index][start : start + count] = array[index][positions]
+        return resized
+
+    def _fill(self, name: str, ids: str) -> int:
+        """What an input has in positions of padding."""
+        return self.padding if name == ids else 0
+
+
+def _aligned(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[str, list[str]]]:
+    """The inputs of ids, each with the names of the inputs that have a number, or several, for each of its tokens."""
+    tokens = [name for name, array in inputs.items() if name.endswith(_TOKENS) and array.ndim > 1]
+    owners: dict[str, str] = {}
+    for name in inputs:
+        owner = max(
+            (ids for ids in tokens if name.startswith(ids.removesuffix(_TOKENS))),
+            key=len,
+            default=None,
+        )
+        if owner is not None and inputs[name].shape[: inputs[owner].ndim] == inputs[owner].shape:
+            owners[name] = owner
+    for ids in tokens:
+        yield ids, [name for name, owner in owners.items() if owner == ids and name != ids]
+
+
+def _positions(
+    ids: np.ndarray, kinds: np.ndarray, real: np.ndarray, markers: Collection[int], length: int
+) -> np.ndarray:
+    """Positions of a row whose tokens make a row of another length, with every marker.
+
+    Each stretch of ordinary tokens keeps its share of the row, and is repeated or cut. A row that is too short for its
+    markers keeps those after its last text first, of which the end token is one.
+
+    Args:
+        ids: ids of the row, `[position]`.
+        kinds: token types, `[position]`; a stretch has one.
+        real: positions that are not padding.
+        markers: ids of markers.
+        length: positions of the new row.
+    """
+    if len(real) == length:
+        return real
+    is_marker = np.isin(ids[real], list(markers))
+    if is_marker.all():
+        is_marker[:] = False
+    ordinary = np.flatnonzero(~is_marker)
+    room = length - int(is_marker.sum())
+    if room < 0:
+        marks = np.flatnonzero(is_marker)
+        last = ordinary[-1]
+        kept = [*marks[marks > last], *marks[marks < last][::-1]][:length]
+        return real[sorted(kept)]
+    keys = np.where(is_marker, -1 - np.arange(len(real)), kinds[real])
+    starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
+    ends = [*starts[1:], len(real)]
+    parts, taken, before = [], 0, 0
+    for start, end in zip(starts, ends, strict=True):
+        if is_marker[start]:
+            parts.append(real[start:end])
+            continue
+        taken += end - start
+        after = round(room * taken / len(ordinary))
+        parts.append(real[start + np.arange(after - before) % (end - start)])
+        before = after
+    return np.concatenate(parts)
+
+
+def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
+    """Store example rows in a graph, so that it is tried, proven and timed on inputs that its model can have.
+
+    Memories, and large inputs of real numbers, such as images, are left out: they may be any numbers.
+
+    Args:
+        model: the graph, whose metadata are changed.
+        example: rows of its inputs.
+    """
+    inputs = {
+        name: array.tolist()
+        for name, array in example.inputs.items()
+        if not name.startswith("memory_") and (array.dtype.kind != "f" or array[0].size <= _LARGEST_ROW)
+    }
+    content = {"inputs": inputs, "markers": sorted(example.markers), "padding": example.padding}
+    model.metadata_props[EXAMPLE_ROWS] = json.dumps(content)
+
+
+def read_example_rows(model: ir.Model) -> ExampleRows | None:
+    """The rows that `record_example_rows` stored in a graph; None where there are none.
+
+    Raises:
+        InputError: the metadata of the graph hold something else.
+    """
+    text = model.metadata_props.get(EXAMPLE_ROWS)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+        inputs = {str(name): np.array(rows) for name, rows in content["inputs"].items()}
+        if all(array.ndim and array.size and array.dtype.kind in "biuf" for array in inputs.values()):
+            return ExampleRows(inputs, frozenset(map(int, content["markers"])), int(content["padding"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise InputError(
+        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} are no rows of inputs; remove them, or export the graph"
+        " again",
+        code=ErrorCode.FILE_UNREADABLE,
+        value=text,
+    )
