@@ -3,17 +3,20 @@
 from compressor.model_folder.example_feeds import example_feeds, example_feeds_by_size
 from compressor.model_folder.example_inputs import example_inputs, example_rows
 from compressor.model_folder.fingerprints import fingerprint
-from compressor.model_folder.loading import ModelFolder, load
+from compressor.model_folder.fresh import copy_of, fresh_model, load
+from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.processor import load_processor, require_processor
 from compressor.model_folder.tokenizer_files import link_library_files, save_companions
 
 __all__ = [
     "ModelFolder",
+    "copy_of",
     "example_feeds",
     "example_feeds_by_size",
     "example_inputs",
     "example_rows",
     "fingerprint",
+    "fresh_model",
     "link_library_files",
     "load",
     "load_processor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class ModelFolder:
         own_task: the custom task that reads its rows; None: that of `task` does.
         image_size: size of the images that the processor of an image classifier makes; None for other models.
         layout: a row of its task, by which example inputs are laid out; None: as the tokenizer lays out texts.
+        load_again: loads the folder again, as it is before anything ran on it; None: it was not loaded from files.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class ModelFolder:
     own_task: OwnTask | None = None
     image_size: ImageSize | None = None
     layout: ExampleRows | None = None
+    load_again: Callable[[], ModelFolder] | None = None
 
     @property
     def surroundings(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from transformers.exporters.utils import patch_attributes
 
 from compressor.models.image_positions import resized_at_once
 from compressor.models.recurrences import chunk_by_chunk, cut_to_length, linear_recurrence, selective_scan
+from compressor.models.rotary import frequencies_by_length
 
 Function = Callable[..., Any]
 _FORMS: dict[str, Callable[[Function], Function]] = {
@@ -32,8 +33,16 @@ _FORMS: dict[str, Callable[[Function], Function]] = {
 def any_length(model: nn.Module) -> Iterator[None]:
     """While inside, functions of a model have the forms that torch.export exports for inputs of any length.
 
-    These are the functions and methods of a name in `_FORMS`, in a module of Python or a class of the model's parts.
+    These are the functions and methods of a name in `_FORMS`, in a module of Python or a class of the model's parts,
+    and dynamic rotary embeddings.
     """
+    with frequencies_by_length(model), _forms(model):
+        yield
+
+
+@contextlib.contextmanager
+def _forms(model: nn.Module) -> Iterator[None]:
+    """While inside, the functions of a name in `_FORMS` have their forms."""
     classes = {type(part) for part in model.modules()}
     modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
     owners: tuple[type | ModuleType, ...] = (*classes, *modules)

@@ -17,6 +17,8 @@ class NoteCode(StrEnum):
 
     # Models and rows.
     TENSORS_UNUSED = "tensors-unused"
+    BLOCKS_AS_MASK = "blocks-as-mask"
+    """Block-sparse attention of the model is exported as full attention with a mask."""
     SPLIT_CHOSEN = "split-chosen"
     """Evaluation or test rows are a split of the training data that was recognized by its name."""
     ROWS_UNLABELLED = "rows-unlabelled"

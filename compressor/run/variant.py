@@ -12,7 +12,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
-from compressor.model_folder import ModelFolder, example_inputs, example_rows
+from compressor.model_folder import ModelFolder, example_inputs, example_rows, fresh_model
 from compressor.model_folder.signals import IMAGES
 from compressor.results import Proof, VariantName
 from compressor.run import verify
@@ -36,6 +36,9 @@ def export_graph(
 ) -> ExportedGraph:
     """Export the gated model, with every unit still in it, and prove the graph.
 
+    The reference of the proof is the folder, loaded afresh: with its own weights for the dense variant, and with those
+    of the model for others, which may have been trained.
+
     Tracing the model takes most of the time of an export. A graph of the same model with another plan is therefore
     reused, with new gates and weights, if the proof then holds.
 
@@ -51,12 +54,13 @@ def export_graph(
     Raises:
         MismatchError: the graph computes something else than the model.
     """
+    model = fresh_model(folder, trained=name != "dense")
     if template is not None and rewrite_reference(template.path, folder.model, plan, out):
-        proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
+        proof = verify.prove_export(model, plan, out, cases, name, attention=config.attention)
         if proof.holds:
             return ExportedGraph(name, plan, out, proof)
     export_unproven(folder, plan, config, out)
-    proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
+    proof = verify.prove_export(model, plan, out, cases, name, attention=config.attention)
     return ExportedGraph(name, plan, out, verify.require(proof))
 
 

@@ -80,8 +80,10 @@ def prove_export(
 ) -> Proof:
     """Compare the gated PyTorch model with its reference graph.
 
+    Each case runs on a copy of the model that nothing has run on before: a model may change at an input.
+
     Args:
-        model: the model, which is gated by `plan` only during the comparison.
+        model: the model, which stays as it is; to be the reference, nothing has run on it.
         plan: the plan, whose dropped units the gates switch off.
         graph: the reference graph.
         cases: the inputs.
@@ -95,6 +97,7 @@ def prove_export(
     import torch
     from transformers.exporters.utils import get_leaf_tensors
 
+    from compressor.model_folder import copy_of
     from compressor.run.finite_outputs import require_defined
     from compressor.units import gated
     from compressor.units.find import evaluation_mode
@@ -114,13 +117,14 @@ def prove_export(
             ) from error
 
     expected: list[Outputs] = []
-    with gated(model.eval(), plan, attention=attention) as gated_model, evaluation_mode(model), torch.no_grad():
-        for case in cases:
-            inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+    for case in cases:
+        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+        fresh = copy_of(model)
+        with gated(fresh, plan, attention=attention) as gated_model, evaluation_mode(fresh), torch.no_grad():
             # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
             outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
             require_defined(gated_model, inputs, outputs)
-            expected.append(outputs)
+        expected.append(outputs)
     return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
 
 

@@ -193,6 +193,12 @@ def unread_sites(model: nn.Module) -> frozenset[str]:
     return _unread.get(model, frozenset())
 
 
+def share_unread_sites(model: nn.Module, other: nn.Module) -> None:
+    """Let a model of the same modules have the unread sites of another one, if they were determined."""
+    if model in _unread:
+        _unread[other] = _unread[model]
+
+
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
     """What a model returns; raise InputError if it fails on the inputs."""
     try:
