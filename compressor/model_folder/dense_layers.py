@@ -73,7 +73,7 @@ def _activation(file: Path, config: Mapping[str, object]) -> str:
 
 def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of a module by name."""
-    pickled = check_weight_files(folder, {}, allow_pickle)
+    pickled = check_weight_files(folder, {}, allow_pickle).pickled
     file = folder / (PICKLED_WEIGHTS if pickled else SAFE_WEIGHTS)
     if not file.is_file():
         raise _mismatch(folder, {}, f"one file, {file.name},")

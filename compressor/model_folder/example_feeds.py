@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compressor.model_folder.example_inputs import example_inputs
-from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.folder import ModelFolder
 from compressor.targets.base import Feeds
 
 

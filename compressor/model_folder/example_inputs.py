@@ -13,8 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
-from compressor.model_folder.loading import ModelFolder
 from compressor.model_folder.row_layout import row_layout
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.model_folder.vocabulary import ordinary_ids, special_id, text_config, text_tokenizer, vocabulary_size

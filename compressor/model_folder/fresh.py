@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from compressor.model_folder import loading
-from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.folder import ModelFolder
 from compressor.models.block_sparse import attend_by_masks
 from compressor.units.find import restored_modes, share_unread_sites
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
@@ -24,17 +28,21 @@ _KINDS = {"multi-label-classification": AnswerKind.CLASSES, "regression": Answer
 """Task of a classifier -> what its logits stand for, where these are not one class of several."""
 
 
-def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
+def model_class(
+    folder: Path, config: PretrainedConfig, task: str | None, remote: bool, adapter_task: str | None = None
+) -> tuple[Any, str]:
     """The class to load, and the name of its task.
 
     Without `task` it is the class that `config.architectures` names. With `task` it is the class that transformers has
-    for this family and task; if there is none, the named class, provided that it is of that task.
+    for this family and task; if there is none, the named class, provided that it is of that task. The task of an
+    adapter decides where the named class is of another one: adapters are often trained on a model without their head.
 
     Args:
         folder: the model folder, for error messages.
         config: its configuration.
         task: the requested task, or None.
         remote: whether the code of the folder may run.
+        adapter_task: optimum's name of the task of an adapter, or None.
 
     Raises:
         InputError: the folder names no class of transformers or `compressor.models`, or a class whose task is unknown.
@@ -44,6 +52,8 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
     named_class = getattr(transformers, name, None) or getattr(models, name, None) if name else None
     if not (isinstance(named_class, type) and issubclass(named_class, PreTrainedModel)):
         named_class = None
+    if adapter_task is not None and (named_class is None or _infer_task(named_class) != adapter_task):
+        task = task or adapter_task
     if task is not None:
         return _class_for_task(task, config, named_class, remote)
     if named_class is not None:
@@ -74,6 +84,50 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
         field="architectures",
         value=name,
     )
+
+
+def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
+    """The task whose class needs no other tensors than these, and the name of the class; None: there is no such task.
+
+    Of several, it is the one whose class uses most of the tensors.
+    """
+    fitting = []
+    for entry in TASKS:
+        try:
+            cls, task = _class_for_task(entry.name, copy.deepcopy(config), None, remote=False)
+            needed = set(_empty(cls, config).state_dict())
+        except Exception:  # families without a class for the task, and configurations that a class cannot be built from
+            continue
+        tied = tuple(getattr(cls, "_tied_weights_keys", None) or ())
+        needed = {name for name in needed if not any(re.search(pattern, name) for pattern in tied)}
+        if needed <= set(names):
+            fitting.append((len(needed), task, cls.__name__))
+    return max(fitting)[1:] if fitting else None
+
+
+def label_count(cls: Any, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]) -> int | None:
+    """The number of classes of a head with tensors of these shapes, by name; None: none depends on that number."""
+    try:
+        one, two = (
+            {name: tuple(tensor.shape) for name, tensor in _empty(cls, config, num_labels=count).state_dict().items()}
+            for count in (1, 2)
+        )
+    except Exception:  # a configuration that the class cannot be built from, which loading it reports
+        return None
+    for name, shape in shapes.items():
+        sizes = zip(one.get(name, ()), two.get(name, ()), shape, strict=False)
+        if (count := next((size for first, second, size in sizes if first != second), None)) is not None:
+            return count
+    return None
+
+
+def _empty(cls: Any, config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
+    """A model without values."""
+    config = copy.deepcopy(config)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    with torch.device("meta"):
+        return cls(config)  # type: ignore[no-any-return]
 
 
 def _class_for_task(

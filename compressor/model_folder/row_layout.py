@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.vocabulary import (
     marker_ids,
     ordinary_ids,

@@ -7,40 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from compressor.model_folder.companions import COMPANIONS, vocabulary_files
 from compressor.model_folder.dense_layers import save_dense_layers
-from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import module_folders
-from compressor.model_folder.thresholds import THRESHOLD_FILES
+from compressor.model_folder.unread_files import HEADS
 from compressor.models.answer_kind import several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 
-_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-    "chat_template.*",
-    "additional_chat_templates/*",
-    "*preprocessor_config.json",
-    "processor_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    THRESHOLD_FILES,
-    "LICENSE*",
-    "NOTICE*",
-)
 _LIBRARY_NAMES = {
     "engine.xml": "openvino/openvino_model.xml",
     "engine.bin": "openvino/openvino_model.bin",
@@ -54,24 +31,20 @@ of older versions."""
 def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
 
-    Weights of dense layers are written too: the library loads them beside every engine.
+    Weights of dense layers are written too: the library loads them beside every engine. Heads that other libraries run
+    are copied unread. Where an adapter is in another folder than its base, its files replace those of the base.
     """
-    modules = (f"{path}/config.json" for path in module_folders(folder.path))
-    for pattern in dict.fromkeys((*_PATTERNS, *modules, *_vocabulary_files(folder.processor))):
-        for file in sorted(folder.path.glob(pattern)):
-            if file.is_file():
-                copy = out / file.relative_to(folder.path)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy)
+    for source in filter(None, (folder.base, folder.path)):
+        modules = (f"{path}/config.json" for path in module_folders(source))
+        for pattern in dict.fromkeys((*COMPANIONS, *HEADS, *modules, *vocabulary_files(folder.processor))):
+            for file in sorted(source.glob(pattern)):
+                if file.is_file():
+                    copy = out / file.relative_to(source)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, copy)
     _save_labels(folder, out / "config.json")
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
         save_dense_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
-
-
-def _vocabulary_files(processor: Any) -> Iterator[str]:
-    """The files that a tokenizer, or that of a processor, reads its vocabulary from, by the names of its class."""
-    tokenizer = getattr(processor, "tokenizer", processor)
-    yield from getattr(tokenizer, "vocab_files_names", {}).values()
 
 
 def link_library_files(out: Path) -> None:

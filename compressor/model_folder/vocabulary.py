@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.folder import ModelFolder
 
 
 def text_tokenizer(folder: ModelFolder) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,48 @@ from compressor.silence_libraries import one_line
 SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
+_LISTED = 3
 
 
-def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> bool:
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files from which the weights of a folder are read.
+
+    Attributes:
+        folder: the folder.
+        name: the file that transformers opens first: that of all tensors, or an index of shards.
+        shards: the files with tensors.
+        pickled: whether they are pickled.
+    """
+
+    folder: Path
+    name: str
+    shards: tuple[str, ...]
+    pickled: bool
+
+    @property
+    def path(self) -> Path:
+        """The path of the file that is opened first."""
+        return self.folder / self.name
+
+    def tensors(self) -> dict[str, Any]:
+        """Name -> tensor; those of safetensors are slices, which are read when they are used."""
+        tensors: dict[str, Any] = {}
+        for file in (self.folder / shard for shard in self.shards):
+            if self.pickled:
+                tensors |= torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            else:
+                opened = safe_open(file, framework="pt")
+                tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return tensors
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights under one of the names by which transformers finds them."""
+    return any((folder / name).is_file() for name in (SAFE_WEIGHTS, _SAFE_INDEX, PICKLED_WEIGHTS, _PICKLED_INDEX))
+
+
+def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> WeightFiles:
     """Find the weights in the order in which transformers searches for them, and check their files.
 
     Args:
@@ -27,12 +67,9 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
         config: entries of its config.json.
         allow_pickle: whether pickled weights may be read.
 
-    Returns:
-        Whether the weights are pickled.
-
     Raises:
-        InputError: there are no weights, a shard is missing, a file is truncated, or the weights are pickled without
-            permission.
+        InputError: there are no weights, a shard is missing, a file is truncated or has quantized weights, or the
+            weights are pickled without permission.
     """
     names = (config.get("transformers_weights"), SAFE_WEIGHTS, _SAFE_INDEX, PICKLED_WEIGHTS, _PICKLED_INDEX)
     name = next((name for name in names if isinstance(name, str) and (folder / name).is_file()), None)
@@ -63,7 +100,13 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
             )
         if not pickled:
             _check_header(folder / file)
-    return pickled
+    return WeightFiles(folder, name, tuple(files), pickled)
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are, for a message."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"
 
 
 def check_finite(folder: Path, model: nn.Module) -> None:
@@ -108,13 +151,27 @@ def _shards(folder: Path, name: str) -> list[str]:
 
 
 def _check_header(file: Path) -> None:
-    """Raise InputError if a safetensors file is damaged or truncated."""
+    """Raise InputError if a safetensors file is damaged or truncated, or if its weights are quantized."""
     try:
-        with safe_open(file, framework="pt"):
-            pass
+        with safe_open(file, framework="pt") as opened:
+            quantized = next(_quantized_weights(opened), None)
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{file}: is damaged or truncated ({one_line(error)}); copy or download it again",
             code=ErrorCode.FILE_UNREADABLE,
             path=file,
         ) from error
+    if quantized is not None:
+        raise InputError(
+            f"{file}: {quantized} is stored in integers of 8 bits, so the weights are quantized; give the model from"
+            " which they were quantized (--precision int8 quantizes the engine)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=file,
+            tensor=quantized,
+        )
+
+
+def _quantized_weights(opened: Any) -> Iterator[str]:
+    """The names of weights in integers of 8 bits, which have a meaning only with the scales of their quantizer."""
+    names = (name for name in opened.keys() if name.endswith("weight"))  # noqa: SIM118
+    return (name for name in names if opened.get_slice(name).get_dtype() in ("I8", "U8"))

@@ -16,6 +16,7 @@ from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
+from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
 from compressor.report.frontier import Frontier, Rung, rung_of
@@ -288,7 +289,8 @@ def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
     if (start := recipe.budget.start_from) is not None:
         yield start / _PLAN
     yield from filter(None, (recipe.source.example_inputs, recipe.selection.plan))
-    for folder in filter(None, (recipe.source.model, recipe.distillation.teacher)):
+    models = filter(None, (recipe.source.model, recipe.distillation.teacher))
+    for folder in (folder for model in models for folder in source_folders(model)):
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
         yield from (file for file in files if file.name != FILE_NAME)
     own = out.resolve()

@@ -175,7 +175,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)
-    if selected.trained:
+    if selected.trained or model.folder.needs_weights:
         with quiet_transformers():
             model.folder.model.save_pretrained(folder)
     report = report.model_copy(update={"graphs": graphs})

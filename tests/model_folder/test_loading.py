@@ -103,7 +103,7 @@ FAULTS: dict[str, tuple[Edit, ErrorCode, str, dict[str, Any]]] = {
     "other sizes": (
         set_config(hidden_size=32),
         ErrorCode.FILE_MISMATCH,
-        "",
+        "model.safetensors",
         {"model_class": "BertForSequenceClassification"},
     ),
     "heads do not divide": (
@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[Edit, ErrorCode, str, dict[str, Any]]] = {
     "no head": (
         remove_head,
         ErrorCode.WEIGHTS_MISSING,
-        "",
+        "model.safetensors",
         {"tensors": ("classifier.bias", "classifier.weight"), "model_class": "BertForSequenceClassification"},
     ),
     "no tokenizer": (
@@ -170,8 +170,9 @@ def test_messages(folder: Path) -> None:
     with fails_with(ErrorCode.WEIGHTS_MISSING) as caught:
         load(folder)
     assert str(caught.value) == (
-        f"{folder}: no weights for classifier.bias and 1 more, which BertForSequenceClassification needs; fine-tune and"
-        " save that head first, or name the task for which the folder was saved (--task)"
+        f"{folder / 'model.safetensors'}: has no weights for classifier.bias, classifier.weight, which"
+        " BertForSequenceClassification needs; fine-tune and save that head first, or name the task for which the"
+        " folder was saved (--task)"
     )
     shutil.rmtree(folder)
     with fails_with(ErrorCode.FILE_MISSING) as caught:

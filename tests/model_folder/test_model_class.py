@@ -69,5 +69,6 @@ def test_a_folder_without_a_class_of_transformers_is_refused(folder: Path, name:
 def test_a_missing_head_is_refused(tmp_path: Path) -> None:
     path = folders.save(folders.bert_encoder(), tmp_path)
     assert load(path).task == "feature-extraction"
-    with fails_with(ErrorCode.WEIGHTS_MISSING, path=path, model_class="BertForSequenceClassification"):
+    weights = path / "model.safetensors"
+    with fails_with(ErrorCode.WEIGHTS_MISSING, path=weights, model_class="BertForSequenceClassification"):
         load(path, task="text-classification")

@@ -1,0 +1,69 @@
+"""A loaded model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from compressor.config.own_tasks import OwnTask
+from compressor.model_folder.image_processor import ImageSize
+from compressor.model_folder.sentence_modules import SentenceModules
+from compressor.models.answer_kind import several_answers
+from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.results import Note
+from compressor.targets.example_rows import ExampleRows
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A loaded model folder.
+
+    Attributes:
+        path: the folder.
+        model: float32, in evaluation mode.
+        processor: the tokenizer, or the processor of images or sound; None if the folder has none.
+        config: configuration of the model.
+        fingerprint: `sha256:...` of weights and configuration, independent of the precision of the file.
+        task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
+        family: transformers' model type, e.g. `bert`.
+        notes: facts for the reader, e.g. tensors of the folder that the model does not use.
+        example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
+        sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
+        own_task: the custom task that reads its rows; None: that of `task` does.
+        image_size: size of the images that the processor of an image classifier makes; None for other models.
+        layout: a row of its task, by which example inputs are laid out; None: as the tokenizer lays out texts.
+        load_again: loads the folder again, as it is before anything ran on it; None: it was not loaded from files.
+        base: the folder of the weights, if `path` holds an adapter for them; None: they are in `path`.
+        needs_weights: whether an output folder is of use only with a file of the weights: no file of the folder holds
+            them as they are loaded, or a library runs them under a head that is copied.
+    """
+
+    path: Path
+    model: PreTrainedModel
+    processor: Any
+    config: PretrainedConfig
+    fingerprint: str
+    task: str
+    family: str
+    notes: tuple[Note, ...] = ()
+    example: Mapping[str, Tensor] = field(default_factory=dict)
+    sentence: SentenceModules | None = None
+    own_task: OwnTask | None = None
+    image_size: ImageSize | None = None
+    layout: ExampleRows | None = None
+    load_again: Callable[[], ModelFolder] | None = None
+    base: Path | None = None
+    needs_weights: bool = False
+
+    @property
+    def surroundings(self) -> dict[str, str]:
+        """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
+        pooling = ", ".join(self.model.settings) if isinstance(self.model, SentenceEncoder) else None
+        source = None if self.own_task is None else self.own_task.source
+        parts = {"pooling": pooling, "answers": several_answers(self.config), "task_source": source}
+        return {name: text for name, text in parts.items() if text is not None}

@@ -1,0 +1,211 @@
+"""The network of a model folder with its weights in float32, complete or refused by the names of its tensors."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.model_class import task_of_tensors
+from compressor.model_folder.weight_checks import WeightFiles, first_names
+from compressor.results import Note, NoteCode
+from compressor.silence_libraries import one_line
+
+_WRAPPERS = (
+    "_orig_mod",
+    "module",
+    "_module",
+    "_forward_module",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+)
+"""Attributes under which compiled, parallel and checkpointed modules hold the module that they wrap."""
+_WRAPPER = re.compile(rf"(?<![^.])(?:{'|'.join(_WRAPPERS)})\.")
+_GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as it was read.
+
+    Attributes:
+        model: float32, in evaluation mode.
+        notes: facts for the reader, e.g. tensors that the model does not use.
+        renamed: whether the names of the tensors in the file are others than those of the model.
+    """
+
+    model: PreTrainedModel
+    notes: tuple[Note, ...] = ()
+    renamed: bool = False
+
+
+def load_network(
+    files: WeightFiles,
+    cls: Any,
+    config: PretrainedConfig,
+    *,
+    remote: bool = False,
+    with_summary: bool = True,
+    supplied: Collection[str] = (),
+) -> Network:
+    """Load the weights of a folder.
+
+    Prefixes of names that a wrapped model leaves, such as `_orig_mod.`, are removed if nothing is missing then.
+
+    Args:
+        files: the files of the weights.
+        cls: the class, or an auto class.
+        config: the configuration.
+        remote: whether the code of the folder may run.
+        with_summary: whether a layer that summarizes a text is loaded where the class leaves a choice; encoders whose
+            tokens are pooled are often saved without it.
+        supplied: names of tensors that an adapter supplies, which the files may lack.
+
+    Raises:
+        InputError: the weights cannot be read, or some are missing or have other shapes.
+    """
+    options: dict[str, Any] = {"trust_remote_code": True} if remote else {}  # a parameter of auto classes alone
+    if not with_summary and "add_pooling_layer" in inspect.signature(cls.__init__).parameters:
+        options["add_pooling_layer"] = False
+    source: dict[str, Any] = {"pretrained_model_name_or_path": files.folder, "use_safetensors": not files.pickled}
+    model, info = _read(files, cls, config, **source, **options)
+    missing, wrong = _faults(info, supplied)
+    notes: tuple[Note, ...] = ()
+    if missing and not remote:
+        tensors = files.tensors()
+        for prefix, names in _without_wrappers(list(tensors)):
+            if missing.isdisjoint(names.values()):
+                continue
+            source = {
+                "pretrained_model_name_or_path": None,
+                "state_dict": {new: tensors[old] for old, new in names.items()},
+            }
+            unwrapped, unwrapped_info = _read(files, cls, config, **source, **options)
+            still_missing, still_wrong = _faults(unwrapped_info, supplied)
+            if not still_missing:
+                model, info, missing, wrong = unwrapped, unwrapped_info, still_missing, still_wrong
+                _read_generation_config(files.folder, model)
+                text = f"{files.path}: the names of the tensors have the prefix {prefix}, which was removed"
+                notes = (Note(text=text, code=NoteCode.PREFIX_REMOVED),)
+                break
+    if missing:
+        raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
+    if wrong:
+        raise _shape_error(files, type(model).__name__, wrong)
+    return Network(model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), renamed=bool(notes))
+
+
+def _read(
+    files: WeightFiles, cls: Any, config: PretrainedConfig, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model, and transformers' report on missing, unexpected and mismatched tensors."""
+    try:
+        return cls.from_pretrained(  # type: ignore[no-any-return]
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            # Where peft is installed, transformers wraps the layers of an adapter that it finds in this subfolder.
+            adapter_kwargs={"subfolder": "none"},
+            **options,
+        )
+    except Exception as error:
+        # E.g. sizes that contradict each other, a damaged pickle.
+        raise InputError(
+            f"{files.folder}: the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and"
+            " configuration together",
+            code=ErrorCode.FILE_MISMATCH,
+            path=files.folder,
+            model_class=cls.__name__,
+            reason=one_line(error),
+        ) from error
+
+
+def _faults(info: Mapping[str, Any], supplied: Collection[str]) -> tuple[set[str], list[tuple[str, Any, Any]]]:
+    """The names of missing tensors, and those of other shapes with that of the file and of the model."""
+    missing = {name for name in info["missing_keys"] if name not in supplied}
+    return missing, sorted(entry for entry in info["mismatched_keys"] if entry[0] not in supplied)
+
+
+def _without_wrappers(names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Prefixes that may be removed, each with the names in the file and without it.
+
+    Cases:
+        1. Wrappers of modules, anywhere in a name: `encoder._orig_mod.layer.0.weight`.
+        2. Then what all names begin with: the attribute by which another module held the model.
+    """
+    current = {name: _WRAPPER.sub("", name) for name in names}
+    removed = list(dict.fromkeys(part for name in names for part in _WRAPPER.findall(name)))
+    while len(set(current.values())) == len(names):
+        if removed:
+            yield "".join(removed), current
+        common = {new.partition(".")[0] for new in current.values()}
+        if len(common) != 1 or not all("." in new for new in current.values()):
+            return
+        removed.append(f"{common.pop()}.")
+        current = {old: new.partition(".")[2] for old, new in current.items()}
+
+
+def _read_generation_config(folder: Path, model: PreTrainedModel) -> None:
+    """Give a model that was loaded from tensors alone the settings by which it generates."""
+    if (folder / _GENERATION).is_file() and model.can_generate():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def _missing_error(
+    files: WeightFiles, model: PreTrainedModel, missing: list[str], info: Mapping[str, Any], *, of_adapter: bool
+) -> InputError:
+    """The error of tensors that the model needs and the files lack, which shows what the files have instead."""
+    name, others = type(model).__name__, sorted(info["unexpected_keys"])
+    prefix = f"{model.base_model_prefix}."
+    is_head = not any(tensor.startswith(prefix) or model.base_model is model for tensor in missing)
+    if of_adapter:
+        advice = "the adapter was trained on random ones, so train it again with their layers in modules_to_save"
+    elif (fitting := task_of_tensors(model.config, files.tensors())) is not None:
+        task, fitting_class = fitting
+        advice = f"these are the weights of {fitting_class}, so name its task (--task {task})"
+    elif is_head:
+        advice = "fine-tune and save that head first, or name the task for which the folder was saved (--task)"
+    elif others:
+        advice = f"save the model again with {name}.save_pretrained, or rename the tensors"
+    else:
+        advice = "copy the file of the whole model"
+    content = f"has {first_names(others)}, which {name} does not know, but " if others else "has "
+    return InputError(
+        f"{files.path}: {content}no weights for {first_names(missing)}, which {'it' if others else name} needs;"
+        f" {advice}",
+        code=ErrorCode.WEIGHTS_MISSING,
+        path=files.path,
+        tensors=tuple(missing),
+        unexpected=tuple(others),
+        model_class=name,
+    )
+
+
+def _shape_error(files: WeightFiles, name: str, wrong: Sequence[tuple[str, Any, Any]]) -> InputError:
+    """The error of tensors that have another shape than the configuration says."""
+    shapes = [f"{tensor} {list(shape)}, not {list(needed)}" for tensor, shape, needed in wrong]
+    return InputError(
+        f"{files.path}: has other shapes than config.json says: {first_names(shapes)}; copy both from the same model",
+        code=ErrorCode.FILE_MISMATCH,
+        path=files.path,
+        tensors=tuple(tensor for tensor, *_ in wrong),
+        model_class=name,
+    )
+
+
+def _notes_on_unused(path: Path, cls: Any, info: Mapping[str, Any]) -> tuple[Note, ...]:
+    """A note on tensors of the folder that the model does not use, if there are any."""
+    unused = sorted(info["unexpected_keys"])
+    if not unused:
+        return ()
+    text = f"{len(unused)} tensors of {path} are not used by {cls.__name__}, e.g. {unused[0]}"
+    return (Note(text=text, code=NoteCode.TENSORS_UNUSED),)
