@@ -127,7 +127,7 @@ def _empty(cls: Any, config: PretrainedConfig, **settings: Any) -> PreTrainedMod
     for name, value in settings.items():
         setattr(config, name, value)
     with torch.device("meta"):
-        return cls(config)  # type: ignore[no-any-return]
+        return cls(config)
 
 
 def _class_for_task(

@@ -107,7 +107,7 @@ def _read(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model, and transformers' report on missing, unexpected and mismatched tensors."""
     try:
-        return cls.from_pretrained(  # type: ignore[no-any-return]
+        return cls.from_pretrained(
             config=config,
             dtype=torch.float32,
             local_files_only=True,

@@ -96,7 +96,7 @@ def add_adapter(path: Path, base: Path, config: Any, cls: Any = hf.BertForSequen
     # Without the adapters that transformers itself loads from the folder.
     torch.manual_seed(1)
     model = cls.from_pretrained(base, adapter_kwargs={"subfolder": "none"}, **fields)
-    adapted = spread(peft.get_peft_model(model, config))
+    adapted: Any = spread(peft.get_peft_model(model, config))
     for adapter in adapted.peft_config.values():
         adapter.base_model_name_or_path = str(base)
     adapted.save_pretrained(path)
