@@ -33,6 +33,28 @@ def test_symbols_that_an_operator_needs_to_be_equal_get_one_size() -> None:
     assert first == second == probe.shapes(model.graph.outputs[0])
 
 
+def test_a_length_with_special_tokens_is_no_other_length_and_no_multiple_of_the_batch() -> None:
+    names = "STUVWXY"
+    model = graph("y = Relu (x0)", inputs=", ".join(f"float[B, {name}, 8] x{n}" for n, name in enumerate(names)))
+    probe = Probe(model)
+    lengths = [tuple(shape[1] for shape in probe.shapes(value) if shape) for value in model.graph.inputs]
+    assert len({*lengths, BATCH}) == 1 + len(names)
+    for first, second in lengths:
+        longer = [(first + tokens, second + tokens) for tokens in range(1, 65)]
+        assert not {*longer} & {*lengths, BATCH}
+        assert all(a * BATCH[1] != b * BATCH[0] for a, b in longer)
+
+
+def test_a_fixed_size_that_equals_a_made_up_one_does_not_join_two_symbols() -> None:
+    """A table of as many positions as one length has under the first assignment is added to the other length."""
+    inputs = "float[B, S, 8] x, float[B, T, 8] z"
+    free = graph("y = Relu (x)", inputs=inputs)
+    _, size, _ = Probe(free).shape(free.graph.inputs[0]) or ()
+    model = graph("y = Relu (x)  w = Add (z, table)", f"float[{size}, 8] table", inputs=inputs)
+    probe = Probe(model)
+    assert probe.shape(model.graph.inputs[0]) != probe.shape(model.graph.inputs[1])
+
+
 def test_sizes_and_contents_are_fixed_if_they_do_not_depend_on_the_inputs() -> None:
     model = graph(
         "s = Shape (x) width = Gather (s, i2) length = Gather (s, i1) y = Relu (x)", "int64 i1 = {1}, int64 i2 = {2}"

@@ -43,6 +43,72 @@ def test_positions_that_are_merged_with_the_batch_stay() -> None:
     assert_untouched(DropUnreadPositions(), reads(LAYERS[FLAT].graph(), 0))
 
 
+COLLIDING = ({"B": 4, "S": 4}, {"B": 1, "S": 1}, {"B": 8, "S": 8}, {"B": 2, "S": 5}, {"B": 3, "S": 9})
+"""As many rows and positions as there are heads, or as a head is wide, and sizes that differ."""
+
+
+@pytest.mark.parametrize(
+    "square", ["minus, length, length", "rows, length, minus", "minus, length, zero1", "rows, minus, zero1"]
+)
+def test_keys_have_their_number_where_queries_are_cut(square: str) -> None:
+    """Queries and keys have one size, and the position of the keys is that of the queries before a reshape."""
+    body = f"""
+        sizes = Shape (q)
+        length = Gather (sizes, two)
+        batch = Gather (sizes, zero1)
+        rows = Mul (batch, four)
+        scores = MatMul (q, k)
+        probs = Softmax <axis = -1> (scores)
+        square = Concat <axis = 0> ({square})
+        long = Concat <axis = 0> (minus, length, eight)
+        flat = Reshape (probs, square)
+        values = Reshape (v, long)
+        heads = MatMul (flat, values)
+        y = Gather <axis = 1> (heads, zero)
+    """
+    weights = (
+        "int64[1] minus = {-1}, int64[1] two = {2}, int64[1] eight = {8}, int64[1] zero1 = {0}, int64 zero = {0}, "
+        "int64[1] four = {4}"
+    )
+    model = graph(
+        body,
+        weights,
+        inputs="float[B, 4, S, 8] q, float[B, 4, 8, S] k, float[B, 4, S, 8] v",
+        outputs="float[R, 8] y",
+    )
+    assert rewritten(DropUnreadPositions(), model, sizes=COLLIDING).report.products
+
+
+def test_a_shape_that_states_the_last_axes_alone_keeps_its_sizes() -> None:
+    body = """
+        sizes = Shape <start = 1, end = 3> (z)
+        turned = Gather (sizes, swap)
+        wide = Expand (x, turned)
+        h = MatMul (wide, z)
+        y = Gather <axis = 1> (h, first)
+    """
+    model = graph(
+        body,
+        "int64[2] swap = {1, 0}, int64 first = {0}",
+        inputs="float[B, S, 1] x, float[B, T, S] z",
+        outputs="float[B, S] y",
+    )
+    assert rewritten(DropUnreadPositions(), model, sizes=({"B": 2, "S": 5, "T": 4}, {"B": 4, "S": 4, "T": 4})).modified
+
+
+def test_positions_that_are_merged_with_the_batch_stay_whatever_their_numbers() -> None:
+    """Positions 0, 5 and 10 are the first ones of three rows of five."""
+    body = """
+        sizes = Shape (x)
+        flat = Reshape (x, rows)
+        a = MatMul (flat, W)
+        h = Reshape (a, sizes)
+        y = Gather <axis = 1> (h, read)
+    """
+    weights = "int64[2] rows = {-1, 8}, float[8, 8] W, int64[3] read = {0, 5, 10}"
+    assert_untouched(DropUnreadPositions(), graph(body, weights, outputs="float[B, 3, 8] y"))
+
+
 @pytest.mark.parametrize("name", FUSED)
 def test_an_attention_operator_computes_the_queries_that_are_read(name: str) -> None:
     model = reads(FUSED[name].graph(), 0)

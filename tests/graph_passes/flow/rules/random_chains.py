@@ -13,6 +13,8 @@ Draw = Callable[[int, int], int]
 
 WIDTH = 5
 """Width of the graph's input and output `[B, S, WIDTH]`."""
+FREE = frozenset("BST")
+"""Labels whose sizes depend on the input."""
 
 
 class Chain:
@@ -25,8 +27,8 @@ class Chain:
 
     Attributes:
         value: the last tensor.
-        axes: the labels that each of its axes merges, the slowest first: B and S are free, H are heads, D is their
-            width, 1 is an axis of one element.
+        axes: the labels that each of its axes merges, the slowest first: B, S and T are free, H are heads, D is their
+            width, 1 is an axis of one element. T are the keys of the queries S, as many as there are of these.
         sizes: number of elements of H and D.
     """
 
@@ -60,7 +62,7 @@ class Chain:
     def size(self, axis: int) -> int | None:
         """Number of elements of an axis; None if it depends on the input."""
         labels = self.axes[axis]
-        return None if {"B", "S"} & set(labels) else math.prod(self.sizes[label] for label in labels)
+        return None if FREE & set(labels) else math.prod(self.sizes[label] for label in labels)
 
     def along(self, axis: int) -> ir.Value:
         """A weight that varies only along one axis."""
@@ -70,17 +72,25 @@ class Chain:
         return self.weight(f"w{len(self.initializers)}", *shape[lead:])
 
     def reshape(self, axes: Sequence[tuple[str, ...]]) -> None:
-        free = [axis for axis in axes if {"B", "S"} & set(axis)]
+        free = [axis for axis in axes if FREE & set(axis)]
         if len(free) <= 1 and self.draw(0, 1):
             numbers = [-1 if axis in free else math.prod(self.sizes[label] for label in axis) for axis in axes]
             target = self.ints(*numbers)
         else:
             shape, parts = self.op("Shape", self.input), []
-            for axis in axes:
-                part = self.ints(math.prod(self.sizes[label] for label in axis if label not in "BS"))
+            inferred = self.draw(-1, len(axes) - 1)
+            copies = self.draw(0, 1)
+            for position, axis in enumerate(axes):
+                if position == inferred:
+                    parts.append(self.ints(-1))
+                    continue
+                if copies and position < len(self.axes) and _sizes(axis) == _sizes(self.axes[position]):
+                    parts.append(self.ints(0))
+                    continue
+                part = self.ints(math.prod(self.sizes[label] for label in axis if label not in FREE))
                 for label in axis:
-                    if label in "BS":
-                        size = self.op("Gather", shape, self.ints("BS".index(label)), axis=0)
+                    if label in FREE:
+                        size = self.op("Gather", shape, self.ints(int(label != "B")), axis=0)
                         part = self.op("Mul", size, part)
                 parts.append(part)
             target = self.op("Concat", *parts, axis=0)
@@ -180,6 +190,22 @@ class Chain:
         self.reshape([(label,) for label in labels if label != "1"])
         self.permute([self.axes.index((label,)) for label in order])
 
+    def attend(self, moves: int) -> None:
+        """Attend from each position to all; the map of queries and keys goes through some moves."""
+        self.unfold("B", "H", "S", "D")
+        values = self.value
+        scores = self.op("MatMul", values, self.op("Transpose", values, perm=[0, 1, 3, 2]))
+        self.value, self.axes = self.op("Softmax", scores, axis=-1), [("B",), ("H",), ("S",), ("T",)]
+        for _ in range(moves):
+            self.move(linear=True)
+        self.unfold("B", "H", "S", "T")
+        self.value = self.op("MatMul", self.value, values)
+        self.axes = [("B",), ("H",), ("S",), ("D",)]
+
+    def read(self, positions: Sequence[int]) -> None:
+        """Let the graph return some positions of its output alone."""
+        self.value = self.op("Gather", self.value, self.ints(*positions), axis=1)
+
     def gate(self, name: str) -> None:
         """Multiply the heads by ones if they have their own axis."""
         if ("H",) not in self.axes:
@@ -204,7 +230,10 @@ class Chain:
 
     def model(self) -> ir.Model:
         self.value.name = "y"
-        self.value.shape, self.value.type = ir.Shape(["B", "S", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
+        read = self.value.producer()
+        positions = read.inputs[1] if read is not None and read.op_type == "Gather" else None
+        length = "S" if positions is None or positions.shape is None else positions.shape[0]
+        self.value.shape, self.value.type = ir.Shape(["B", length, WIDTH]), ir.TensorType(ir.DataType.FLOAT)
         graph = ir.Graph(
             [self.input],
             [self.value],
@@ -214,3 +243,8 @@ class Chain:
             name="chain",
         )
         return ir.Model(graph, ir_version=10)
+
+
+def _sizes(labels: Sequence[str]) -> list[str]:
+    """The labels of an axis, of which those of queries and keys have one size."""
+    return sorted("S" if label == "T" else label for label in labels if label != "1")

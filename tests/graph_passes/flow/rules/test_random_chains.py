@@ -1,4 +1,5 @@
-"""For any chain from a weight to a gate and to the projection: shrunk equals gated, and only used columns remain."""
+"""For any chain from a weight to a gate and to the projection: shrunk equals gated, and only used columns remain; for
+any chain of which some positions are read, these alone are computed, and stay as they are."""
 
 from __future__ import annotations
 
@@ -8,19 +9,27 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 
 from graph_passes.flow.refusal import RefusalCode
+from graph_passes.passes import DropUnreadPositions, Normalize
 from tests.graph_passes.flow.rules.random_chains import Chain
-from tests.graph_passes.graphs import Feeds, draw, gated, plan, run, shape, shrink_and_compare, site
+from tests.graph_passes.graphs import Feeds, assert_same, draw, gated, plan, run, shape, shrink_and_compare, site
 
 SIZES = ({"B": 2, "S": 3}, {"B": 3, "S": 1})
+
+
+def colliding(chain: Chain) -> tuple[dict[str, int], ...]:
+    """Sizes that differ, and as many rows and positions as there are heads, or as each head is wide."""
+    return (*SIZES, *({"B": size, "S": size} for size in {chain.sizes["H"], chain.sizes["D"]}))
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
 @hypothesis.given(data=st.data())
 def test_any_chain_between_weight_and_projection(data: st.DataObject) -> None:
     numbers = st.integers
-    chain = Chain(data.draw(numbers(2, 4)), data.draw(numbers(1, 4)), lambda low, high: data.draw(numbers(low, high)))
+    chain = Chain(data.draw(numbers(2, 5)), data.draw(numbers(1, 5)), lambda low, high: data.draw(numbers(low, high)))
     for _ in range(data.draw(numbers(0, 7))):
         chain.move(linear=False)
+    if data.draw(numbers(0, 2)) == 0:
+        chain.attend(data.draw(numbers(0, 3)))
     chain.gate("a.head_gate")
     for _ in range(data.draw(numbers(0, 5))):
         chain.move(linear=True)
@@ -29,7 +38,7 @@ def test_any_chain_between_weight_and_projection(data: st.DataObject) -> None:
     heads = chain.sizes["H"]
     kept = sorted(data.draw(st.sets(numbers(0, heads - 1), min_size=1)))
     pruning = plan(site(kept, heads=heads, head_dim=chain.sizes["D"], scale=[0.5 + head for head in kept]))
-    shrunk = shrink_and_compare(model, pruning, SIZES)
+    shrunk = shrink_and_compare(model, pruning, colliding(chain))
     if shrunk.refused:
         # Heads that are spread over several axes cannot be removed one by one.
         assert {refusal.op for refusal in shrunk.refused} == {"Reshape"}
@@ -37,6 +46,27 @@ def test_any_chain_between_weight_and_projection(data: st.DataObject) -> None:
         assert shrunk.parameters[0] == shrunk.parameters[1]
         return
     assert shape(shrunk.model, "W")[1] >= influential_columns(gated(model, pruning))
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_any_chain_of_which_some_positions_are_read(data: st.DataObject) -> None:
+    numbers = st.integers
+    chain = Chain(data.draw(numbers(2, 5)), data.draw(numbers(1, 5)), lambda low, high: data.draw(numbers(low, high)))
+    for _ in range(data.draw(numbers(0, 4))):
+        chain.move(linear=False)
+    chain.attend(data.draw(numbers(0, 4)))
+    for _ in range(data.draw(numbers(0, 3))):
+        chain.move(linear=False)
+    chain.project()
+    positions = data.draw(st.sampled_from(([0], [0, 1], [1], [2, 0])))
+    chain.read(positions)
+    model = chain.model()
+    Normalize()(model)
+    result = DropUnreadPositions()(model.clone())
+    assert result.report.products, "the last product computes the positions that are read"
+    sizes = [case for case in colliding(chain) if case["S"] > max(positions)]
+    assert_same(result.model, model, sizes, 1e-5)
 
 
 def influential_columns(model: ir.Model) -> int:
