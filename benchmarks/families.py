@@ -4,8 +4,9 @@
     python -m benchmarks.families --only bert llama     # these again
     python -m benchmarks.families --again FAILED        # those of an outcome again
 
-Each family is built tiny with random weights, exported, cut by a random plan, and compared at three sizes, in a process
-of its own. Its row is a file in `--work`.
+Each family is built tiny with random weights, exported, cut by a random plan, and compared at several sizes, in a
+process of its own. Beside the usual class of a family the sweep takes the bare model, one with a head that pools and
+one with a head per token, where the family has them. The row of each is a file in `--work`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.families_law import Outcome, Row, sweep_family
 from benchmarks.families_page import page_of
-from benchmarks.families_tiny import model_types
+from benchmarks.families_tiny import Form, forms_of, model_types
 from compressor.silence_libraries import quiet_tools, quiet_transformers
 from graph_passes.files import write_text
 
@@ -43,27 +44,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of a family in seconds of the processor")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")
     parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="families to sweep again")
+    parser.add_argument("--forms", nargs="+", type=Form, choices=list(Form), default=list(Form), help="classes to take")
     parser.add_argument("--again", nargs="+", default=[], metavar="OUTCOME", help="outcomes to sweep again")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
-    kept = {row.family for row in read_rows(options.work) if row.outcome not in options.again}
-    families = options.only or [family for family in model_types() if family not in kept]
+    kept = {(row.family, row.form) for row in read_rows(options.work) if row.outcome not in options.again}
+    everything = [(family, form) for family in model_types() for form in forms_of(family)]
+    pairs = [
+        (family, form)
+        for family, form in everything
+        if form in options.forms and (family in options.only if options.only else (family, form) not in kept)
+    ]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sweep_family.__module__, "openvino"])
 
-    def sweep(family: str) -> None:
-        row = run_apart(context, family, options.seconds)
-        write_text(options.work / f"{family}.json", json.dumps(dataclasses.asdict(row), indent=1))
-        print(f"{family}: {row.outcome} {row.reason}".strip(), flush=True)
+    def sweep(pair: tuple[str, Form]) -> None:
+        family, form = pair
+        row = run_apart(context, family, options.seconds, form)
+        name = family if form is Form.USUAL else f"{family}.{form}"
+        write_text(options.work / f"{name}.json", json.dumps(dataclasses.asdict(row), indent=1))
+        print(f"{name}: {row.outcome} {row.reason}".strip(), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         try:
-            list(pool.map(sweep, families))
+            list(pool.map(sweep, pairs))
         except KeyboardInterrupt:
             print("interrupted: families that have begun are finished", flush=True)
             pool.shutdown(cancel_futures=True)
     rows = read_rows(options.work)
-    PAGE.write_text(page_of(rows, len(model_types())), encoding="utf-8")
+    PAGE.write_text(page_of(rows, len(everything)), encoding="utf-8")
     print(f"wrote {PAGE}")
     return int(any(row.outcome == Outcome.FAILED for row in rows))
 
@@ -71,19 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_rows(work: Path) -> list[Row]:
     """The rows of earlier sweeps, by family."""
     rows = [Row(**json.loads(file.read_text())) for file in sorted(work.glob("*.json"))]
-    return [dataclasses.replace(row, outcome=Outcome(row.outcome)) for row in rows]
+    return [dataclasses.replace(row, outcome=Outcome(row.outcome), form=Form(row.form)) for row in rows]
 
 
-def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
+def run_apart(context: ForkServerContext, family: str, seconds: float, form: Form = Form.USUAL) -> Row:
     """The row of a family, from a process of its own: an abort or too long a time is an outcome as well.
 
     The limit counts seconds of the processor, so that it does not depend on what else the machine does.
     """
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_row, args=(family, round(seconds), sender), daemon=True)
+    process = context.Process(target=_send_row, args=(family, form, round(seconds), sender), daemon=True)
     process.start()
     sender.close()
-    row = Row(family)
+    row = Row(family, form=form)
     try:
         while receiver.poll(_PATIENCE * seconds):
             row, is_last = receiver.recv()
@@ -104,11 +113,11 @@ def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
         process.join()
 
 
-def _send_row(family: str, seconds: int, sender: Connection) -> None:
+def _send_row(family: str, form: Form, seconds: int, sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C ends the sweep after this family
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     with quiet_tools(), quiet_transformers():
-        row = sweep_family(family, lambda row: sender.send((row, False)))
+        row = sweep_family(family, lambda row: sender.send((row, False)), form=form)
     sender.send((row, True))
 
 

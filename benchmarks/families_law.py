@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tempfile
 import time
@@ -10,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
 
-from benchmarks.families_tiny import tiny_model
+from benchmarks.families_tiny import HEAD_DIM, HEADS, Form, switch_lengths, task_of, tiny_model
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
@@ -27,12 +30,17 @@ from compressor.run.products import Case
 from compressor.silence_libraries import one_line
 from compressor.targets import target
 from compressor.targets.base import TOLERANCE
-from compressor.units import PrunableGroup, find_groups
+from compressor.targets.relative_error import ReferenceOutputs
+from compressor.units import PrunableGroup, find_groups, gated, keep_all
 from graph_passes import GraphPassError, Plan, load, save, shrink
 from graph_passes.plan import GroupPlan
 
-SIZES = ((2, 8), (3, 13), (2, 90))
-"""Batch sizes and lengths at which the outputs are compared: a length is larger than a chunk of linear attention."""
+SIZES = ((2, 8), (3, 13), (HEADS, HEADS), (HEAD_DIM, HEAD_DIM), (2, 90))
+"""Batch sizes and lengths at which the outputs are compared: as many rows and positions as there are heads, and as each
+of them is wide; a length is larger than a chunk of linear attention."""
+
+_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+"""Inputs with a number for each token, which padding on the left moves."""
 
 
 class Outcome(StrEnum):
@@ -72,6 +80,7 @@ class Row:
         openvino: the same on OpenVINO, or why there is none.
         where: the last lines of a traceback.
         seconds: wall-clock time.
+        form: which class of the family was taken.
     """
 
     family: str
@@ -86,6 +95,7 @@ class Row:
     openvino: float | str | None = None
     where: str = ""
     seconds: float = 0.0
+    form: Form = Form.USUAL
 
 
 class _EndError(Exception):
@@ -105,15 +115,16 @@ def _ends_as(outcome: Outcome, prefix: str = "") -> Iterator[None]:
         raise _EndError(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
 
 
-def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0) -> Row:
+def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0, form: Form = Form.USUAL) -> Row:
     """Check the law for a family; every exception is an outcome.
 
     Args:
         family: the model type.
         on_stage: called when a stage begins, with the row that counts if the process ends within the stage.
         seed: seed of the weights and of the plan.
+        form: which class of the family is taken.
     """
-    row, start = Row(family), time.monotonic()
+    row, start = Row(family, form=form), time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
             _check(row, Path(folder), seed, on_stage)
@@ -141,39 +152,100 @@ def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -
         on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
 
     begin(Outcome.NOT_BUILT, "building the model")
-    model, inputs = _build(row)
+    fresh, inputs = _build(row)
+    model = fresh()
     begin(Outcome.FAILED, "finding units")
     groups = _find_groups(model, inputs[0])
     row.heads = sum(group.type == "heads" for group in groups)
     row.neurons = len(groups) - row.heads
     plan = random_plan(groups, np.random.default_rng(seed))
     cases = [_case(batch) for batch in inputs]
+    begin(Outcome.FAILED, "gating")
+    _require_gates(fresh, keep_all(groups), cases)
     begin(Outcome.NOT_EXPORTABLE, "exporting")
     reference = folder / "reference.onnx"
-    _export(model, plan, inputs[0], cases, reference)
+    _export(model, plan, inputs[0], reference)
+    with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
+        for case in cases:
+            verify.require(verify.prove_export(fresh(), plan, reference, [case], "compressed", attention="eager"))
     begin(Outcome.FAILED, "shrinking")
     _shrink(row, reference, plan, cases, folder / "shrunk.onnx")
     row.openvino = _on_openvino(folder / "shrunk.onnx", cases)
 
 
-def _build(row: Row) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
-    """The tiny model and its inputs of all sizes, on which it runs."""
+def _build(row: Row) -> tuple[Callable[[], PreTrainedModel], list[dict[str, Tensor]]]:
+    """A function that returns the tiny model, on which nothing has run, and its inputs of all sizes.
+
+    A model may change itself on its first input, so that each comparison begins with another copy.
+    """
     with _ends_as(Outcome.NOT_BUILT):
-        model = tiny_model(row.family)
-    row.model = type(model).__name__
-    folder = ModelFolder(Path(row.family), model, None, model.config, "", "feature-extraction", row.family)
-    limit = token_limit(model) or max(length for _, length in SIZES)
-    inputs = [example_inputs(folder, batch, min(length, limit)) for batch, length in SIZES]
+        pristine = tiny_model(row.family, form=row.form)
+    row.model = type(pristine).__name__
+
+    def fresh() -> PreTrainedModel:
+        return copy.deepcopy(pristine)
+
+    task = task_of(row.family, row.form)
+    folder = ModelFolder(Path(row.family), fresh(), None, pristine.config, "", task, row.family)
+    limit = token_limit(pristine)
+    sizes = dict.fromkeys(
+        (batch, length if limit is None else min(length, limit))
+        for batch, length in (*SIZES, *_around_switches(pristine))
+    )
+    inputs = [example_inputs(folder, batch, length) for batch, length in sizes]
+    inputs += [moved for batch in inputs if (moved := padded_left(batch)) is not None]
     with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
         for batch in inputs:
-            model(**batch)
-    return model, inputs
+            fresh()(**batch)
+    return fresh, inputs
 
 
-def _export(
-    model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], cases: Sequence[Case], graph: Path
-) -> None:
-    """Export the gated model; the end of the family if the graph does not compute what it computes."""
+def _around_switches(model: PreTrainedModel) -> Iterator[tuple[int, int]]:
+    """Batch sizes and lengths on both sides of each length at which the model computes something else."""
+    for length in switch_lengths(model.config):
+        if _SHORTEST <= length <= _LONGEST:
+            yield from ((2, length), (3, length + 1), (2, 2 * length))
+
+
+_SHORTEST, _LONGEST = 5, 256
+"""Rows of fewer tokens are among `SIZES`; longer ones take too much time."""
+
+
+def padded_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The same rows with their padding on the left; None where no row is padded on the right."""
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.dim() != 2 or bool(mask[:, -1].all()):
+        return None
+    lengths = mask.shape[1] - mask.flip(1).argmax(1)
+    moved = dict(inputs)
+    for name in _TOKENS:
+        if name in inputs and inputs[name].shape == mask.shape:
+            rows = zip(inputs[name], lengths.tolist(), strict=True)
+            moved[name] = torch.stack([row.roll(len(row) - length) for row, length in rows])
+    return moved
+
+
+def _require_gates(fresh: Callable[[], PreTrainedModel], plan: Plan, cases: Sequence[Case]) -> None:
+    """The end of a family whose model with gates of one computes something else than the model."""
+    for case in cases:
+        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+        with torch.no_grad():
+            expected = _leaves(fresh()(**inputs))
+            with gated(fresh(), plan, attention="eager") as model:
+                outputs = _leaves(model(**inputs))
+        reference = ReferenceOutputs([expected], [case.feeds])
+        for name in expected:
+            error = reference.error(0, name, outputs[name])
+            if not error <= TOLERANCE["fp32"]:
+                raise _EndError(Outcome.FAILED, f"gates of one change {name} of {case.name} by {error:.1e}")
+
+
+def _leaves(outputs: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in get_leaf_tensors(outputs).items()}
+
+
+def _export(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], graph: Path) -> None:
+    """Export the gated model; the end of the family if the exporter fails."""
     fixed = [name for name in (IMAGES, VIDEOS) if name in inputs]  # processors make images of one size
     try:
         export_reference(model, plan, inputs, graph, fixed=fixed)
@@ -181,8 +253,6 @@ def _export(
         raise
     except CompressorError as error:
         raise _EndError(Outcome.NOT_EXPORTABLE, one_line(error)) from error
-    with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
-        verify.require(verify.prove_export(model, plan, graph, cases, "compressed", attention="eager"))
 
 
 def _shrink(row: Row, reference: Path, plan: Plan, cases: Sequence[Case], path: Path) -> None:

@@ -8,13 +8,20 @@ from collections.abc import Iterator, Sequence
 import transformers
 
 from benchmarks.families_law import Outcome, Row
+from benchmarks.families_tiny import Form
 
 _INTRODUCTION = """# Families
 
 What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported,
-and cut by a plan that keeps a random half of its heads and neurons. The shrunk graph is compared with the gated PyTorch
-model at three batch sizes and lengths on ONNX Runtime, and on OpenVINO; a relative error of at most 1e-4 holds. Images
-have one size.
+and cut by a plan that keeps a random half of its heads and neurons. The exported graph is compared with the gated
+PyTorch model, a fresh copy for each input, and the shrunk graph with the exported one, on ONNX Runtime, and on
+OpenVINO; a relative error of at most 1e-4 holds. Rows have 4 to 90 tokens, and up to twice the length at which a family
+computes attention in another way (a window, sparse blocks, longer factors of rotary positions), with padding on the
+right and on the left; in some inputs there are as many rows and positions as heads. Images have one size.
+
+A family is swept in each form that it has: with its **usual** head, **bare**, with a head that is **pooled** (a
+classifier of texts, images or sounds), and with a head for each position (**tokens**: labels of tokens, answers to
+questions).
 `make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
 
 Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged:
@@ -33,22 +40,26 @@ _MEANINGS = {
 }
 
 
-def page_of(rows: Sequence[Row], families: int) -> str:
+def page_of(rows: Sequence[Row], models: int) -> str:
     """The text of the page.
 
     Args:
         rows: the rows.
-        families: number of model types, of which some may have no row yet.
+        models: number of families, each in all of its forms; some may have no row yet.
     """
     counts = collections.Counter(row.outcome for row in rows)
     lines = [
         _INTRODUCTION.format(version=transformers.__version__),
-        "| outcome | families | meaning |",
+        "| outcome | models | meaning |",
         "|" + " --- |" * 3,
     ]
     lines += [f"| {outcome} | {counts[outcome]} | {meaning} |" for outcome, meaning in _MEANINGS.items()]
-    if len(rows) < families:
-        lines.append(f"| not swept yet | {families - len(rows)} | the sweep was interrupted |")
+    if len(rows) < models:
+        lines.append(f"| not swept yet | {models - len(rows)} | the sweep was interrupted |")
+    lines += ["", f"| form | {' | '.join(_MEANINGS)} |", "|" + " --- |" * (1 + len(_MEANINGS))]
+    for form in Form:
+        of_form = collections.Counter(row.outcome for row in rows if row.form == form)
+        lines.append(_line(form, *(of_form[outcome] for outcome in _MEANINGS)))
     for outcome in _MEANINGS:
         of_outcome = [row for row in rows if row.outcome == outcome]
         if of_outcome:
@@ -71,7 +82,7 @@ def _section(outcome: Outcome, rows: Sequence[Row]) -> Iterator[str]:
         for row in rows:
             yield _line(row.family, row.model, row.reason)
     else:
-        yield ", ".join(f"`{row.family}`" for row in rows)
+        yield ", ".join(f"`{name}`" for name in dict.fromkeys(row.family for row in rows))
 
 
 def _line(*cells: object) -> str:

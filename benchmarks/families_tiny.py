@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     (r".*rank", exactly(16)),
     (r".*(hidden|embed|embedding|projection|proj|d|out|output|input|model|state|channel)_?(size|dim|model|channels)"
      r"|d_model|n_embd|dim|.*_dim|.*hidden_size.*|d_embed|upsample_groups", exactly(WIDTH)),
+    (r"original_max_position_embeddings", at_most(POSITIONS // 4)),
     (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|.*_length", at_most(POSITIONS)),
     (r"(.*_)?image_size|.*_resolution|img_size", at_most(IMAGE)),
     (r"patch_size|.*_patch_size", at_most(PATCH)),
@@ -229,6 +231,8 @@ def _tiny_rope(value: dict[str, Any], in_three_parts: bool) -> dict[str, Any]:
     if any(isinstance(part, dict) for part in value.values()):
         return {name: _tiny_rope(part, in_three_parts) if part else part for name, part in value.items()}
     rope = dict(value)
+    if type(original := rope.get("original_max_position_embeddings")) is int:
+        rope["original_max_position_embeddings"] = min(original, POSITIONS // 4)
     if value and (in_three_parts or "mrope_section" in rope):
         pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
         quarter, rest = pairs // 4, pairs % 2
@@ -256,16 +260,74 @@ _AUTO_CLASSES = (
 """Heads that are tried in this order before the model without a head."""
 
 
-def model_class(model_type: str, config_class: type[PretrainedConfig]) -> type[PreTrainedModel] | None:
-    """The model class of a family: that of the first head that it has, else one that reads its configuration."""
+class Form(StrEnum):
+    """Which model class of a family is built."""
+
+    USUAL = "usual"
+    """With the head that most users of the family want: the first of `_AUTO_CLASSES`, else any class."""
+    BARE = "bare"
+    """Without a head."""
+    POOLED = "pooled"
+    """A classifier of texts, images or sounds: a head on one position, or on a mean of them."""
+    TOKENS = "tokens"
+    """A head for each position."""
+
+
+_HEADS_OF: dict[Form, dict[str, str]] = {
+    Form.BARE: {"MODEL_MAPPING_NAMES": ""},
+    Form.POOLED: {
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "text-classification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "image-classification",
+        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES": "audio-classification",
+    },
+    Form.TOKENS: {
+        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "token-classification",
+        "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "question-answering",
+        "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES": "",
+    },
+}
+"""Form -> transformers' lists of the classes that have it, the first to be taken first, and the task of each list."""
+
+
+def _mapped(names: str, model_type: str) -> tuple[str, ...]:
+    """Names of the classes that a list of transformers has for a family."""
+    mapped = getattr(modeling_auto, names).get(model_type, ())
+    return (mapped,) if isinstance(mapped, str) else tuple(mapped)
+
+
+def forms_of(model_type: str) -> list[Form]:
+    """The forms in which a family has a class of its own; the bare model is left out where it is the usual one."""
+    usual = next((name for names in _usual_lists() for name in _mapped(names, model_type)), None)
+    forms = [Form.USUAL]
+    for form, lists in _HEADS_OF.items():
+        named = next((name for names in lists for name in _mapped(names, model_type)), None)
+        if named not in (None, usual):
+            forms.append(form)
+    return forms
+
+
+def task_of(model_type: str, form: Form) -> str:
+    """The task of the class of a form, which decides about its inputs."""
+    lists = _HEADS_OF.get(form, {})
+    return next((task for names, task in lists.items() if task and _mapped(names, model_type)), "feature-extraction")
+
+
+def _usual_lists() -> list[str]:
     names = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _AUTO_CLASSES] + ["MODEL_MAPPING_NAMES"]
-    names += sorted(name for name in vars(modeling_auto) if re.fullmatch(r"MODEL_FOR_.*NAMES", name))
-    for name in names:
-        mapped = getattr(modeling_auto, name).get(model_type, ())
-        for class_name in (mapped,) if isinstance(mapped, str) else mapped:
+    return names + sorted(name for name in vars(modeling_auto) if re.fullmatch(r"MODEL_FOR_.*NAMES", name))
+
+
+def model_class(
+    model_type: str, config_class: type[PretrainedConfig], form: Form = Form.USUAL
+) -> type[PreTrainedModel] | None:
+    """The model class of a family in a form; in its usual one, any that reads its configuration if no list has it."""
+    for names in _HEADS_OF.get(form) or _usual_lists():
+        for class_name in _mapped(names, model_type):
             cls = getattr(transformers, class_name, None)
             if cls is not None and cls.config_class is config_class:
                 return cls
+    if form is not Form.USUAL:
+        return None
     module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     classes = [
         cls
@@ -283,14 +345,19 @@ def model_types() -> list[str]:
     return sorted(CONFIG_MAPPING_NAMES)
 
 
-def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(model_type: str, seed: int = 0, form: Form = Form.USUAL) -> PreTrainedModel:
     """A random model of a family in evaluation mode."""
     config_class = CONFIG_MAPPING[model_type]
-    cls = model_class(model_type, config_class)
+    cls = model_class(model_type, config_class, form)
     if cls is None:
         raise ValueError("no model class reads this configuration")
     torch.manual_seed(seed)
-    model = cls(tiny_config(config_class)).eval()
+    config = tiny_config(config_class)
+    if form is Form.POOLED:  # a decoder's classifier reads the last token before the padding
+        for part in (config, getattr(config, "text_config", None)):
+            if part is not None and getattr(part, "pad_token_id", None) is None:
+                part.pad_token_id = 0
+    model = cls(config).eval()
     # With usual weights, a head of a random model changes the output by less than rounding does.
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -298,3 +365,29 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
         elif name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
     return model.float()
+
+
+_SWITCHES = (
+    r"(.*_)?(sliding_window|attention_window|local_window|window_size|local_attention|local_radius|block_size|chunk_size"
+    r"|chunk_length|attention_chunk_size|original_max_position_embeddings|index_topk)s?"
+)
+"""Names of fields with a length at which attention changes: a window, a block, the longest length of short factors."""
+
+
+def switch_lengths(config: PretrainedConfig) -> list[int]:
+    """Lengths up to which a model of this configuration computes attention in another way than beyond them."""
+    lengths: set[int] = set()
+    parts = [config.to_dict()]
+    while parts:
+        values = parts.pop()
+        for name, value in values.items():
+            if isinstance(value, dict):
+                parts.append(value)
+            elif re.fullmatch(_SWITCHES, str(name)):
+                numbers = value if isinstance(value, (list, tuple)) else [value]
+                lengths.update(number for number in numbers if type(number) is int and number > 0)
+        if values.get("num_random_blocks") and values.get("block_size"):  # BigBird: fewer blocks are not sparse
+            lengths.add((5 + 2 * values["num_random_blocks"]) * values["block_size"])
+        if values.get("rope_type") == "dynamic" and config.to_dict().get("max_position_embeddings"):
+            lengths.add(config.max_position_embeddings)
+    return sorted(lengths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY
 _FOLDER = tempfile.TemporaryDirectory(prefix="references-")
 MEMORY = 8
 """Positions of memory that the masks of a family with memory cover."""
+HEADS = 4
+"""Heads of a layer of most families."""
 
 
 class Reference:
@@ -52,25 +54,30 @@ class Reference:
         return weight_sizes(model, self._weights)
 
     def feeds(self) -> Iterator[dict[str, np.ndarray]]:
-        """The inputs of the export, and inputs of another batch size and other lengths, with padding in both; memories
-        that are full, and half full."""
+        """The inputs of the export, and inputs of other batch sizes and lengths, with padding in both; memories that
+        are full, and half full. In the last inputs there are as many rows and positions as a layer has heads."""
         yield self.inputs
         rng = np.random.default_rng(1)
-        lengths = {"input_ids": 11, "attention_mask": 11, "decoder_input_ids": 4, "decoder_attention_mask": 4}
+        yield self._feed(rng, 2, {"input_ids": 11, "decoder_input_ids": 4})
+        yield self._feed(rng, HEADS, {"input_ids": HEADS, "decoder_input_ids": HEADS})
+
+    def _feed(self, rng: np.random.Generator, batch: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Inputs of some rows, of the lengths of source and target."""
         feeds: dict[str, np.ndarray] = {}
         for name, value in self.inputs.items():
+            length = lengths.get(name.replace("attention_mask", "input_ids"))
             if name.startswith("memory_"):
-                feeds[name] = rng.standard_normal((2, value.shape[1] // 2, value.shape[2])).astype(value.dtype)
-            elif name not in lengths:
-                feeds[name] = rng.standard_normal((2, *value.shape[1:])).astype(value.dtype)
+                feeds[name] = rng.standard_normal((batch, value.shape[1] // 2, value.shape[2])).astype(value.dtype)
+            elif length is None:
+                feeds[name] = rng.standard_normal((batch, *value.shape[1:])).astype(value.dtype)
             elif "mask" in name:
-                feeds[name] = np.ones((2, lengths[name]), value.dtype)
-                feeds[name][1, -2:] = 0
+                feeds[name] = np.ones((batch, length), value.dtype)
+                feeds[name][-1, -2:] = 0
             else:
-                feeds[name] = rng.integers(5, VOCABULARY - 1, (2, lengths[name])).astype(value.dtype)
+                feeds[name] = rng.integers(5, VOCABULARY - 1, (batch, length)).astype(value.dtype)
         if "input_ids" in feeds:
             feeds["input_ids"][:, 3] = VOCABULARY - 1  # CLIP reads its embedding at the end token.
-        yield feeds
+        return feeds
 
 
 @functools.cache
