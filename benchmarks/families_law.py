@@ -60,7 +60,7 @@ class Outcome(StrEnum):
     NOT_BUILT = "not built"
     """The tiny model or its inputs could not be made by the general rules."""
     FAILED = "FAILED"
-    """A traceback, an abort, a wrong number, or a shrunk graph that does not run."""
+    """A traceback, an abort, a wrong number that a run misses, or a shrunk graph that does not run."""
 
 
 @dataclasses.dataclass
@@ -126,8 +126,8 @@ def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0, fo
     """
     row, start = Row(family, form=form), time.monotonic()
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            _check(row, Path(folder), seed, on_stage)
+        with tempfile.TemporaryDirectory() as files:
+            _check(row, Path(files), seed, on_stage)
     except _EndError as end:
         row.outcome, row.reason = end.outcome, end.reason
         if end.__cause__ is not None:
@@ -145,14 +145,14 @@ def _where(error: BaseException) -> str:
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
 
-def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
+def _check(row: Row, files: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
     """Fill in the row of a family, stage by stage."""
 
     def begin(outcome: Outcome, stage: str) -> None:
         on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
 
     begin(Outcome.NOT_BUILT, "building the model")
-    fresh, inputs = _build(row)
+    fresh, folder, inputs = _build(row)
     model = fresh()
     begin(Outcome.FAILED, "finding units")
     groups = _find_groups(model, inputs[0])
@@ -163,18 +163,30 @@ def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -
     begin(Outcome.FAILED, "gating")
     _require_gates(fresh, keep_all(groups), cases)
     begin(Outcome.NOT_EXPORTABLE, "exporting")
-    reference = folder / "reference.onnx"
+    reference = files / "reference.onnx"
     _export(model, plan, inputs[0], reference)
     with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
-        for case in cases:
-            verify.require(verify.prove_export(fresh(), plan, reference, [case], "compressed", attention="eager"))
+        _prove(fresh(), plan, reference, _cases_of_a_run(folder))
+    with _ends_as(Outcome.FAILED, "the proofs of a run hold, but the exported graph: "):
+        _prove(fresh(), plan, reference, cases)
     begin(Outcome.FAILED, "shrinking")
-    _shrink(row, reference, plan, cases, folder / "shrunk.onnx")
-    row.openvino = _on_openvino(folder / "shrunk.onnx", cases)
+    _shrink(row, reference, plan, cases, files / "shrunk.onnx")
+    row.openvino = _on_openvino(files / "shrunk.onnx", cases)
 
 
-def _build(row: Row) -> tuple[Callable[[], PreTrainedModel], list[dict[str, Tensor]]]:
-    """A function that returns the tiny model, on which nothing has run, and its inputs of all sizes.
+def _cases_of_a_run(folder: ModelFolder) -> tuple[Case, ...]:
+    """The inputs on which a run without options proves its graphs."""
+    return verify.make_cases(
+        lambda *size: example_inputs(folder, *size), maximum_length=token_limit(folder.model), shapes=[(1, 128)]
+    )
+
+
+def _prove(model: PreTrainedModel, plan: Plan, graph: Path, cases: Sequence[Case]) -> None:
+    verify.require(verify.prove_export(model, plan, graph, cases, "compressed", attention="eager"))
+
+
+def _build(row: Row) -> tuple[Callable[[], PreTrainedModel], ModelFolder, list[dict[str, Tensor]]]:
+    """A function that returns the tiny model, on which nothing has run, a folder of one, and its inputs of all sizes.
 
     A model may change itself on its first input, so that each comparison begins with another copy.
     """
@@ -197,7 +209,7 @@ def _build(row: Row) -> tuple[Callable[[], PreTrainedModel], list[dict[str, Tens
     with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
         for batch in inputs:
             fresh()(**batch)
-    return fresh, inputs
+    return fresh, folder, inputs
 
 
 def _around_switches(model: PreTrainedModel) -> Iterator[tuple[int, int]]:

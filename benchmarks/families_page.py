@@ -36,7 +36,7 @@ _MEANINGS = {
     Outcome.OFF_INTERFACE: "no heads were found, and no neurons",
     Outcome.NO_ATTENTION: "the model has no attention, and no neurons were found",
     Outcome.NOT_BUILT: "no tiny model or inputs could be made",
-    Outcome.FAILED: "a traceback, an abort, a wrong number, or a shrunk graph that does not run",
+    Outcome.FAILED: "a traceback, an abort, a wrong number that a run misses, or a shrunk graph that does not run",
 }
 
 
