@@ -19,6 +19,7 @@ from compressor.model_folder.row_layout import row_layout
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.model_folder.vocabulary import ordinary_ids, special_id, text_config, text_tokenizer, vocabulary_size
 from compressor.models import SegmentConfig
+from compressor.models.rotary import extension
 from compressor.segment_memory import memory_names
 from compressor.targets.example_rows import ExampleRows
 
@@ -176,7 +177,7 @@ def token_limit(model: PreTrainedModel) -> int | None:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
     ]
-    return int(limit) - max(offsets, default=0) - len(_image_places(model.config))
+    return int(limit * extension(config)) - max(offsets, default=0) - len(_image_places(model.config))
 
 
 def takes_text(folder: ModelFolder) -> bool:

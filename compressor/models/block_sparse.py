@@ -63,7 +63,8 @@ def attend_by_masks(model: nn.Module) -> tuple[Note, ...]:
     Weights and their names stay. In training nothing is drawn, as in evaluation.
     """
     masks = []
-    for owner in list(model.modules()):
+    owners: list[Any] = list(model.modules())
+    for owner in owners:
         # The outermost module changes the attentions inside of it.
         if getattr(owner, "attention_type", None) != _SPARSE or not hasattr(owner, "set_attention_type"):
             continue

@@ -1,7 +1,8 @@
 """A form of dynamic rotary embeddings whose exported graph computes the frequencies of every length.
 
 transformers recomputes the frequencies of `dynamic` rotary embeddings (NTK) in a branch on the longest text so far,
-which torch.export cannot trace. The form computes both frequencies from the present text alone, and selects by its length.
+which torch.export cannot trace. The form computes both frequencies from the present text alone, and selects by its
+length.
 """
 
 from __future__ import annotations

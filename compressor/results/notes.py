@@ -17,6 +17,8 @@ class NoteCode(StrEnum):
 
     # Models and rows.
     TENSORS_UNUSED = "tensors-unused"
+    LENGTHS_UNPROVEN = "lengths-unproven"
+    """The model may compute something else above a length that is not served, and that no proof covers."""
     BLOCKS_AS_MASK = "blocks-as-mask"
     """Block-sparse attention of the model is exported as full attention with a mask."""
     PREFIX_REMOVED = "prefix-removed"

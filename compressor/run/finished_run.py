@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from compressor.results import Note, NoteCode, Report, VariantName
 from compressor.run import verify
 from compressor.run.evaluate import EvaluationResult
 from compressor.run.products import PORTABLE, SYMMETRIC, Case
+from compressor.run.row_cases import Inputs, row_cases
 from compressor.run.sizes import proven_shapes
 from compressor.targets import QUANTIZED, target
 from compressor.targets.graph_facts import graph_digest
@@ -27,6 +28,9 @@ from compressor.targets.random_inputs import fixed_batch
 from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
+
+if TYPE_CHECKING:
+    from compressor.tasks import Data
 
 _OF_THE_ENGINE = (
     NoteCode.TARGET_MISSING,
@@ -65,6 +69,8 @@ class FinishedRun:
         graphs: the proven graph of each variant, dense first; the dense graph only where the folder has it.
         lengths: lengths to time, in tokens.
         cases: inputs of the proofs.
+        inputs: makes up a batch of inputs of the graph, from (batch size, length, seed).
+        mask_reach: positions that the masks of the plan cover; None: no masks.
     """
 
     report: Report
@@ -72,6 +78,13 @@ class FinishedRun:
     graphs: Mapping[VariantName, Path]
     lengths: tuple[int | None, ...]
     cases: tuple[Case, ...]
+    inputs: Inputs
+    mask_reach: int | None
+
+    def with_rows(self, data: Data) -> FinishedRun:
+        """The run with proof cases from its rows."""
+        rows = row_cases(data, self.inputs, longest=self.mask_reach)
+        return replace(self, cases=(*self.cases, *rows))
 
 
 def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
@@ -105,9 +118,11 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     lengths = recipe.measure.seq or timed or (128,)
     shapes = recipe.engine.parsed_shapes
     longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
-    cases = _cases(graphs["compressed"], longest, (*shapes, *proven_shapes(recipe.measure.batch, lengths)))
+    inputs, reach = _inputs(graphs["compressed"])
+    proven = (*shapes, *proven_shapes(recipe.measure.batch, lengths))
+    cases = verify.make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=proven)
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
-    return FinishedRun(report, recipe, ordered, lengths, cases)
+    return FinishedRun(report, recipe, ordered, lengths, cases, inputs, reach)
 
 
 def quantized_source(report: Report, engine: EngineConfig) -> str | None:
@@ -164,8 +179,8 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     return Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
 
 
-def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tuple[Case, ...]:
-    """Inputs of the proof, no longer than `maximum` tokens or than the masks cover, also of fixed shapes."""
+def _inputs(graph: Path) -> tuple[Inputs, int | None]:
+    """What makes up inputs of a graph, also of one with fixed shapes, and the positions that its masks cover."""
     model = load(graph)
     batch_size = fixed_batch(model)
 
@@ -173,8 +188,7 @@ def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tupl
         feeds = trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
         return {name: torch.from_numpy(array) for name, array in feeds.items()}
 
-    reach = json.loads(model.metadata_props.get(REACH, "{}"))
-    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None), shapes=shapes)
+    return draw, min(json.loads(model.metadata_props.get(REACH, "{}")).values(), default=None)
 
 
 def lasting_notes(run: FinishedRun, evaluated: EvaluationResult) -> list[Note]:

@@ -103,6 +103,7 @@ class RunSizes:
         mask_reach: positions that the masks of the plan cover, or will cover; None without masks.
         longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
         build: sizes and settings of the engines.
+        beyond: lengths after which the model may compute something else, and which no case exceeds.
     """
 
     lengths: tuple[int | None, ...]
@@ -110,6 +111,7 @@ class RunSizes:
     mask_reach: int | None
     longest_row: int | None
     build: BuildOptions
+    beyond: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

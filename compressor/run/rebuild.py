@@ -85,6 +85,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     _note_what_to_expect(run, log)
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         data = _read_rows(run, Path(scratch), log)
+        run = run if data is None else run.with_rows(data)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]

@@ -15,10 +15,12 @@ from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import VariantName
 from compressor.run import run_notes
+from compressor.run.beyond_served import prove_beyond
 from compressor.run.distillation.distill import distillation_of
 from compressor.run.load import laid_out, load_model, read_rows
 from compressor.run.plan_source import load_plan
 from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
+from compressor.run.proof_lengths import longest_text
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, shrink_graph
@@ -66,8 +68,12 @@ class RunContext:
         """Export one variant as a reference graph into the scratch folder."""
         with self.log.stage(f"{name}: exporting the graph"):
             file = self.work.scratch / f"{name}.reference.onnx"
-            folder, cases = self.model.folder, self.sizes.cases
-            return export_graph(name, folder, plan, self.built.export, cases, file, template=template)
+            folder, sizes, config = self.model.folder, self.sizes, self.built.export
+            exported = export_graph(name, folder, plan, config, sizes.cases, file, template=template)
+            if name == "dense" and sizes.beyond:
+                exported, notes = prove_beyond(folder, exported, sizes.beyond, config, longest_text(sizes.cases))
+                self.log.add_notes(notes)
+            return exported
 
     def shrink(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torch import Tensor
+
 from compressor.block_masks.maps_of_run import load_maps
 from compressor.block_masks.mask_settings import mask_length
 from compressor.config.run import Recipe
@@ -13,11 +15,15 @@ from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run import verify
 from compressor.run.build_options import build_options
-from compressor.run.products import LoadedModel, RunSizes, SelectedPlan
+from compressor.run.products import Case, LoadedModel, RunSizes, SelectedPlan
+from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
+from compressor.run.row_cases import Inputs, row_cases
 from compressor.tasks import Data
 
 _LENGTH = 128
 """Length to time where the recipe sets none, in tokens."""
+_SIDE_BATCH = 2
+"""Batch size of the proofs on both sides of a length at which the model changes; the second row is padded."""
 
 
 def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, followed: SelectedPlan | None) -> RunSizes:
@@ -50,14 +56,28 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
             )
         longest_row = min(mask_reach, _longest(data))
     lengths = timed_lengths(recipe.measure, folder, mask_reach, longest_row)
-    cases = verify.make_cases(
-        lambda *size: example_inputs(folder, *size),
-        maximum_length=token_limit(folder.model),
-        mask_reach=mask_reach,
-        shapes=(*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)),
-    )
+
+    def inputs(batch: int, seq: int, seed: int) -> dict[str, Tensor]:
+        return example_inputs(folder, batch, seq, seed)
+
+    limits = [size for size in (token_limit(folder.model), mask_reach) if size is not None]
+    limit = min(limits, default=None)
+    shapes = [*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)]
+    served = () if data is None else row_cases(data, inputs, longest=limit)
+    longest, switches = longest_text((*_cases(inputs, limit, mask_reach, shapes), *served)), tuple[int, ...]()
+    if longest:
+        switches = switch_lengths(folder, longest, limit)
+        shapes += [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
+    cases = (*_cases(inputs, limit, mask_reach, shapes), *served)
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
-    return RunSizes(lengths, cases, mask_reach, longest_row, options)
+    beyond = tuple(switch for switch in switches if switch >= longest)
+    return RunSizes(lengths, cases, mask_reach, longest_row, options, beyond)
+
+
+def _cases(
+    inputs: Inputs, limit: int | None, mask_reach: int | None, shapes: Sequence[tuple[int, int]]
+) -> tuple[Case, ...]:
+    return verify.make_cases(inputs, maximum_length=limit, mask_reach=mask_reach, shapes=shapes)
 
 
 def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:

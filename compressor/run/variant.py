@@ -17,6 +17,7 @@ from compressor.model_folder.signals import IMAGES
 from compressor.results import Proof, VariantName
 from compressor.run import verify
 from compressor.run.build_options import spans_of
+from compressor.run.changed_models import require_export
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
 from compressor.units import PrunableGroup, Site, keep_all
@@ -52,6 +53,7 @@ def export_graph(
         template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:
+        InputError: the graph computes something else than the model, which changes at an input.
         MismatchError: the graph computes something else than the model.
     """
     model = fresh_model(folder, trained=name != "dense")
@@ -61,7 +63,7 @@ def export_graph(
             return ExportedGraph(name, plan, out, proof)
     export_unproven(folder, plan, config, out)
     proof = verify.prove_export(model, plan, out, cases, name, attention=config.attention)
-    return ExportedGraph(name, plan, out, verify.require(proof))
+    return ExportedGraph(name, plan, out, require_export(proof, model, cases))
 
 
 def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:

@@ -99,6 +99,7 @@ def prove_export(
 
     from compressor.model_folder import copy_of
     from compressor.run.finite_outputs import require_defined
+    from compressor.silence_libraries import quiet_transformers
     from compressor.units import gated
     from compressor.units.find import evaluation_mode
     from compressor.units.hook import family
@@ -120,7 +121,12 @@ def prove_export(
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
         fresh = copy_of(model)
-        with gated(fresh, plan, attention=attention) as gated_model, evaluation_mode(fresh), torch.no_grad():
+        with (
+            gated(fresh, plan, attention=attention) as gated_model,
+            evaluation_mode(fresh),
+            quiet_transformers(),
+            torch.no_grad(),
+        ):
             # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
             outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
             require_defined(gated_model, inputs, outputs)

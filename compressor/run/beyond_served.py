@@ -1,0 +1,115 @@
+"""Proofs on both sides of lengths at which a model changes, where these exceed every length that is served."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compressor.config.sections import ExportConfig
+from compressor.errors import CompressorError
+from compressor.export import export_reference
+from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
+from compressor.model_folder.example_inputs import token_limit
+from compressor.models.block_sparse import attend_by_masks
+from compressor.models.tiny_model import tiny_model
+from compressor.results import Note, NoteCode, Proof
+from compressor.run import verify
+from compressor.run.products import Case, ExportedGraph
+from compressor.run.proof_lengths import both_sides
+from compressor.units import keep_all
+from compressor.units.find import find_units
+from graph_passes import Plan
+
+_LONGEST = 4200
+"""Tokens of the longest text on which a model is proven that nothing of this length is served."""
+_WORK = 5e10
+"""Largest product of parameters and tokens for which the model itself is run, a second or two on one core; beyond, it
+is a tiny model of its configuration."""
+
+
+def prove_beyond(
+    folder: ModelFolder, exported: ExportedGraph, switches: Sequence[int], config: ExportConfig, longest: int
+) -> tuple[ExportedGraph, tuple[Note, ...]]:
+    """Prove the export of a model on both sides of lengths that are longer than what is served.
+
+    Args:
+        folder: the model.
+        exported: its graph with every unit.
+        switches: lengths in tokens after which it may compute something else.
+        config: operator set and form of attention of the graph.
+        longest: tokens of the longest text that is served.
+
+    Returns:
+        The graph, whose proof has further cases, and a note on lengths that nothing proves.
+
+    Raises:
+        MismatchError: the graph computes something else than the model.
+    """
+    limit = token_limit(folder.model)
+    bound = _LONGEST if limit is None else min(limit, _LONGEST)
+    lengths = both_sides(switches, longest, bound)
+    unproven = [switch for switch in switches if switch + 1 > bound]
+    proof = None
+    if lengths:
+        parameters = sum(parameter.numel() for parameter in folder.model.parameters())
+        if parameters * lengths[-1] <= _WORK:
+            proof = _prove(folder, fresh_model(folder), exported.plan, exported.path, lengths, config)
+        else:
+            proof = _prove_tiny(folder, lengths, config)
+            unproven = sorted({*unproven, *switches}) if proof is None else unproven
+    if proof is not None:
+        before = exported.proof
+        errors = {"error": max(before.error, proof.error), "cases": (*before.cases, *proof.cases)}
+        exported = replace(exported, proof=before.model_copy(update=errors))
+    return exported, tuple(_unproven_note(unproven[:1]))
+
+
+def _prove(
+    folder: ModelFolder,
+    model: PreTrainedModel,
+    plan: Plan,
+    graph: Path,
+    lengths: Sequence[int],
+    config: ExportConfig,
+    prefix: str = "",
+) -> Proof:
+    """The proof of a graph on texts of some lengths, which holds; `prefix` begins the names of its cases."""
+    cases = []
+    for length in lengths:
+        feeds = {name: value.numpy() for name, value in example_inputs(folder, 1, length).items()}
+        cases.append(Case(feeds, f"{prefix}{verify.case_name(feeds)}"))
+    return verify.require(verify.prove_export(model, plan, graph, cases, "dense", attention=config.attention))
+
+
+def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfig) -> Proof | None:
+    """The proof of the export of a tiny model of the same configuration; None: it cannot be made or exported."""
+    model = tiny_model(folder.model)
+    if model is None:
+        return None
+    exported_model = copy_of(model)
+    attend_by_masks(exported_model)
+    tiny = replace(folder, model=exported_model, config=model.config, load_again=None, sentence=None, example={})
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "tiny.onnx"
+        try:
+            inputs = example_inputs(tiny, 2, 8)
+            plan = keep_all(find_units(exported_model, inputs, attention=config.attention).sites)
+            export_reference(exported_model, plan, inputs, path, opset=config.opset, attention=config.attention)
+        except CompressorError:
+            return None
+        return _prove(tiny, model, plan, path, lengths, config, "tiny model of the same configuration: ")
+
+
+def _unproven_note(switches: Sequence[int]) -> list[Note]:
+    return [
+        Note(
+            code=NoteCode.LENGTHS_UNPROVEN,
+            text=f"above {switch} tokens the model may compute something else (a window, or rotary embeddings), and no"
+            f" proof covers it, since nothing as long is served; time that length to prove it (--seq {switch + 1})",
+        )
+        for switch in switches
+    ]
