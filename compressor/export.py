@@ -21,6 +21,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length
+from compressor.models.export_remedy import with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.example_rows import ExampleRows, record_example_rows
@@ -95,13 +96,20 @@ def export_reference(
     with _deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
         sample = _dynamic_sample(inputs)
-        with (
-            gated(bare, plan, attention=attention),
-            intercepted(bare, _run_with_full_mask, attention),
-            any_length(bare),
-            quiet_tools(),
-        ):
-            program = _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
+
+        def trace(form: Attention) -> ir.Model:
+            with (
+                gated(bare, plan, attention=form),
+                intercepted(bare, _run_with_full_mask, form),
+                any_length(bare),
+                quiet_tools(),
+            ):
+                return _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
+
+        try:
+            program = trace(attention)
+        except InputError as error:
+            raise with_other_form(error, trace, attention) from error
     sizes = {name: tuple(value.shape) for name, value in sample.items()}
     _clean_up(program, bare, sizes)
     record_example_sizes(program, sizes)
@@ -169,8 +177,7 @@ def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: C
     except Exception as error:  # model code can raise any type while torch traces it
         reason = (str(error).strip() or "no message").splitlines()[0]
         raise InputError(
-            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason}); try the other form of"
-            " attention, eager or sdpa",
+            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason})",
             code=ErrorCode.EXPORT_FAILED,
             family=family(model),
             reason=reason,

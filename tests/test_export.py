@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.export import export_reference, rewrite_reference
 from compressor.units import find_groups, find_sites, gated, keep_all
 from compressor.units.hook import Attention
@@ -267,6 +267,27 @@ def test_a_fault_of_the_exporter_gives_a_one_line_error(tmp_path: Path, capsys: 
     with unchanged(model), fails_with(ErrorCode.EXPORT_FAILED, family="bert"):
         export_reference(model, plan, text(), tmp_path / "reference.onnx")
     assert capsys.readouterr() == ("", "")
+
+
+class BranchingEagerly(hf.BertModel):
+    """A model with such a branch in one form of attention."""
+
+    def forward(self, input_ids: Tensor, **inputs: Tensor) -> object:
+        is_odd = self.config._attn_implementation == "eager" and int(input_ids.sum()) < 0
+        return super().forward(-input_ids if is_odd else input_ids, **inputs)
+
+
+def test_the_other_form_of_attention_is_a_remedy_only_where_it_can_be_exported(tmp_path: Path) -> None:
+    config: Any = bert()[0].config
+    forms: dict[type[hf.BertModel], Attention | None] = {Branching: None, BranchingEagerly: "sdpa"}
+    for family, remedy in forms.items():
+        model: Any = family(config).eval()
+        plan = keep_all(find_sites(model, text()))
+        with pytest.raises(InputError) as caught:
+            export_reference(model, plan, text(), tmp_path / "reference.onnx", attention="eager")
+        assert caught.value.details["remedy"] == remedy
+        if remedy is not None:
+            export_reference(model, plan, text(), tmp_path / "reference.onnx", attention=remedy)
 
 
 class Echoing(hf.BertModel):
