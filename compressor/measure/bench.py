@@ -19,7 +19,7 @@ from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
 from compressor.targets.random_inputs import has_lengths
-from compressor.targets.trial_inputs import draws_ids, refused_inputs, trial_feeds
+from compressor.targets.trial_inputs import draws_ids, trial_feeds
 from graph_passes import load
 
 
@@ -203,10 +203,9 @@ def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) 
     try:
         engine.run(feeds)
     except InputError as error:
-        if draws_ids(load(path)):
-            raise refused_inputs(path, error) from error
+        or_ids = " or take no random ids" if draws_ids(load(path)) else ""
         raise InputError(
-            f"{path}: cannot run at batch {batch}, length {seq}; the model may have fewer positions, request"
+            f"{path}: cannot run at batch {batch}, length {seq}; the model may have fewer positions{or_ids}, request"
             " another size (--batch, --seq; --debug shows the runtime's message)",
             code=ErrorCode.RUNTIME_FAILED,
             path=path,

@@ -17,7 +17,7 @@ from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
 from compressor.model_folder.row_layout import row_layout
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
-from compressor.model_folder.vocabulary import ordinary_ids, special_id, text_config, text_tokenizer, vocabulary_size
+from compressor.model_folder.vocabulary import ordinary_ids, text_config, text_tokenizer, vocabulary_size
 from compressor.models import SegmentConfig
 from compressor.models.rotary import extension
 from compressor.segment_memory import memory_names
@@ -98,10 +98,14 @@ def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRo
     ids = {token for name, array in inputs.items() if name.endswith("input_ids") for token in np.unique(array).tolist()}
     if not ids:
         return ExampleRows(inputs)
-    config, tokenizer = text_config(folder.config), text_tokenizer(folder)
-    size = vocabulary_size(config, folder.model)
-    markers = ids - set(ordinary_ids(folder.config, size, tokenizer).tolist())
-    return ExampleRows(inputs, frozenset(markers), special_id(config, tokenizer, size, "pad") or 0)
+    layout, ordinary = _layout(folder)
+    return ExampleRows(inputs, frozenset(ids - set(ordinary.tolist())), layout.padding)
+
+
+def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
+    """How a row of text is laid out, and the ids of its ordinary tokens; see `row_layout`."""
+    pair = folder.task in _PAIRS or takes_token_types(folder.model, text_tokenizer(folder))
+    return row_layout(folder, pair=pair)
 
 
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
@@ -230,8 +234,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
             value=seq,
             maximum=limit,
         )
-    pair = folder.task in _PAIRS or takes_token_types(folder.model, text_tokenizer(folder))
-    layout, ordinary = row_layout(folder, pair=pair)
+    layout, ordinary = _layout(folder)
     row = layout.sized(batch, seq, padded=(batch - 1,) if batch > 1 and seq > 1 else ())
     mask, ids = torch.from_numpy(row["attention_mask"]), torch.from_numpy(row["input_ids"])
     is_ordinary = torch.from_numpy(~np.isin(row["input_ids"], list(layout.markers))) & (mask == 1)

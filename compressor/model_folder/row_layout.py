@@ -44,7 +44,9 @@ def row_layout(folder: ModelFolder, *, pair: bool) -> tuple[ExampleRows, np.ndar
         types = (np.arange(len(ids)) >= len(ids) / 2).astype(np.int64)
         row = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
         layout = ExampleRows({name: array[None] for name, array in row.items()}, markers - {text})
-    return dataclasses.replace(layout, padding=special_id(config, tokenizer, size, "pad") or 0), ordinary
+    layout = dataclasses.replace(layout, padding=special_id(config, tokenizer, size, "pad") or 0)
+    others = np.setdiff1d(ordinary, list(layout.markers))
+    return layout, others if len(others) else ordinary
 
 
 def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:

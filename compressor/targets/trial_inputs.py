@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import ErrorCode, InputError
 from compressor.targets.example_rows import ExampleRows, read_example_rows
 from compressor.targets.random_inputs import is_id, random_feeds
 
@@ -58,21 +55,6 @@ def has_random_inputs(model: ir.Model) -> bool:
     """Whether the inputs of `trial_feeds` are random: ids, or all of them, such as images."""
     example = read_example_rows(model)
     return draws_ids(model) or example is None or not example.inputs
-
-
-def refused_inputs(graph: Path, error: InputError) -> InputError:
-    """The error of a graph that does not run on random inputs.
-
-    Args:
-        graph: its file.
-        error: why it does not run.
-    """
-    return InputError(
-        f"{graph}: the graph does not run on random inputs ({error}), and carries no rows of its model; export it again"
-        " with compress, or store rows in it (compressor.targets.record_example_rows)",
-        code=ErrorCode.RUNTIME_FAILED,
-        path=graph,
-    )
 
 
 def _fits(value: ir.Value, array: np.ndarray) -> bool:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import CompressorError, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
 from compressor.targets.random_inputs import fixed_batch
 from compressor.targets.relative_error import ReferenceOutputs
-from compressor.targets.trial_inputs import draws_ids, refused_inputs, trial_feeds
+from compressor.targets.trial_inputs import draws_ids, trial_feeds
 from graph_passes import load, save
 from graph_passes.passes import FuseForOrt
 
@@ -109,8 +109,18 @@ def _expected_outputs(session: InferenceSession, source: Path) -> tuple[list[Fee
         except InputError as error:
             failure = error
     if failure is not None and not runs:
-        raise refused_inputs(source, failure) if draws_ids(load(source)) else failure
+        raise _refused_inputs(source, failure) if draws_ids(load(source)) else failure
     return [feeds for feeds, _ in runs], [outputs for _, outputs in runs]
+
+
+def _refused_inputs(graph: Path, error: InputError) -> InputError:
+    """The error of a graph that does not run on random inputs, without rows of its model to try instead."""
+    return InputError(
+        f"{graph}: the graph does not run on random inputs ({error}), and carries no rows of its model; export it again"
+        " with compress, or store rows in it (compressor.targets.record_example_rows)",
+        code=ErrorCode.RUNTIME_FAILED,
+        path=graph,
+    )
 
 
 def _largest_error(

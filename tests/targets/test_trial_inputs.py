@@ -1,0 +1,115 @@
+"""Graphs are tried on the example rows that they carry; engines, checks and benches take such rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.config.check import CheckRequest
+from compressor.errors import ErrorCode
+from compressor.latency import check
+from compressor.measure import bench, bench_folder
+from compressor.measure.macs import macs
+from compressor.results import NoteCode
+from compressor.targets import target
+from compressor.targets.random_inputs import has_lengths, random_feeds
+from compressor.targets.trial_inputs import draws_ids, has_random_inputs, trial_feeds
+from graph_passes import load, record_example_sizes, save
+from tests.faults import fails_with
+from tests.run.listeners import RecordingListener
+from tests.targets.end_readers import END, MARKERS, end_reader, pairs
+from tests.targets.graphs import parsed
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_ids_are_those_of_the_example(padded: bool) -> None:
+    model = end_reader(pairs())
+    feeds = trial_feeds(model, 3, 12, seed=1, padded=padded)
+    assert feeds.keys() == {"input_ids", "attention_mask"}
+    assert (feeds["input_ids"] == END).sum(1).tolist() == [3, 3, 3]
+    assert feeds["attention_mask"].sum(1).tolist() == ([9, 12, 9] if padded else [12, 12, 12])
+    assert set(feeds["input_ids"][0].tolist()) - MARKERS <= {1, *range(11, 15)}, "the first row is that of the seed"
+    assert not draws_ids(model)
+    assert not has_random_inputs(model)
+
+
+def test_a_fixed_length_is_kept() -> None:
+    model = parsed("y = Identity(input_ids)", "int64[B, 16] input_ids", "int64[B, 16] y")
+    model.metadata_props.update(end_reader(pairs()).metadata_props)
+    feeds = trial_feeds(model, 2, 5)
+    assert feeds["input_ids"].shape == (2, 16)
+    assert (feeds["input_ids"] == END).sum(1).tolist() == [3, 3]
+
+
+def test_inputs_without_example_rows_are_random() -> None:
+    model = end_reader()
+    for seed, padded in ((0, False), (4, True)):
+        drawn = random_feeds(model, 2, 8, seed=seed, padded=padded)
+        feeds = trial_feeds(model, 2, 8, seed=seed, padded=padded)
+        assert all(np.array_equal(array, drawn[name]) for name, array in feeds.items())
+    assert draws_ids(model)
+    images = parsed("y = Identity(x)", "float[B, 3] x", "float[B, 3] y")
+    assert not draws_ids(images)
+    assert has_random_inputs(images)
+
+
+def test_images_and_sounds_have_the_sizes_of_the_exporters_example() -> None:
+    """A sound is a row of real numbers, and its mask has its length; tokens beside an image have any."""
+    sound = parsed(
+        "w = Unsqueeze(x, one)  y = Conv(w, kernel)  z = Identity(attention_mask)",
+        "float[batch, sequence] x, int64[batch, sequence] attention_mask",
+        "float[batch, 2, frames] y, int64[batch, sequence] z",
+        "float[2, 1, 40] kernel, int64[1] one = {1}",
+    )
+    assert has_lengths(sound)
+    record_example_sizes(sound, {"x": (2, 100)})
+    assert not has_lengths(sound)
+    assert {array.shape for array in trial_feeds(sound, 3, 5).values()} == {(3, 100)}
+    assert macs(sound, 1, 1) == 2 * 61 * 40
+    text = parsed(
+        "a = Identity(pixel_values)  b = Identity(inputs_embeds)  c = Identity(input_ids)",
+        "float[batch, 3, height] pixel_values, float[batch, words, 4] inputs_embeds, int64[batch, sequence] input_ids",
+        "float[batch, 3, height] a, float[batch, words, 4] b, int64[batch, sequence] c",
+    )
+    record_example_sizes(text, {"pixel_values": (2, 3, 16), "inputs_embeds": (2, 8, 4)})
+    shapes = {name: array.shape for name, array in trial_feeds(text, 3, 5).items()}
+    assert shapes == {"pixel_values": (3, 3, 16), "inputs_embeds": (3, 5, 4), "input_ids": (3, 5)}
+    assert has_lengths(text)
+
+
+def test_an_engine_is_fused_on_rows_that_the_model_can_have(tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    save(end_reader(), source)
+    with fails_with(ErrorCode.RUNTIME_FAILED, path=source):
+        target("ort").build(source, tmp_path / "engine.onnx")
+    save(end_reader(pairs()), source)
+    engine = target("ort").build(source, tmp_path / "engine.onnx")
+    assert engine.fusion is not None
+    assert engine.fusion.fused
+    assert not draws_ids(load(tmp_path / "engine.onnx")), "the engine carries the rows too"
+
+
+def test_benches_and_checks_use_the_rows_of_the_graph(tmp_path: Path) -> None:
+    for name in ("dense.onnx", "model.onnx"):
+        save(end_reader(pairs()), tmp_path / name)
+    listener = RecordingListener()
+    dense, model = tmp_path / "dense.onnx", tmp_path / "model.onnx"
+    result = bench(dense, model, [2], [7], seconds=0.01, threads=1, listener=listener)
+    assert [(row.batch, row.seq) for row in result.speeds] == [(2, 7)]
+    (row,) = bench_folder(tmp_path, ["ort"], [2], [7], threads=1, seconds=0.01, listener=listener)
+    assert not row.failure
+    request = CheckRequest(model=str(model), baseline=str(dense), batch=2, seq=7, seconds=0.05, threads=1)
+    check(request, listener)
+    assert NoteCode.RANDOM_INPUTS not in listener.codes
+
+
+def test_a_bench_says_that_ids_are_random(tmp_path: Path) -> None:
+    save(parsed("y = Gather(t, ids)", "int64[B, S] ids", "float[B, S, 4] y", "float[9, 4] t"), tmp_path / "model.onnx")
+    listener, path = RecordingListener(), tmp_path / "model.onnx"
+    bench(path, path, [1], [4], seconds=0.01, threads=1, listener=listener)
+    assert listener.codes == [NoteCode.RANDOM_INPUTS]
+    save(end_reader(), path)
+    with fails_with(ErrorCode.RUNTIME_FAILED, path=path):
+        bench(path, path, [1], [4], seconds=0.01, threads=1)
