@@ -18,7 +18,7 @@ from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
-from compressor.targets.random_inputs import has_lengths
+from compressor.targets.random_inputs import has_integer_rows, has_lengths
 from compressor.targets.trial_inputs import draws_ids, trial_feeds
 from graph_passes import load
 
@@ -182,8 +182,8 @@ def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
 def _fixed_lengths(model: ir.Model) -> Iterator[tuple[str, int]]:
     """Inputs of token rows whose length the graph fixes, with that length."""
     for value in model.graph.inputs:
-        length = value.shape[1] if value.shape is not None and len(value.shape) == 2 else None
-        if isinstance(length, int) and value.dtype is not None and not value.dtype.is_floating_point():
+        length = value.shape[1] if value.shape is not None and has_integer_rows(value) else None
+        if isinstance(length, int):
             yield str(value.name), length
 
 

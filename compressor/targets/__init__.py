@@ -11,7 +11,6 @@ from pathlib import Path
 
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision, Provider, Target
-from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.options import BuildOptions, span
 
 TARGETS: Mapping[str, str] = {
@@ -63,12 +62,10 @@ __all__ = [
     "TOLERANCE",
     "BuildOptions",
     "Engine",
-    "ExampleRows",
     "Feeds",
     "Precision",
     "Provider",
     "Target",
-    "record_example_rows",
     "span",
     "target",
     "target_of",

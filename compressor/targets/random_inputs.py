@@ -108,15 +108,19 @@ def has_lengths(model: ir.Model) -> bool:
         free = [axis for axis, dim in enumerate(shape) if isinstance(dim, ir.SymbolicDim)]
         lengths = [axis for axis in free if axis_kind(value, axis) == "length"]
         is_held = bool(lengths) and all(symbol_of(axis, shape[axis]) in held for axis in lengths)
-        if not is_held and (lengths or (len(shape) == 2 and _is_integer(value))):
+        if not is_held and (lengths or has_integer_rows(value)):
             return True
     return False
 
 
+def has_integer_rows(value: ir.Value) -> bool:
+    """Whether an input has a row of integers, which are no sizes, for each row of a batch: its length is in tokens."""
+    return len(value.shape or ()) == 2 and _is_integer(value) and "shape" not in (value.name or "")
+
+
 def is_id(value: ir.Value) -> bool:
-    """Whether an input has integers that are neither masks nor positions: ids of tokens, their types, flags."""
-    name = value.name or ""
-    return _is_integer(value) and "mask" not in name and "position" not in name
+    """Whether an input has integers that are no masks, positions or sizes: ids of tokens, their types, flags."""
+    return _is_integer(value) and not any(word in (value.name or "") for word in ("mask", "position", "shape"))
 
 
 def _is_integer(value: ir.Value) -> bool:

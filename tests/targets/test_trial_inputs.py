@@ -77,6 +77,8 @@ def test_images_and_sounds_have_the_sizes_of_the_exporters_example() -> None:
     shapes = {name: array.shape for name, array in trial_feeds(text, 3, 5).items()}
     assert shapes == {"pixel_values": (3, 3, 16), "inputs_embeds": (3, 5, 4), "input_ids": (3, 5)}
     assert has_lengths(text)
+    patches = parsed("y = Identity(shapes)", "int64[batch, 2] shapes", "int64[batch, 2] y")
+    assert not has_lengths(patches)
 
 
 def test_an_engine_is_fused_on_rows_that_the_model_can_have(tmp_path: Path) -> None:

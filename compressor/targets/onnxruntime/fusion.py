@@ -117,7 +117,7 @@ def _refused_inputs(graph: Path, error: InputError) -> InputError:
     """The error of a graph that does not run on random inputs, without rows of its model to try instead."""
     return InputError(
         f"{graph}: the graph does not run on random inputs ({error}), and carries no rows of its model; export it again"
-        " with compress, or store rows in it (compressor.targets.record_example_rows)",
+        " with compress, or store rows in it (compressor.targets.example_rows)",
         code=ErrorCode.RUNTIME_FAILED,
         path=graph,
     )
