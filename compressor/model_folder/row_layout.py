@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.vocabulary import (
@@ -70,26 +69,33 @@ def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> Ex
                 row = tokenizer(*texts, return_special_tokens_mask=True, return_token_type_ids=True)
         except Exception:  # tokenizers are free-form: a text that one cannot encode can raise any error
             continue
-        ids, is_marker = row["input_ids"], np.array(row["special_tokens_mask"], bool)
+        ids, is_marker = np.array(row["input_ids"]), np.array(row["special_tokens_mask"], bool)
         if np.count_nonzero(~is_marker) >= len(texts):
-            return _layout(ids, row.get("token_type_ids"), is_marker, int(ordinary[number]))
+            types = np.array(row.get("token_type_ids", np.zeros_like(ids)))
+            return _layout(ids, types, is_marker, int(ordinary[number]))
     return None
 
 
-def rows_layout(batches: Sequence[Mapping[str, Tensor]], folder: ModelFolder) -> ExampleRows | None:
+def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> ExampleRows | None:
     """The layout that most rows of a task have, with a placeholder for its ordinary tokens.
 
     Args:
-        batches: collated batches, of which the first rows are read.
+        rows: encoded rows, with their ids as `input_ids`; of a row of several windows or texts, the first is read.
         folder: its special and added tokens are markers, except that of unknown words.
 
     Returns:
-        One row; None where the batches have no token ids.
+        One row; None where no row has an ordinary token.
     """
     config, tokenizer = text_config(folder.config), text_tokenizer(folder)
     placeholder = int(ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
     markers = marker_ids(config, tokenizer) - {getattr(tokenizer, "unk_token_id", None)}
-    layouts = [layout for batch in batches if (layout := _layout_of(batch, markers, placeholder)) is not None]
+    layouts = []
+    for row in rows:
+        ids, types = (_first_row(row.get(name)) for name in ("input_ids", "token_type_ids"))
+        is_marker = np.isin(ids, list(markers))
+        if ids.dtype.kind == "i" and not is_marker.all():
+            kinds = types if types.shape == ids.shape else np.zeros_like(ids)
+            layouts.append(_layout(ids, kinds, is_marker, placeholder))
     if not layouts:
         return None
     shapes = [tuple(layout.inputs["input_ids"][0][_is_marker(layout)].tolist()) for layout in layouts]
@@ -97,25 +103,19 @@ def rows_layout(batches: Sequence[Mapping[str, Tensor]], folder: ModelFolder) ->
     return layouts[shapes.index(most)]
 
 
+def _first_row(content: Any) -> np.ndarray:
+    """The first list of numbers in a cell; empty where there is none."""
+    while isinstance(content, Sequence) and content and isinstance(content[0], Sequence | np.ndarray):
+        content = content[0]
+    array = np.array([] if content is None else content)
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
 def _is_marker(layout: ExampleRows) -> np.ndarray:
     return np.isin(layout.inputs["input_ids"][0], list(layout.markers))
 
 
-def _layout_of(batch: Mapping[str, Tensor], markers: frozenset[int], placeholder: int) -> ExampleRows | None:
-    """The layout of the first row of a batch."""
-    ids = batch.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
-        return None
-    mask, kinds = batch.get("attention_mask"), batch.get("token_type_ids")
-    real = slice(None) if mask is None or mask.shape != ids.shape else mask[0].bool().numpy()
-    row = ids[0].numpy()[real]
-    types = None if kinds is None or kinds.shape != ids.shape else kinds[0].numpy()[real].tolist()
-    is_marker = np.isin(row, list(markers))
-    return None if is_marker.all() else _layout(row.tolist(), types, is_marker, placeholder)
-
-
-def _layout(ids: Sequence[int], types: Sequence[int] | None, is_marker: np.ndarray, placeholder: int) -> ExampleRows:
+def _layout(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, placeholder: int) -> ExampleRows:
     row = np.where(is_marker, ids, placeholder)
-    kinds = np.zeros_like(row) if types is None else np.array(types)
-    inputs = {"input_ids": row[None], "attention_mask": np.ones_like(row)[None], "token_type_ids": kinds[None]}
+    inputs = {"input_ids": row[None], "attention_mask": np.ones_like(row)[None], "token_type_ids": types[None]}
     return ExampleRows(inputs, frozenset(row[is_marker].tolist()) - {placeholder})

@@ -228,8 +228,7 @@ def laid_out(model: LoadedModel, data: Data) -> LoadedModel:
     rows = next((rows for rows in (data.train, data.eval, data.test) if len(rows)), data.train)
     if _TOKENS not in rows.column_names or model.folder.example:
         return model
-    batches = [data.task.collate([row]) for row in rows.select(range(min(_LAID_OUT, len(rows))))]
-    layout = rows_layout(batches, model.folder)
+    layout = rows_layout(rows.select(range(min(_LAID_OUT, len(rows)))), model.folder)
     return model if layout is None else replace(model, folder=replace(model.folder, layout=layout))
 
 

@@ -104,10 +104,9 @@ def has_lengths(model: ir.Model) -> bool:
     """Whether a graph has inputs of tokens, whose length is free or fixed, rather than those of one size alone."""
     held = held_sizes(model)
     for value in model.graph.inputs:
-        shape = value.shape or ()
-        free = [axis for axis, dim in enumerate(shape) if isinstance(dim, ir.SymbolicDim)]
-        lengths = [axis for axis in free if axis_kind(value, axis) == "length"]
-        is_held = bool(lengths) and all(symbol_of(axis, shape[axis]) in held for axis in lengths)
+        free = [(axis, dim) for axis, dim in enumerate(value.shape or ()) if isinstance(dim, ir.SymbolicDim)]
+        lengths = [symbol_of(axis, dim) for axis, dim in free if axis_kind(value, axis) == "length"]
+        is_held = bool(lengths) and all(symbol in held for symbol in lengths)
         if not is_held and (lengths or has_integer_rows(value)):
             return True
     return False
