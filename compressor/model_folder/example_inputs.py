@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,8 @@ def example_rows(folder: ModelFolder) -> ExampleRows:
     if folder.example:
         return _given_rows(folder, _ROWS)
     inputs = example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH))
-    return _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
+    rows = _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
+    return dataclasses.replace(rows, places=len(_image_places(folder.config)))
 
 
 def _given_rows(folder: ModelFolder, count: int) -> ExampleRows:

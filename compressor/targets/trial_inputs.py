@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.example_rows import ExampleRows, read_example_rows
+from compressor.targets.example_rows import read_example_rows
 from compressor.targets.random_inputs import is_id, random_feeds
 
 
@@ -36,8 +38,11 @@ def trial_feeds(
         return feeds
     inputs = {name: rows for name, rows in example.inputs.items() if name in feeds}
     lengths = {name: feeds[name].shape[-1] for name in inputs if feeds[name].ndim}
+    text = next((value for value in model.graph.inputs if value.name == "input_ids"), None)
+    if text is not None and text.shape is not None and isinstance(text.shape[-1], ir.SymbolicDim):
+        lengths["input_ids"] = lengths.get("input_ids", 0) + example.places
     rows = range(batch - 1, -1, -2) if padded else ()
-    sized = ExampleRows(inputs, example.markers, example.padding).sized(batch, lengths, first=seed, padded=rows)
+    sized = dataclasses.replace(example, inputs=inputs).sized(batch, lengths, first=seed, padded=rows)
     fitting = (value for value in model.graph.inputs if value.name in sized and _fits(value, sized[value.name or ""]))
     return feeds | {
         value.name or "": sized[value.name or ""].astype(feeds[value.name or ""].dtype) for value in fitting

@@ -23,8 +23,10 @@ from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.targets import Precision, target
+from compressor.targets.example_rows import EXAMPLE_ROWS
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
+from graph_passes import load as load_graph
 from tests.command import compress
 from tests.report import reports as reports_of_tests
 from tests.run.listeners import RecordingListener
@@ -104,6 +106,19 @@ def test_a_build_shows_no_more_rows_than_the_run(fields: dict[str, Any], copy: P
     recipe = load_run(copy, fields).recipe
     assert recipe.output.report_rows == 0
     assert recipe.selection.batch_size == 3, "texts of a model with memory are read in as many streams"
+
+
+def test_a_build_says_that_ids_are_random(copy: Path) -> None:
+    """A graph that carries no rows of its model, such as that of an earlier version."""
+    fields = {"target": "ort", "precision": "fp32", "seconds": 0.01, "threads": 1}
+    carried = rebuild(copy, fields, RecordingListener())
+    model = load_graph(copy / "model.onnx")
+    del model.metadata_props[EXAMPLE_ROWS]
+    save(model, copy / "model.onnx")
+    reports.write(carried.model_copy(update={"graphs": {}}), copy)
+    bare = rebuild(copy, fields, RecordingListener())
+    codes = [{note.code for note in report.notes} for report in (carried, bare)]
+    assert [NoteCode.RANDOM_INPUTS in of_report for of_report in codes] == [False, True]
 
 
 def test_a_build_without_its_target_leaves_the_folder(copy: Path, capfd: Cap) -> None:

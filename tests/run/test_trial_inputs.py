@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,23 @@ from transformers import PreTrainedModel
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.config.sections import ExportConfig
 from compressor.errors import ErrorCode
-from compressor.model_folder import load
+from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.results import NoteCode, Report
-from compressor.run.finished_run import load_run
 from compressor.run.rebuild import rebuild
-from compressor.targets import target
-from compressor.targets.example_rows import EXAMPLE_ROWS, read_example_rows
+from compressor.run.variant import export_unproven
+from compressor.targets import Engine, target
+from compressor.targets.example_rows import read_example_rows
+from compressor.units import find_sites, keep_all
 from graph_passes import load as load_graph
-from graph_passes import save
 from tests import end_token_models, folders
 from tests.end_token_models import ANSWERER, MODELS
 from tests.faults import fails_with
 from tests.run.listeners import RecordingListener
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
+TEXTS = (["word1 word2", "word3 word4 word5"], ["word6", "word7 word8 word9"])
 _UNEXPORTED = ("led", "longformer")
 """Families that torch.export cannot trace: their local attention branches on the data."""
 EXPORTED = [name for name, (family, _) in MODELS.items() if family not in _UNEXPORTED]
@@ -46,45 +48,43 @@ def assert_proven(report: Report, runtime: str) -> None:
     assert NoteCode.RANDOM_INPUTS not in {note.code for note in report.notes}
 
 
+def assert_equal(engine: Engine, folder: ModelFolder, rows: Sequence[Sequence[list[str]]]) -> None:
+    """Compare an engine with PyTorch on texts as the tokenizer encodes them."""
+    for columns in rows:
+        batch = folder.processor(*columns, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = folder.model(**batch)
+        for name, computed in engine.run({key: value.numpy() for key, value in batch.items()}).items():
+            np.testing.assert_allclose(computed, expected[name].numpy(), rtol=1e-3, atol=1e-3)
+
+
 def prove_run(name: str, folder: Path, runtime: str) -> None:
     """A run, builds of its folder for both runtimes, and its engine against PyTorch on texts and pairs of texts."""
     end_token_models.save(name, folder / "model")
     assert_proven(compressor.compress(recipe(folder, runtime, seq=(9,))), runtime)
     model = load(folder / "model")
-    pair = MODELS[name][1] == ANSWERER
-    texts = (["word1 word2", "word3 word4 word5"], ["word6", "word7 word8 word9"])
-    rows = [texts] if pair else [texts[:1], texts]
+    rows = (TEXTS,) if MODELS[name][1] == ANSWERER else ([TEXTS[0]], TEXTS)
     for each in ("openvino", "ort"):
         assert_proven(
             rebuild(folder / "out", {"target": each, "seconds": 0.01, "threads": 1}, RecordingListener()), each
         )
-        engine = target(each).load(folder / "out" / target(each).engine_file, threads=1)
-        for columns in rows:
-            batch = model.processor(*columns, padding=True, return_tensors="pt")
-            outputs = engine.run({key: value.numpy() for key, value in batch.items()})
-            with torch.no_grad():
-                expected = model.model(**batch)
-            for output, computed in outputs.items():
-                np.testing.assert_allclose(computed, expected[output].numpy(), rtol=1e-3, atol=1e-3)
+        assert_equal(target(each).load(folder / "out" / target(each).engine_file, threads=1), model, rows)
 
 
 def test_a_classifier_that_reads_its_end_token_becomes_an_engine(tmp_path: Path) -> None:
     """mBART's rows end with a language behind the end token, and its decoder begins with the language."""
-    prove_run("mbart classifier", tmp_path, "ort")
-    graph = load_graph(tmp_path / "out" / "model.onnx")
-    example = read_example_rows(graph)
+    folder = load(end_token_models.save("mbart classifier", tmp_path / "model"))
+    plan, path = keep_all(find_sites(folder.model, example_inputs(folder, 2, 8))), tmp_path / "model.onnx"
+    export_unproven(folder, plan, ExportConfig(), path)
+    example = read_example_rows(load_graph(path))
     assert example is not None
-    cases = load_run(tmp_path / "out", {}).cases
-    assert {int((row == 2).sum()) for case in cases for row in case.feeds["input_ids"]} == {1}
-    del graph.metadata_props[EXAMPLE_ROWS]
-    save(graph, tmp_path / "bare.onnx")
-    with fails_with(ErrorCode.RUNTIME_FAILED, path=tmp_path / "bare.onnx"):
-        target("ort").build(tmp_path / "bare.onnx", tmp_path / "engine.onnx")
+    assert (example.inputs["input_ids"] == 2).sum(1).tolist() == [1] * len(example.inputs["input_ids"])
+    assert_equal(target("ort").build(path, tmp_path / "engine.onnx", threads=1), folder, ([TEXTS[0]], TEXTS))
 
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("runtime", ["ort", "openvino"])
-@pytest.mark.parametrize("name", [name for name in EXPORTED if name != "mbart classifier"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_models_that_search_their_ids_become_engines(name: str, runtime: str, tmp_path: Path) -> None:
     prove_run(name, tmp_path, runtime)
 
@@ -142,18 +142,3 @@ def test_models_of_sounds_and_images_become_engines(name: str, tmp_path: Path) -
     for each in ("openvino", "ort"):
         report = rebuild(tmp_path / "out", {"target": each, "seconds": 0.01, "threads": 1}, RecordingListener())
         assert_proven(report, each)
-
-
-def test_a_build_says_that_ids_are_random(tmp_path: Path) -> None:
-    """A folder of a run whose graph carries no rows."""
-    torch.manual_seed(0)
-    folders.save(folders.bert(), tmp_path / "model")
-    out = tmp_path / "out"
-    compressor.compress(recipe(tmp_path, "ort", seq=(8,)))
-    model = load_graph(out / "model.onnx")
-    del model.metadata_props[EXAMPLE_ROWS]
-    save(model, out / "model.onnx")
-    report = compressor.report.load(out)
-    compressor.report.write(report.model_copy(update={"graphs": {}}), out)
-    built = rebuild(out, {"seconds": 0.01, "threads": 1}, RecordingListener())
-    assert NoteCode.RANDOM_INPUTS in {note.code for note in built.notes}

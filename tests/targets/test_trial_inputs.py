@@ -14,6 +14,7 @@ from compressor.measure import bench, bench_folder
 from compressor.measure.macs import macs
 from compressor.results import NoteCode
 from compressor.targets import target
+from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.random_inputs import has_lengths, random_feeds
 from compressor.targets.trial_inputs import draws_ids, has_random_inputs, trial_feeds
 from graph_passes import load, record_example_sizes, save
@@ -33,6 +34,16 @@ def test_ids_are_those_of_the_example(padded: bool) -> None:
     assert set(feeds["input_ids"][0].tolist()) - MARKERS <= {1, *range(11, 15)}, "the first row is that of the seed"
     assert not draws_ids(model)
     assert not has_random_inputs(model)
+
+
+def test_an_image_in_a_text_keeps_its_places() -> None:
+    """Three places come before a text, whose length does not count them; two of its tokens are markers."""
+    model = parsed("y = Identity(input_ids)", "int64[B, S] input_ids", "int64[B, S] y")
+    record_example_rows(
+        model, ExampleRows({"input_ids": np.array([[19] * 3 + [0, 5, 2]])}, frozenset((0, 2, 19)), 1, 3)
+    )
+    for seq in (3, 7):
+        assert trial_feeds(model, 1, seq)["input_ids"].tolist() == [[19] * 3 + [0] + [5] * (seq - 2) + [2]]
 
 
 def test_a_fixed_length_is_kept() -> None:
