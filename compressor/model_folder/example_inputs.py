@@ -58,7 +58,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule makes up.
     """
     if folder.example:
-        inputs = _given_rows(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
+        inputs = _rows_of_example(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
         return {name: torch.from_numpy(array) for name, array in inputs.items()}
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     with torch.random.fork_rng(devices=[]):
@@ -84,13 +84,13 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 def example_rows(folder: ModelFolder) -> ExampleRows:
     """The rows that a graph of the model carries: those of its example, else some that are made up."""
     if folder.example:
-        return _given_rows(folder, _ROWS)
+        return _rows_of_example(folder, _ROWS)
     inputs = example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH))
     rows = _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
-    return dataclasses.replace(rows, places=len(_image_places(folder.config)))
+    return dataclasses.replace(rows, image_positions=len(_image_places(folder.config)))
 
 
-def _given_rows(folder: ModelFolder, count: int) -> ExampleRows:
+def _rows_of_example(folder: ModelFolder, count: int) -> ExampleRows:
     """The first rows of a folder's example."""
     return _rows_of(folder, {name: value[:count].numpy() for name, value in folder.example.items()})
 

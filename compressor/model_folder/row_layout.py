@@ -44,8 +44,8 @@ def row_layout(folder: ModelFolder, *, pair: bool) -> tuple[ExampleRows, np.ndar
         row = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
         layout = ExampleRows({name: array[None] for name, array in row.items()}, markers - {text})
     layout = dataclasses.replace(layout, padding=special_id(config, tokenizer, size, "pad") or 0)
-    others = np.setdiff1d(ordinary, list(layout.markers))
-    return layout, others if len(others) else ordinary
+    unmarked = np.setdiff1d(ordinary, list(layout.markers))
+    return layout, unmarked if len(unmarked) else ordinary
 
 
 def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:

@@ -37,7 +37,7 @@ from graph_passes import Plan
 
 _FEWEST_ROWS = 4
 """Fewest training rows that units are chosen by, of which a quarter is held out."""
-_LAID_OUT = 32
+_LAYOUT_ROWS = 32
 """Rows whose layout is read."""
 _TOKENS = "input_ids"
 """Column of the tokens of encoded rows."""
@@ -218,7 +218,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     return data
 
 
-def laid_out(model: LoadedModel, data: Data) -> LoadedModel:
+def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
     """The model with example inputs whose special tokens are where the first rows of its task have them.
 
     Args:
@@ -228,7 +228,7 @@ def laid_out(model: LoadedModel, data: Data) -> LoadedModel:
     rows = next((rows for rows in (data.train, data.eval, data.test) if len(rows)), data.train)
     if _TOKENS not in rows.column_names or model.folder.example:
         return model
-    layout = rows_layout(rows.select(range(min(_LAID_OUT, len(rows)))), model.folder)
+    layout = rows_layout(rows.select(range(min(_LAYOUT_ROWS, len(rows)))), model.folder)
     return model if layout is None else replace(model, folder=replace(model.folder, layout=layout))
 
 

@@ -17,7 +17,7 @@ from compressor.results import VariantName
 from compressor.run import run_notes
 from compressor.run.beyond_served import prove_beyond
 from compressor.run.distillation.distill import distillation_of
-from compressor.run.load import laid_out, load_model, read_rows
+from compressor.run.load import load_model, read_rows, with_row_layout
 from compressor.run.plan_source import load_plan
 from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.proof_lengths import longest_text
@@ -123,7 +123,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     if recipe.rows.available:
         with log.stage("reading the rows"):
             data = read_rows(recipe, model)
-            model = laid_out(model, data)
+            model = with_row_layout(model, data)
     distillation = distillation_of(recipe, model, data) if recipe.distills and data is not None else None
     followed = load_plan(recipe, model)
     log.add_notes(model.folder.notes)

@@ -34,13 +34,13 @@ class ExampleRows:
         inputs: arrays `[row, ...]` by name of the input, with equally many rows.
         markers: ids that belong to the layout of a row, such as its end token.
         padding: the id that rows are padded with.
-        places: positions of `input_ids` that an image takes beside the text, whose length does not count them.
+        image_positions: positions of `input_ids` that an image takes beside the text, whose length does not count them.
     """
 
     inputs: Mapping[str, np.ndarray]
     markers: frozenset[int] = frozenset()
     padding: int = 0
-    places: int = 0
+    image_positions: int = 0
 
     def sized(
         self,
@@ -173,7 +173,7 @@ def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
         for name, array in example.inputs.items()
         if not name.startswith("memory_") and (array.dtype.kind != "f" or array[0].size <= _LARGEST_ROW)
     }
-    numbers = {"padding": example.padding, "places": example.places}
+    numbers = {"padding": example.padding, "image_positions": example.image_positions}
     content = {"inputs": inputs, "markers": sorted(example.markers), **numbers}
     model.metadata_props[EXAMPLE_ROWS] = json.dumps(content)
 
@@ -191,7 +191,7 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
         content = json.loads(text)
         inputs = {str(name): np.array(rows) for name, rows in content["inputs"].items()}
         if all(array.ndim and array.size and array.dtype.kind in "biuf" for array in inputs.values()):
-            markers, numbers = frozenset(map(int, content["markers"])), (content["padding"], content["places"])
+            markers, numbers = frozenset(map(int, content["markers"])), (content["padding"], content["image_positions"])
             return ExampleRows(inputs, markers, *map(int, numbers))
     except (ValueError, KeyError, TypeError, AttributeError):
         pass

@@ -40,7 +40,7 @@ def trial_feeds(
     lengths = {name: feeds[name].shape[-1] for name in inputs if feeds[name].ndim}
     text = next((value for value in model.graph.inputs if value.name == "input_ids"), None)
     if text is not None and text.shape is not None and isinstance(text.shape[-1], ir.SymbolicDim):
-        lengths["input_ids"] = lengths.get("input_ids", 0) + example.places
+        lengths["input_ids"] = lengths.get("input_ids", 0) + example.image_positions
     rows = range(batch - 1, -1, -2) if padded else ()
     sized = dataclasses.replace(example, inputs=inputs).sized(batch, lengths, first=seed, padded=rows)
     fitting = (value for value in model.graph.inputs if value.name in sized and _fits(value, sized[value.name or ""]))

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from compressor.model_folder import ModelFolder, example_inputs, example_rows, load
-from compressor.run.load import laid_out
+from compressor.run.load import with_row_layout
 from compressor.run.products import LoadedModel
 from compressor.tasks import open_data
 from tests import end_token_models, folders
@@ -58,7 +58,7 @@ def test_the_rows_of_a_task_decide_the_layout(columns: str, layout: str, tmp_pat
     rows.write_text("\n".join(["text\tother\tmarked\tlabel", *lines, ""]))
     model = LoadedModel(load(path), ())
     data = open_data(folders.rows_config(str(rows), text_columns=columns.split(",")), model.folder)
-    folder = laid_out(model, data).folder
+    folder = with_row_layout(model, data).folder
     ids = example_inputs(folder, 2, 12, seed=3)["input_ids"]
     tokens = [folder.processor.convert_ids_to_tokens(row) for row in ids.tolist()]
     special = [token for token in tokens[0] if token.startswith(("[", "<"))]

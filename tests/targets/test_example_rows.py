@@ -78,19 +78,20 @@ def test_only_what_belongs_to_the_tokens_changes_with_them() -> None:
 def test_rows_are_read_as_they_were_stored() -> None:
     images = {"pixel_values": np.zeros((2, 3, 32, 32), np.float32), "memory_0": np.zeros((2, 4, 8), np.float32)}
     points = {"past_values": np.array([[0.5, 1.5], [2.5, 3.5]], np.float32)}
-    example = ExampleRows({**pairs().inputs, **images, **points}, MARKERS, PADDING, places=3)
+    example = ExampleRows({**pairs().inputs, **images, **points}, MARKERS, PADDING, image_positions=3)
     model = end_reader()
     assert read_example_rows(model) is None
     record_example_rows(model, example)
     stored = read_example_rows(model)
     assert stored is not None
-    assert (stored.markers, stored.padding, stored.places) == (MARKERS, PADDING, 3)
+    assert (stored.markers, stored.padding, stored.image_positions) == (MARKERS, PADDING, 3)
     assert stored.inputs.keys() == {*pairs().inputs, *points}
     assert all(np.array_equal(array, example.inputs[name]) for name, array in stored.inputs.items())
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", {"inputs": {}}, {"inputs": {"input_ids": [["a"]]}, "markers": [], "padding": 0, "places": 0}]
+    "content",
+    ["{", "[]", {"inputs": {}}, {"inputs": {"input_ids": [["a"]]}, "markers": [], "padding": 0, "image_positions": 0}],
 )
 def test_damaged_metadata_are_refused(content: object) -> None:
     model = end_reader()
