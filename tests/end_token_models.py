@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
     "encoder_ffn_dim": 20,
     "decoder_ffn_dim": 20,
 }
-_BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+_BART_IDS: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _T5_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 _ENCODER: dict[str, Any] = {
     "hidden_size": 16,
@@ -70,7 +70,7 @@ def _bart_like(name: str, **fields: Any) -> Callable[[str], PreTrainedModel]:
 
 
 def _led(head: str) -> PreTrainedModel:
-    positions = {"max_encoder_position_embeddings": 72, "max_decoder_position_embeddings": 72}
+    positions: dict[str, Any] = {"max_encoder_position_embeddings": 72, "max_decoder_position_embeddings": 72}
     model: PreTrainedModel = getattr(hf, f"LED{head}")(
         hf.LEDConfig(vocab_size=70, **_SIZES, **_BART_IDS, **positions, attention_window=4)
     )
@@ -83,7 +83,7 @@ def _t5_like(name: str) -> Callable[[str], PreTrainedModel]:
 
 
 def _longformer(head: str) -> PreTrainedModel:
-    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    ids: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
     model: PreTrainedModel = getattr(hf, f"Longformer{head}")(
         hf.LongformerConfig(vocab_size=70, **_ENCODER, **ids, attention_window=4)
     )

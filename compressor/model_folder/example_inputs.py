@@ -58,8 +58,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule makes up.
     """
     if folder.example:
-        inputs = _rows_of_example(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
-        return {name: torch.from_numpy(array) for name, array in inputs.items()}
+        rows = _rows_of_example(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
+        return {name: torch.from_numpy(array) for name, array in rows.items()}
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -174,7 +174,7 @@ def _declare_kind(task: str, config: PretrainedConfig) -> None:
             value=task,
             problem_type=declared,
         )
-    config.problem_type = str(kind)
+    config.problem_type = kind.value
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:

@@ -113,7 +113,12 @@ class IdTables:
     ) -> InputError:
         """The error of an id; its row is that of the text where rows are joined or left out in encoding."""
         problem = f"{self._named(name, number)} is in {name}, {self._bounds(name)}; {self._remedy(name)}"
-        details = {"code": ErrorCode.ID_OUTSIDE_TABLE, "input": name, "id": number, "size": self.sizes[name]}
+        details: dict[str, Any] = {
+            "code": ErrorCode.ID_OUTSIDE_TABLE,
+            "input": name,
+            "id": number,
+            "size": self.sizes[name],
+        }
         if task.joined_rows == 1 and len(encoded) == len(rows):
             return RowError.of(source, index + 1, problem, **details)
         if name != _TYPES and (row := self._find_row(rows, number)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset
@@ -38,7 +38,8 @@ def columns_of_classes(
         InputError: a requested column is missing, or they are not one for each class.
     """
     classes = int(config.num_labels or 0)
-    names = [str((config.id2label or {}).get(index, index)) for index in range(classes)]
+    id2label: Mapping[Any, str] = config.id2label or {}
+    names = [str(id2label.get(index, str(index))) for index in range(classes)]
     if requested is None:
         return None if has_default_names(config) else _columns_by_name(names, rows.column_names)
     if requested in rows.column_names or "," not in requested:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.families import run_apart
@@ -76,7 +77,7 @@ def test_lengths_at_which_a_family_changes_are_read_from_its_configuration() -> 
     sparse = (5 + 2 * big_bird.num_random_blocks) * big_bird.block_size
     assert switch_lengths(big_bird) == [big_bird.block_size, sparse]
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    llama = CONFIG_MAPPING["llama"](max_position_embeddings=32, rope_parameters=rope)
+    llama = LlamaConfig(max_position_embeddings=32, rope_parameters=rope)
     assert switch_lengths(llama) == [32]
 
 

@@ -98,8 +98,12 @@ def test_families_that_cannot_be_exported_are_refused(name: str, tmp_path: Path)
 
 
 def wav2vec2() -> PreTrainedModel:
-    convolutions = {"conv_dim": (8, 8, 8), "conv_kernel": (10, 8, 4), "conv_stride": (5, 4, 2)}
-    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 3}
+    convolutions: dict[str, Any] = {"conv_dim": (8, 8, 8), "conv_kernel": (10, 8, 4), "conv_stride": (5, 4, 2)}
+    positions: dict[str, Any] = {
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "num_feat_extract_layers": 3,
+    }
     return hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**SIZES, **convolutions, **positions, vocab_size=12))
 
 

@@ -57,7 +57,7 @@ def test_a_row_that_is_too_short_keeps_the_markers_behind_its_text(row: list[int
 
 
 def test_only_what_belongs_to_the_tokens_changes_with_them() -> None:
-    inputs = {
+    inputs: dict[str, np.ndarray] = {
         "input_ids": np.arange(12).reshape(1, 2, 6),
         "bbox": np.zeros((1, 2, 6, 4), np.int64),
         "pixel_values": np.zeros((1, 3, 6, 6), np.float32),

@@ -15,6 +15,7 @@ from compressor.measure.macs import macs
 from compressor.results import NoteCode
 from compressor.targets import target
 from compressor.targets.example_rows import ExampleRows, record_example_rows
+from compressor.targets.onnxruntime.engine import build_engine
 from compressor.targets.random_inputs import has_lengths, random_feeds
 from compressor.targets.trial_inputs import draws_ids, has_random_inputs, trial_feeds
 from graph_passes import load, record_example_sizes, save
@@ -98,7 +99,7 @@ def test_an_engine_is_fused_on_rows_that_the_model_can_have(tmp_path: Path) -> N
     with fails_with(ErrorCode.RUNTIME_FAILED, path=source):
         target("ort").build(source, tmp_path / "engine.onnx")
     save(end_reader(pairs()), source)
-    engine = target("ort").build(source, tmp_path / "engine.onnx")
+    engine = build_engine(source, tmp_path / "engine.onnx")
     assert engine.fusion is not None
     assert engine.fusion.fused
     assert not draws_ids(load(tmp_path / "engine.onnx")), "the engine carries the rows too"

@@ -284,7 +284,9 @@ def test_rows_without_labels_and_with_them_are_one_split(model: ModelFolder, row
 def test_answers_are_equal_where_all_classes_are(model: ModelFolder, rows: str) -> None:
     task = open_data(rows_config(rows, rows, rows), model).task
     logits = np.array([[1.0, -1.0, 1.0], [2.0, -3.0, 0.1], [1.0, 1.0, 1.0]])
-    first, same, other = task.answer_ids(logits, {})
+    answers = task.answer_ids(logits, {})
+    assert answers is not None
+    first, same, other = answers
     assert (first == same, first == other) == (True, False)
     assert task.answer_texts(logits, np.zeros((3, 3)))[0] == f"{NAMES[0]} | {NAMES[2]}"
 

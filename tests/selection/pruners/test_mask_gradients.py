@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
@@ -130,6 +130,7 @@ def test_several_numbers_count_alike_whatever_their_scale() -> None:
     groups = find_groups(model, batches[0])[:1]
     plain = mask_gradients(model, groups, batches, ("logits",), ignore_progress)
     head = model.get_submodule("classifier")
+    assert isinstance(head, nn.Linear)
     with torch.no_grad():
         head.weight[1] *= 100
         head.bias[1] *= 100
