@@ -17,7 +17,8 @@ GroupBy = Literal["kv", "query"]
 """How query heads that share key/value heads are removed: all those of one together, or as many of each."""
 
 PLAIN_TEXT, PARQUET = ".txt", ".parquet"
-ROW_FORMATS = (".tsv", ".csv", ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
+TABLES = (".tsv", ".csv")
+ROW_FORMATS = (*TABLES, ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
 """Suffixes of files of rows."""
 PACKED = (".xz", ".gz")
 """Suffixes of compressed files of rows, behind those of their formats."""

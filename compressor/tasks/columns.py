@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, Value
 
+from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, RowError
 
 _PAIRS = (
@@ -27,6 +28,8 @@ _CHUNK_ROWS = 10_000
 """Rows whose texts are checked at once."""
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
+_SENTENCE = 4
+"""Words from which on a name of a column may be a text."""
 _SAMPLED = 100
 """Number of rows whose texts are compared in length."""
 
@@ -94,10 +97,13 @@ class TextColumns:
                 value=tuple(names),
                 **details,
             )
-        example = ",".join(_longest_texts(rows, min(self.counts))) or self.example
+        longest = _longest_texts(rows, min(self.counts))
+        example = shlex.quote(" ".join((",".join(longest) or self.example).split()))
+        remedy = f"name it (--text-columns {example})"
+        if _is_table(rows) and any(len(name.split()) >= _SENTENCE for name in longest):
+            remedy += "; if the first line is a row, add a line with names before it instead"
         raise InputError(
-            f"{source}: no {self.description} among the columns {list_columns(rows)}; name it"
-            f" (--text-columns {shlex.quote(' '.join(example.split()))})",
+            f"{source}: no {self.description} among the columns {list_columns(rows)}; {_header_doubt(rows) or remedy}",
             code=ErrorCode.COLUMN_MISSING,
             **details,
         )
@@ -139,19 +145,31 @@ class LabelColumn:
         Raises:
             InputError: the requested column is missing, or no usual name is present.
         """
+        details = {"field": "label_column", "columns": tuple(rows.column_names)}
         if requested is not None:
             check_present(rows, requested, source, "label_column")
+            if (doubt := _header_doubt(rows)) and requested in rows[:_SAMPLED][requested]:
+                raise InputError(f"{source}: {doubt}", code=ErrorCode.COLUMN_MISSING, value=requested, **details)
             return requested
         for name in self.usual:
             if name in rows.column_names:
                 return name
+        remedy = f"add {self.usual[0]!r}, or name the column (--label-column)"
         raise InputError(
-            f"{source}: no column of {self.description}s among {list_columns(rows)}; add {self.usual[0]!r}, or name"
-            " the column (--label-column)",
+            f"{source}: no column of {self.description}s among {list_columns(rows)}; {_header_doubt(rows) or remedy}",
             code=ErrorCode.COLUMN_MISSING,
-            field="label_column",
-            columns=tuple(rows.column_names),
+            **details,
         )
+
+
+def _is_table(rows: Dataset) -> bool:
+    """Whether rows are those of a file whose first line names the columns."""
+    return rows.info.builder_name in TABLES
+
+
+def _header_doubt(rows: Dataset) -> str:
+    """Why the first line of a table seems to be a row, and what to do; empty: it names columns. See `read_rows`."""
+    return str(rows.info.description) if _is_table(rows) else ""
 
 
 def is_text(rows: Dataset, name: str) -> bool:

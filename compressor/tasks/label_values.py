@@ -8,6 +8,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, Value
 
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.tasks.decimal_commas import with_points
 
 _NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
 """Usual names of columns whose labels are numbers."""
@@ -20,7 +21,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
         InputError: a label is not a finite number.
     """
     values = []
-    for row, text in enumerate(label_texts(rows, column, source), 1):
+    for row, text in enumerate(with_points(label_texts(rows, column, source)), 1):
         value = number_of(text)
         if not math.isfinite(value):
             problem = f"{column!r} is {text!r}, which is not a finite number; correct it"

@@ -20,28 +20,19 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from compressor.config.values import PARQUET, PLAIN_TEXT
-from compressor.tasks.text_file import QuotedTextFile, TextFile
+from compressor.tasks.table_dialect import Dialect, find_dialect
+from compressor.tasks.text_file import FormatError, LineError, TextFile
 
 _CHUNK_BYTES = 2**21
 """Size of what is parsed at once; a row may not be longer."""
+_SAMPLE_BYTES = 2**16
+"""Size of the first rows of a table by which its separator is known."""
+_SEPARATOR_LINE = re.compile(rb'"?sep=([ -~\t])"?\r?\n')
+"""First line of a table that names its separator, as spreadsheets write it."""
 _DOCUMENT = "-DOCSTART-"
 """First column of the lines of CoNLL between documents."""
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow where values cannot be a column."""
-
-
-class LineError(ValueError):
-    """A line of a file is malformed.
-
-    Args:
-        line: number of the line, counted from 1.
-        reason: what is wrong with it.
-        column: name of the column of the value that is wrong, where it is one.
-    """
-
-    def __init__(self, line: int, reason: str, column: str | None = None) -> None:
-        super().__init__(f"line {line}: {reason}")
-        self.line, self.column = line, column
 
 
 def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
@@ -54,6 +45,7 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
 
     Raises:
         LineError: a line is malformed.
+        FormatError: the content is not of the format.
         InputError: the content is not text.
         ValueError: the content is malformed; `pyarrow.ArrowException` is one of these.
     """
@@ -61,7 +53,7 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             yield pa.Table.from_batches([batch])
         return
-    text = QuotedTextFile(path, file) if file_format == ".csv" else TextFile(path, file)
+    text = TextFile(path, file)
     if file_format == PLAIN_TEXT:
         yield from _plain_chunks(text)
     elif file_format == ".jsonl":
@@ -69,15 +61,37 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
     elif file_format == ".conll":
         yield from _sentence_chunks(text)
     else:
-        yield from _table_chunks(text)
+        yield from _table_chunks(text, file_format)
 
 
-def _table_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """The rows of CSV, whose cells may be quoted, or of TSV; the first table has the columns, if no rows."""
+def dialect_of(text: TextFile, suffix: str) -> Dialect:
+    """The dialect of a table, by its first rows; a first line that names the separator is passed over.
+
+    Args:
+        text: the file, nothing of which was read.
+        suffix: `.csv` or `.tsv`.
+    """
+    named = _SEPARATOR_LINE.match(text.head())
+    if named is not None:
+        text.skip_line()
+        return Dialect(named.group(1).decode(), True)
+    head = text.head()
+    sample = head[:_SAMPLE_BYTES].decode(errors="ignore")
+    return find_dialect(sample, suffix, is_whole=len(head) <= _SAMPLE_BYTES)
+
+
+def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
+    """The rows of a table; the first chunk has the columns, if no rows."""
     if text.is_blank():
         return
+    _require_table(text.head())
+    dialect = dialect_of(text, suffix)
+    if dialect.obstacle is not None:
+        raise FormatError(dialect.obstacle)
+    if dialect.is_quoted:
+        text.follow_quotes(dialect.separator)
     try:
-        yield from _parsed_tables(text)
+        yield from _parsed_tables(text, dialect)
     except pa.ArrowInvalid as error:
         _require_closed_quotes(text)
         if "straddling" in str(error):
@@ -86,27 +100,39 @@ def _table_chunks(text: TextFile) -> Iterator[pa.Table]:
     _require_closed_quotes(text)
 
 
+def _require_table(head: bytes) -> None:
+    """Raise FormatError for a file that begins as one of another format."""
+    first = head.lstrip().split(b"\n", 1)[0]
+    if first.lower().startswith((b"<!doctype html", b"<html")):
+        raise FormatError("is a web page; download the file that the page shows")
+    try:
+        is_object = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return
+    if is_object:
+        raise FormatError("holds a JSON object per line; rename it to .jsonl")
+
+
 def _require_closed_quotes(text: TextFile) -> None:
     """Raise LineError where the quotes of CSV are open at the end: Arrow takes the rest of the file as one cell."""
-    line = text.open_line if isinstance(text, QuotedTextFile) else None
+    line = text.open_line
     if line is not None:
         raise LineError(line, "a quote is opened here and not closed")
 
 
-def _parsed_tables(text: TextFile) -> Iterator[pa.Table]:
-    is_quoted = isinstance(text, QuotedTextFile)
+def _parsed_tables(text: TextFile, dialect: Dialect) -> Iterator[pa.Table]:
     reader = pyarrow.csv.open_csv(
         pa.PythonFile(text, "r"),
         read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(
-            delimiter="," if is_quoted else "\t",
-            quote_char='"' if is_quoted else False,
-            double_quote=is_quoted,
-            newlines_in_values=is_quoted,
+            delimiter=dialect.separator,
+            quote_char='"' if dialect.is_quoted else False,
+            double_quote=dialect.is_quoted,
+            newlines_in_values=dialect.is_quoted,
         ),
         convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
     )
-    names = [name.strip() for name in reader.schema.names]
+    names = [name.strip() or f"column {number}" for number, name in enumerate(reader.schema.names, 1)]
     yield reader.schema.empty_table().rename_columns(names)
     for batch in reader:
         yield pa.Table.from_batches([batch]).rename_columns(names)

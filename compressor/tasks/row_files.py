@@ -6,6 +6,7 @@ import errno
 import gzip
 import lzma
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from datasets import Dataset
 
-from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, names_row_file
+from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, TABLES, names_row_file
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_chunks import LineError, parse_chunks
+from compressor.tasks.row_chunks import dialect_of, parse_chunks
 from compressor.tasks.row_origin import RowOrigin
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
+from compressor.tasks.table_header import header_evidence, proposed_names
+from compressor.tasks.text_file import FormatError, LineError, TextFile
 
 _OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 
@@ -69,34 +72,42 @@ def stem_of(path: Path) -> str:
 def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tuple[Dataset, RowOrigin]:
     """Every row of some files, one file after another, and their origin; cells of TSV and CSV are text.
 
-    TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line. Files are
-    parsed chunk by chunk, and many rows are memory-mapped (`RowStore`).
+    Separators and quotes of TSV and CSV are those of the first rows, whatever the name (`table_dialect`). Plain text is
+    one column `text`, one row per line. Files are parsed chunk by chunk, and many rows are memory-mapped (`RowStore`).
+    `info.builder_name` of the rows is the format of the files, and `info.description` why a table seems to lack a line
+    with the names of its columns.
 
     Args:
         files: files with the same columns.
         in_memory: bytes of rows that are kept in memory.
 
     Raises:
-        InputError: a file is missing, of an unknown format, damaged, not UTF-8, ragged, without rows, or has other
+        InputError: a file is missing, of an unknown format, damaged, no text, ragged, without rows, or has other
             columns than the first one; the message names the line.
     """
     store, path = RowStore(in_memory), files[0]
     columns: tuple[str, ...] = ()
     counts: list[int] = []
+    doubts: list[str] = []
     try:
         for path in files:
-            names, count = _add(store, path)
+            names, count, doubt = _add(store, path)
             counts.append(count)
+            doubts.append(doubt)
             columns = columns or names
             if set(names) != set(columns):
                 raise _columns_differ_error(path, names, files[0], columns)
         rows = store.finish()
-        if all(_format(path) == PLAIN_TEXT for path in files):
-            rows.info.builder_name = PLAIN_TEXT
+        formats = set(map(_format, files))
+        if len(formats) == 1:
+            rows.info.builder_name = formats.pop()
+            rows.info.description = doubts[0]
         return rows, RowOrigin(tuple(zip(files, counts, strict=True)))
+    except FormatError as error:
+        raise InputError(f"{path}: {error}", code=ErrorCode.FILE_UNREADABLE, path=path, reason=str(error)) from error
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
-            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {_remedy(path)}",
+            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {_remedy(path, str(error))}",
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
             reason=one_line(error),
@@ -106,10 +117,10 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
         store.close()
 
 
-def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int]:
-    """Add the rows of a file to a store; return its columns and the number of its rows."""
+def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
+    """Add the rows of a file to a store; return its columns, the number of its rows, and `_header_doubt`."""
     columns: dict[str, None] = {}
-    rows = 0
+    rows, doubt = 0, ""
     for table in _chunks(path):
         names = table.column_names
         if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -120,13 +131,34 @@ def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int]:
                 column=repeated[0],
             )
         columns |= dict.fromkeys(names)
+        if not rows and table.num_rows and _format(path) in TABLES:
+            doubt = _header_doubt(path, table)
         rows += table.num_rows
         store.add(table)
     if not rows:
         raise InputError(
             f"{path}: has no rows; give a file with at least one", code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0
         )
-    return tuple(columns), rows
+    return tuple(columns), rows, doubt
+
+
+def _header_doubt(path: Path, table: pa.Table) -> str:
+    """Why the first line of a table seems to be a row, and what to do; empty where it may name columns."""
+    evidence = header_evidence(table)
+    if evidence is None:
+        return ""
+    with _open(path) as file:
+        text = TextFile(path, file)
+        is_plain = path.suffix.lower() not in PACKED and text.encoding == "utf-8" and not text.has_mark
+        names = dialect_of(text, _format(path)).separator.join(proposed_names(table))
+    line = names.replace("\t", "\\t")
+    example = f"sed -i {shlex.quote(f'1i {line}')} {shlex.quote(str(path))}" if is_plain else f"such as {line}"
+    return f"the first line seems to be a row ({evidence}); add a line with names before it ({example})"
+
+
+def _open(path: Path) -> Any:
+    """A file of rows, decompressed."""
+    return _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb")
 
 
 def _chunks(path: Path) -> Iterator[pa.Table]:
@@ -144,7 +176,7 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
             path=path,
         )
     try:
-        with _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+        with _open(path) as file:
             yield from parse_chunks(path, file_format, cast("BinaryIO", file))
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InputError(
@@ -173,8 +205,10 @@ def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns
     )
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: Path, reason: str) -> str:
     """How to correct a file whose content is malformed."""
+    if _format(path) in TABLES and "columns, got" in reason:
+        return "correct the row; a cell with a separator or a line end needs quotes around it"
     return "write or download the file again" if _format(path) == PARQUET else "correct the file"
 
 

@@ -10,6 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from datasets.fingerprint import generate_random_fingerprint
 
 from compressor.config.sections import RowsConfig
+from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task
@@ -29,9 +30,12 @@ def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tu
     named = read(source)
     name, chosen = select_split("train", named, source)
     rows, columns = chosen.rows, request.text_columns
-    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
-        rows = rows.rename_column(rows.column_names[0], columns[0])
     notes = []
+    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
+        if rows.info.builder_name in TABLES:
+            text = f"the column {rows.column_names[0]!r:.60} of {source} is read as {columns[0]!r}"
+            notes.append(Note(text=text, code=NoteCode.TEXT_COLUMNS))
+        rows = rows.rename_column(rows.column_names[0], columns[0])
     if others := [other for other in named if other != name]:
         text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
         notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))

@@ -1,0 +1,148 @@
+"""How the cells of a table are separated and quoted, by the first rows of its file rather than by its name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
+"""Separators that a table of a suffix may have, the usual one first."""
+_MOST = 0.5
+"""Share of the rows that must have as many cells as the header, so that some other rows can be blamed."""
+_QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a table is written.
+
+    Attributes:
+        separator: the character between two cells.
+        is_quoted: whether cells with separators, line ends or quotes are in quotes.
+        obstacle: why no row can be read, and what to do; None: rows can be read.
+    """
+
+    separator: str
+    is_quoted: bool
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The rows of a sample, read in one dialect; with malformed quotes, the lines of its text."""
+
+    dialect: Dialect
+    rows: list[list[str]]
+    is_malformed: bool = False
+
+    @property
+    def columns(self) -> int:
+        return len(self.rows[0]) if self.rows else 0
+
+    @property
+    def widths(self) -> set[int]:
+        """The numbers of cells of the rows behind the header."""
+        return {len(row) for row in self.rows[1:]}
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether there are several columns, and every row has a cell for each."""
+        return not self.is_malformed and self.columns > 1 and self.widths <= {self.columns}
+
+    @property
+    def share(self) -> float:
+        """Share of the rows with as many cells as the header; zero where that has a single one."""
+        matching = sum(len(row) == self.columns for row in self.rows[1:])
+        return matching / max(1, len(self.rows) - 1) if self.columns > 1 else 0.0
+
+
+def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
+    """The dialect of a table.
+
+    The first rule that applies decides:
+
+    1. Every row of the sample has as many cells, at least two, as the header: the usual separator of the suffix, else
+       the one with the most columns.
+    2. All rows have one cell more or fewer than the header: no dialect is right, see `Dialect.obstacle`.
+    3. Most rows have as many cells as the header, so that the others are faulty.
+    4. Rows have a single cell: the usual separator.
+
+    Tabs separate cells without quotes, unless quotes around cells show that a program wrote them.
+
+    Args:
+        sample: the first rows of the file.
+        suffix: `.csv` or `.tsv`.
+        is_whole: whether the sample is the whole file; otherwise its last row is left out.
+    """
+    usual = _SEPARATORS[suffix][0]
+    readings = [_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix]]
+    regular = [reading for reading in readings if reading.is_regular]
+    if regular:
+        is_usual = regular[0].dialect.separator == usual
+        return (regular[0] if is_usual else max(regular, key=lambda reading: reading.columns)).dialect
+    for reading in readings:
+        if (obstacle := _header_obstacle(reading)) is not None:
+            return Dialect(reading.dialect.separator, reading.dialect.is_quoted, obstacle)
+    best = max(readings, key=lambda reading: reading.share)
+    return (best if best.share >= _MOST else readings[0]).dialect
+
+
+def _header_obstacle(reading: _Reading) -> str | None:
+    """Why the header of a table does not name its columns; None: it is no such table."""
+    if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
+        return None
+    (width,) = reading.widths
+    counts = f"the first line names {reading.columns} columns, every row has {width} cells"
+    if width == reading.columns + 1:
+        if not any(row[-1].strip() for row in reading.rows[1:]):
+            return (
+                f"{counts}, of which the last is empty; remove the separator {reading.dialect.separator!r} at its end"
+            )
+        return f"{counts}; name all columns in the first line"
+    if width == reading.columns - 1 and width > 1:
+        return f"{counts}; name only the columns that rows have"
+    return None
+
+
+def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
+    """The sample, read with one separator."""
+    quoted = _rows(sample, separator, is_quoted=True, is_whole=is_whole)
+    if quoted is not None and separator != "\t":
+        return _Reading(Dialect(separator, True), quoted)
+    plain = _rows(sample, separator, is_quoted=False, is_whole=is_whole) or []
+    if separator != "\t":
+        return _Reading(Dialect(separator, True), plain, is_malformed=True)
+    with_quotes, without = _Reading(Dialect(separator, True), quoted or []), _Reading(Dialect(separator, False), plain)
+    is_needed = not without.is_regular or _is_escaped(plain)
+    return with_quotes if is_needed and with_quotes.is_regular else without
+
+
+def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> list[list[str]] | None:
+    """The rows without blank lines; None where quotes are malformed."""
+    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=separator, quoting=quoting, strict=True)
+    rows = []
+    try:
+        rows.extend(row for row in reader if row)
+    except csv.Error as error:
+        if is_whole or "unexpected end" not in str(error):
+            return None
+        return rows
+    return rows if is_whole else rows[:-1]
+
+
+def _is_escaped(rows: Iterable[list[str]]) -> bool:
+    """Whether a program put quotes around cells: around names of columns, or around cells whose quotes it doubled."""
+    cells = list(_cells_with_quotes(rows))
+    if not all(_QUOTED.fullmatch(cell) for _, cell in cells):
+        return False
+    return any(is_name or '""' in cell[1:-1] for is_name, cell in cells)
+
+
+def _cells_with_quotes(rows: Iterable[list[str]]) -> Iterator[tuple[bool, str]]:
+    """The cells that hold a quote, each with whether it is in the header."""
+    for number, row in enumerate(rows):
+        yield from ((number == 0, cell) for cell in row if '"' in cell)
