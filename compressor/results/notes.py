@@ -44,6 +44,8 @@ class NoteCode(StrEnum):
     """Names of labels that the model lacks are numbered in the order of the alphabet."""
     THRESHOLDS = "thresholds"
     """The probabilities from which a model that assigns several classes to a row assigns them."""
+    LABELS_PERMUTED = "labels-permuted"
+    """The dense model is far better if its classes have another order, which the note names."""
     DENSE_UNINFORMED = "dense-uninformed"
     """The dense model scores no better than an answer that is the same for every row."""
     ANSWERS_UNCHANGED = "answers-unchanged"

@@ -24,6 +24,7 @@ from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
+from compressor.tasks.label_order import order_text
 from compressor.tasks.run_splits import PURPOSES
 from compressor.tasks.segment_streams import Streams, read
 from compressor.tasks.sentence_similarity import SentenceSimilarity
@@ -71,7 +72,8 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
         logits.append(batches)
     dense, compressed = statistics
     scores = (score(dense, compressed, data.task, "test", len(data.test), selection.seed),)
-    log.add_notes(run_notes.score_notes(scores[0], dense, compressed, data.task.constant_score(dense)))
+    constant, order = data.task.constant_score(dense), order_text(data.task, dense, "test")
+    log.add_notes(run_notes.score_notes(scores[0], dense, compressed, constant, order))
     if has_embeddings:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])

@@ -227,7 +227,9 @@ def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
             )
 
 
-def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None) -> Iterator[Note]:
+def score_notes(
+    score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None, order: str | None = None
+) -> Iterator[Note]:
     """What a metric of both engines cannot show.
 
     Args:
@@ -235,8 +237,11 @@ def score_notes(score: Score, dense: np.ndarray, compressed: np.ndarray, constan
         dense: statistics of the dense engine's answers, `[examples, k]`.
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
+        order: why the labels seem to have another order than the classes of the model; None: they do not.
     """
-    if (text := uninformed_text(score.metric, score.dense, constant, score.split_name)) is not None:
+    if order is not None:
+        yield Note(code=NoteCode.LABELS_PERMUTED, text=f"{score.metric}: {order}")
+    elif (text := uninformed_text(score.metric, score.dense, constant, score.split_name)) is not None:
         yield Note(code=NoteCode.DENSE_UNINFORMED, text=text)
     if constant is not None and np.array_equal(dense, compressed):
         changed = 1 - (1 - score.confidence) ** (1 / score.rows)

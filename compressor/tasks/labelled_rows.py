@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -20,6 +21,9 @@ from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import class_ids, classes_of, listed_names
 from compressor.tasks.metrics import f1, macro_f1, matthews
+
+_NUMBERED = re.compile(r"(?:LABEL_)?\d+")
+"""Names of classes that say nothing but their number."""
 
 
 class LabelledRows(Task):
@@ -105,6 +109,18 @@ class ClassLabels(LabelledRows):
     def reference_text(self, example: Mapping[str, Any]) -> str:
         """The name of the class of a row."""
         return self._class_name(example["labels"])
+
+    @property
+    def has_names(self) -> bool:
+        """Whether labels are names of the model's classes, or the model names its classes by numbers alone."""
+        names = [str(name) for name in (self.config.id2label or {}).values()]
+        return set(names) <= set(self._class_ids) or all(_NUMBERED.fullmatch(name) for name in names)
+
+    def label_of(self, index: int) -> str:
+        """The label of the rows of a class."""
+        name = self._class_name(index)
+        texts = [text for text, number in self._class_ids.items() if number == index]
+        return name if name in texts or not texts else texts[0]
 
     def _class_name(self, index: int) -> str:
         names: Mapping[Any, str] = self.config.id2label or {}

@@ -16,6 +16,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.run.run_log import RunLog
 from compressor.run.run_notes import uninformed_text
 from compressor.tasks import Task, statistics
+from compressor.tasks.label_order import order_text
 from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500
@@ -39,12 +40,14 @@ class ResampledScore:
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
         constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
+        order: of the whole model, why the labels seem to have another order than its classes; None: they do not.
     """
 
     metric: float
     draws: np.ndarray
     divergence: float
     constant: float | None = None
+    order: str | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -87,7 +90,8 @@ class TrialScorer:
     def score_whole(self) -> ResampledScore:
         """The score of the whole model, whose outputs later models are compared with."""
         values, divergence = self._measure(self._reference.teacher, "the whole model")
-        return replace(self._resampled(values, divergence), constant=self._task.constant_score(values))
+        constant, order = self._task.constant_score(values), order_text(self._task, values, "evaluation")
+        return replace(self._resampled(values, divergence), constant=constant, order=order)
 
     def score(self, label: str) -> ResampledScore:
         """The score of the model as it is.
@@ -131,6 +135,13 @@ def require_informed(dense: ResampledScore, task: Task) -> None:
         task: its task.
     """
     text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
+    if text is not None and dense.order is not None:
+        raise InputError(
+            f"{dense.order}; --max-drop cannot bound a loss that does not show",
+            code=ErrorCode.LABEL_MISMATCH,
+            metric=task.metric,
+            value=dense.metric,
+        )
     if text is not None:
         raise InputError(
             f"{text} (--data, --eval-data); --max-drop cannot bound a loss that does not show: name other rows, or"
