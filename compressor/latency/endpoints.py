@@ -28,6 +28,7 @@ class Endpoint(Protocol):
         concurrency: maximum number of calls that are useful at the same time.
         inputs: the inputs that it takes.
         has_random_inputs: whether `trial_batch` draws ids at random, because no example rows of the model are known.
+        id_limits: number of ids that the table of an input holds, by name; empty where the graph is not at hand.
     """
 
     name: str
@@ -35,6 +36,9 @@ class Endpoint(Protocol):
     precision: Precision
     concurrency: int
     inputs: tuple[TensorSpec, ...]
+
+    @property
+    def id_limits(self) -> Mapping[str, int]: ...
 
     @property
     def has_random_inputs(self) -> bool: ...

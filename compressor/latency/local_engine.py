@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import is_quantized
+from compressor.targets.id_limits import id_limits
 from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
 from graph_passes import load
@@ -56,6 +57,14 @@ class LocalEngine:
     @cached_property
     def _model(self) -> ir.Model:
         return load(self.graph)
+
+    @property
+    def id_limits(self) -> Mapping[str, int]:
+        """Number of ids that the table of each input holds; empty without the graph."""
+        if not self.graph.is_file():
+            return {}
+        with library_errors(self.graph):
+            return id_limits(self._model)
 
     @property
     def has_random_inputs(self) -> bool:

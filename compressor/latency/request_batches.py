@@ -14,6 +14,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import Endpoint, cast_inputs
 from compressor.targets.array_file import read_arrays
 from compressor.targets.base import Feeds
+from compressor.targets.id_limits import require_ids
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 
 MAX_BATCHES = 16
@@ -64,6 +65,7 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
         )
     rows = read_arrays(path) if path.suffix == ".npz" else _encode_rows(path, request, endpoint.inputs)
     rows = _check_rows(rows, endpoint.inputs, path)
+    require_ids(rows, endpoint.id_limits, str(path))
     count = len(next(iter(rows.values())))
     if count < batch:
         raise InputError(

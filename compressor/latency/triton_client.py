@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ class TritonModel:
     precision: Precision = "fp16"
     concurrency = 64
     """Enough for a server to form large batches on several GPUs."""
+    id_limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, url: str, model: str, deadline: float) -> None:
         name, colon, version = model.partition(":")

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 from compressor.targets import Feeds
 from compressor.targets.example_rows import read_example_rows
+from compressor.targets.id_limits import id_limits, require_ids
 from compressor.targets.tensor_specs import PIXELS, TensorSpec
 from compressor.targets.trial_inputs import trial_feeds
 
@@ -51,7 +52,7 @@ def real_rows(
         longest: maximum tokens of a row; longer ones are cut.
 
     Raises:
-        InputError: the tokenizer cannot be read, or a text has no token.
+        InputError: the tokenizer cannot be read, or a text has no token, or one without a row in the graph's table.
     """
     from compressor.model_folder.sentence_modules import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, tokenize, tokenizer_of
@@ -59,11 +60,12 @@ def real_rows(
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
     if tokenizer is None:
         return _completed([{} for _ in texts], model, inputs, longest)
-    sentence, encoded = read_sentence_texts(folder), []
+    sentence, encoded, limits = read_sentence_texts(folder), [], id_limits(model)
     for text in model_texts(texts, sentence):
         tokens = tokenize(tokenizer, [text], sentence, shortest=shortest, longest=longest)
         _check_tokens(tokens["attention_mask"][0], text)
         encoded.append({name: np.array(values) for name, values in tokens.items()})
+        require_ids(encoded[-1], limits, f"{text[0]!r:.60}")
     return _completed(encoded, model, inputs, longest)
 
 

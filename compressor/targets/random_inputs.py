@@ -184,12 +184,17 @@ def _content(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, 
         return rng.standard_normal(shape).astype(dtype)
     if "position" in name and shape:
         return np.broadcast_to(np.arange(shape[-1], dtype=dtype), shape).copy()
-    rows = min(_table_sizes(value), default=_FLAG_RANGE)
+    rows = min(table_sizes(value), default=_FLAG_RANGE)
     return rng.integers(0, rows, shape).astype(dtype)
 
 
-def _table_sizes(value: ir.Value) -> Iterator[int]:
-    """The number of rows of every table that an input indexes."""
+def table_sizes(value: ir.Value, *, without: frozenset[str] = frozenset()) -> Iterator[int]:
+    """The number of rows of every table that an input indexes.
+
+    Args:
+        value: the input.
+        without: operators behind which ids are not followed.
+    """
     visited, pending = {value}, [value]
     while pending:
         for node, position in pending.pop().uses():
@@ -203,7 +208,7 @@ def _table_sizes(value: ir.Value) -> Iterator[int]:
                 rows = stored.shape[0] if stored.shape is not None and len(stored.shape) > 1 else None
                 if isinstance(rows, int) and stored.is_initializer():
                     yield rows
-            elif node.op_type in _CARRIERS and node.outputs[0] not in visited:
+            elif node.op_type in _CARRIERS - without and node.outputs[0] not in visited:
                 visited.add(node.outputs[0])
                 pending.append(node.outputs[0])
 

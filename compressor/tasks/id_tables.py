@@ -72,10 +72,8 @@ class IdTables:
             return
         types = encoded.features.arrow_schema
         for name, size in self.sizes.items():
-            if name not in encoded.column_names or (
-                name == LABELS and types.field(name).type != types.field(_TOKENS).type
-            ):
-                continue
+            if name not in encoded.column_names or _depth(types.field(name).type) != _depth(types.field(_TOKENS).type):
+                continue  # labels of another kind than tokens
             if (outside := _first_outside(encoded, name, size)) is not None:
                 raise self._id_error(task, name, *outside, encoded, rows, source)
         self._check_batch(task, encoded, source)
@@ -85,7 +83,7 @@ class IdTables:
         extremes = _extreme_rows(encoded)
         batch = task.collate([encoded[index] for index in extremes])
         for name, array in batch.items():
-            size, limit = self.sizes.get(name), self.positions.get(name)
+            size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
             if limit is not None and array.ndim and array.shape[-1] > limit:
                 raise RowError.of(
                     source,
@@ -96,9 +94,8 @@ class IdTables:
                     value=int(array.shape[-1]),
                     size=limit,
                 )
-            ids = array[array != IGNORED]
-            if size is not None and ids.numel() and (int(ids.max()) >= size or int(ids.min()) < 0):
-                number = int(ids.max()) if int(ids.max()) >= size else int(ids.min())
+            if size is not None and array.numel() and (int(array.max()) >= size or int(array.min()) < 0):
+                number = int(array.max()) if int(array.max()) >= size else int(array.min())
                 raise InputError(
                     f"{source}: {self._named(name, number)} pads or begins {name}, {self._bounds(name)};"
                     f" {self._remedy(name)}",
@@ -206,7 +203,7 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
     for chunk in encoded.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
         column = chunk.column(0)
         flat = column
-        while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type):
+        for _ in range(_depth(flat.type)):
             flat = pc.list_flatten(flat)
         if not pa.types.is_integer(flat.type):
             return None
@@ -220,6 +217,11 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
                         return start + row, number
         start += len(column)
     return None
+
+
+def _depth(kind: pa.DataType) -> int:
+    """How deep lists are nested in a column."""
+    return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0
 
 
 def _flatten(value: Any) -> Iterator[int]:

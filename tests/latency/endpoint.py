@@ -27,10 +27,12 @@ class FunctionEndpoint:
         name: str = "function",
         inputs: tuple[TensorSpec, ...] = X,
         precision: Precision = "fp32",
+        id_limits: Mapping[str, int] | None = None,
     ) -> None:
         self.function, self.name, self.inputs = function, name, inputs
         self.precision: Precision = precision
         self.host = "this process"
+        self.id_limits: Mapping[str, int] = id_limits or {}
 
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         rng = np.random.default_rng(seed)

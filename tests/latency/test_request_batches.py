@@ -208,3 +208,12 @@ def test_both_models_must_have_the_same_inputs(batch: dict[str, np.ndarray], dty
         encode_batches(FunctionEndpoint(inputs=X), [batch])
     assert error.value.code is ErrorCode.TENSOR_MISMATCH
     assert (error.value.details["tensor"], error.value.details["dtype"]) == ("x", dtype)
+
+
+def test_ids_outside_of_the_table_of_the_graph_are_named(tmp_path: Path) -> None:
+    ids = np.zeros((6, 4), np.int64)
+    ids[3, 2] = 25
+    path, inputs = arrays_file(tmp_path, input_ids=ids, attention_mask=np.ones_like(ids)), TOKENS
+    with fails_with(ErrorCode.ID_OUTSIDE_TABLE, row=4, id=25, size=25, input="input_ids"):
+        load_batches(FunctionEndpoint(inputs=inputs, id_limits={"input_ids": 25}), request_with(inputs=path))
+    assert load_batches(FunctionEndpoint(inputs=inputs, id_limits={"input_ids": 26}), request_with(inputs=path)).feeds

@@ -7,6 +7,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
+from compressor.targets.id_limits import id_limits
 from compressor.targets.random_inputs import fixed_batch, free_sizes, random_feeds
 from graph_passes import load
 from tests.targets.graphs import parsed, pruned
@@ -71,3 +72,14 @@ def test_memories_have_the_lengths_of_the_model(limits: tuple[str, str] | None, 
     assert free_sizes(model, 2, seq)["memory"] == length
     assert random_feeds(model, 2, seq)["memory_0"].shape == (2, length, 4)
     assert random_feeds(model, 2, seq, memory=3)["memory_0"].shape == (2, 3, 4)
+
+
+def test_the_ids_of_a_graph_are_limited_by_its_tables() -> None:
+    model = parsed(
+        "a = Gather(words, ids)  flat = Reshape(kinds, shape)  b = Gather(types, flat)  low = Clip(far, zero, six)"
+        "  c = Gather(words, low)  y = Identity(a)",
+        "int64[B, S] ids, int64[B, S] kinds, int64[B, S] far, float[B, 3] x",
+        "float[B, S, 4] y",
+        "float[7, 4] words, float[3, 4] types, int64[1] shape = {-1}, int64 zero = {0}, int64 six = {6}",
+    )
+    assert id_limits(model) == {"ids": 7, "kinds": 3}
