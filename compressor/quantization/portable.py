@@ -24,6 +24,7 @@ from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
 from compressor.targets.quantized_graph import float_products, quantized_products
 from graph_passes import save
+from graph_passes.passes import TransposeSingleQuery
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -117,6 +118,8 @@ def quantize_graph(
         ) from error
     quantized = ir.from_proto(proto)
     quantized.metadata_props.update(model.metadata_props)
+    # The graph is read by OpenVINO itself too, at fixed shapes.
+    TransposeSingleQuery()(quantized)
     save(quantized, out)
     products, in_float = (
         tuple(node.name or "" for node in nodes) for nodes in (quantized_products(quantized), float_products(quantized))

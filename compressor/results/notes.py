@@ -208,6 +208,8 @@ class NoteCode(StrEnum):
     """Matrix products that stay in floats in an int8 engine."""
     PROVEN_ELSEWHERE = "proven-elsewhere"
     """An engine was proven with another instruction set or version of its runtime than it is checked with."""
+    GRAPH_WRONG_IN_RUNTIME = "graph-wrong-in-runtime"
+    """A runtime that is installed cannot run a graph of the folder at a fixed shape, or computes something else."""
     ENGINE_CHOSEN = "engine-chosen"
     """Which of several engines is delivered, and why."""
     ENGINES_COMPARED_WHOLE = "engines-compared-whole"

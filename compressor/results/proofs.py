@@ -19,6 +19,8 @@ class ProofStage(StrEnum):
     """Computed by the runtime in int8, and by ONNX Runtime in floats; each product by itself."""
     BUILD = "shrunk graph = engine"
     BUILD_INT8 = "quantized graph = engine"
+    FIXED_SHAPE = "graph = graph at a fixed shape"
+    """A graph of the output folder, read by an installed runtime itself and compiled for a batch of one row alone."""
 
 
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)

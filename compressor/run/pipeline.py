@@ -26,6 +26,7 @@ from compressor.run.compressed_stages import build_compressed, build_rewritten, 
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.quantize import quantize_for_target
 from compressor.run.evaluate import evaluate
+from compressor.run.fixed_shapes import prove_graphs
 from compressor.run.learn_stages import learn, run_worker
 from compressor.run.measure import measure_run
 from compressor.run.products import ExportedGraph, SelectedPlan
@@ -120,6 +121,9 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         quantize_for_target(graph, recipe, run.data, log)
     scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, log)
     chosen = build_compressed(run, graph, scorer, learned)
+    saved = {"dense.onnx": dense.graph.path} if run.saves_dense else {}
+    fixed = prove_graphs(work.result, run.sizes.cases, log, saved)
+    chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *fixed)))
     log.add_notes(run_notes.emptied_head_notes(learned.selected.plan, chosen.variant.graph.plan))
     evaluated = evaluate((dense, chosen.variant), run.data, recipe, log)
     if recipe.selection.max_drop is not None:

@@ -49,6 +49,8 @@ from compressor.tasks import Data, open_data
 from compressor.workdir import locked
 from graph_passes import load
 
+_OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE)
+"""Stages of the proofs of graphs, which hold whatever engine is built from them."""
 _WITHOUT_ENGINE: Mapping[str, Any] = {
     "file": None,
     "peak_memory_bytes": None,
@@ -242,7 +244,7 @@ def _graph_proofs(before: Report) -> list[Proof]:
     """The proofs of the run that hold for its graphs, whatever engine is built from them."""
     if not before.graphs:
         return []
-    return [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
+    return [proof for proof in before.proofs if proof.stage in _OF_GRAPHS]
 
 
 def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:

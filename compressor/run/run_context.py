@@ -64,6 +64,11 @@ class RunContext:
     log: RunLog
     state: PartialState
 
+    @property
+    def saves_dense(self) -> bool:
+        """Whether the output folder gets the dense graph: on request, and where the machine lacks the target."""
+        return self.model.missing is not None or self.recipe.output.save_dense
+
     def export(self, name: VariantName, plan: Plan, *, template: ExportedGraph | None = None) -> ExportedGraph:
         """Export one variant as a reference graph into the scratch folder."""
         with self.log.stage(f"{name}: exporting the graph"):

@@ -199,6 +199,25 @@ def prove_products(
         return _prove(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)
 
 
+def prove_fixed(
+    graph: Path, run: Run, cases: Sequence[Case], fixed: Sequence[Case], variant: VariantName, tolerance: float
+) -> Proof:
+    """Compare a graph with itself, compiled by a runtime for the shapes of single batches.
+
+    Args:
+        graph: the graph.
+        run: runs one batch at its own shapes.
+        cases: inputs of several sizes, by whose outputs errors are scaled.
+        fixed: those of `cases` that are compared, with the names that the proof gives them.
+        variant: name of the variant.
+        tolerance: largest relative error.
+    """
+    feeds = [case.feeds for case in fixed]
+    others = [case for case in cases if not any(case.feeds is each for each in feeds)]
+    expected = _outputs(graph, (*fixed, *others))
+    return _prove(ProofStage.FIXED_SHAPE, variant, fixed, expected, run, tolerance, others)
+
+
 def require(proof: Proof) -> Proof:
     """The proof, if it holds.
 
@@ -237,12 +256,15 @@ def _prove(
     expected: Sequence[Outputs],
     run: Run,
     tolerance: float,
+    others: Sequence[Case] = (),
 ) -> Proof:
+    """The proof on some cases; `expected` holds their outputs, then those of `others`, by which errors are scaled."""
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
     errors: dict[str, float] = {}
-    reference = ReferenceOutputs(expected, [case.feeds for case in cases])
-    for number, (case, references) in enumerate(zip(cases, reference.outputs, strict=True)):
+    reference = ReferenceOutputs(expected, [case.feeds for case in (*cases, *others)])
+    for number, case in enumerate(cases):
+        references = reference.outputs[number]
         outputs = run(case.feeds)
         # A model may return more tensors than its graph has outputs.
         missing = set() if stage is ProofStage.EXPORT and outputs else references.keys() - outputs.keys()

@@ -171,7 +171,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     graphs = {
         name: graph_digest(folder / name) for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()
     }
-    if model.missing is not None or run.recipe.output.save_dense:
+    if run.saves_dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)

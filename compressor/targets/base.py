@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -248,6 +249,23 @@ class Target(ABC):
             InputError: the file is missing or damaged, or was built for another device or version.
         """
 
+    def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
+        """Outputs of a graph that the runtime reads itself, compiled for the shapes of one batch alone.
+
+        Args:
+            onnx: the graph, which is not rewritten for the runtime where this can run it as it is.
+            feeds: the batch.
+            precision: numeric precision of the graph.
+
+        Raises:
+            TargetMissingError: the runtime or its device is missing.
+            InputError: the runtime cannot read the graph, or cannot run it at these shapes.
+        """
+        batch, seq = ((size, size, size) for size in _first_sizes(feeds))
+        with tempfile.TemporaryDirectory() as folder:
+            options = BuildOptions(batch=batch, seq=seq)
+            return self.build(onnx, Path(folder) / self.engine_file, precision=precision, options=options).run(feeds)
+
     def __call__(
         self,
         onnx: Path,
@@ -260,3 +278,9 @@ class Target(ABC):
     ) -> Engine:
         """Build an engine; see `build`."""
         return self.build(onnx, out, precision=precision, provider=provider, threads=threads, options=options)
+
+
+def _first_sizes(feeds: Feeds) -> tuple[int, int]:
+    """Batch size of a batch, and the length of its rows; 1 where they have none."""
+    shapes = [array.shape for array in feeds.values()]
+    return shapes[0][0], max((shape[1] for shape in shapes if len(shape) == 2), default=1)

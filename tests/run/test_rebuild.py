@@ -17,7 +17,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.results import BudgetRow, CostShare, DropStatus, Note, NoteCode
+from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage
 from compressor.run import verify
 from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
@@ -136,7 +136,8 @@ def test_a_folder_of_another_machine_is_built(finished: Path, copy: Path, capfd:
     assert report.model_dump(mode="json") == result.json
     assert (report.missing, report.target, report.recipe["batch"]) == (None, "ort", [2])
     assert [(row.batch, row.seq) for row in report.speeds] == [(2, 8)]
-    assert len(report.proofs) == 6
+    assert {proof.stage for proof in report.proofs} == {*FLOAT_STAGES, ProofStage.FIXED_SHAPE}
+    assert sum(proof.stage in FLOAT_STAGES for proof in report.proofs) == 6
     assert all(proof.holds for proof in report.proofs)
     assert NoteCode.TARGET_MISSING not in [note.code for note in report.notes]
     assert (copy / "engine.onnx").is_file()

@@ -135,13 +135,20 @@ def session_settings(provider: Provider, threads: int | None, kernel: Path | Non
     return settings
 
 
-def open_session(path: Path, settings: Mapping[str, Any], *, profile: Path | None = None) -> ort.InferenceSession:
+def open_session(
+    path: Path,
+    settings: Mapping[str, Any],
+    *,
+    profile: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> ort.InferenceSession:
     """Load a graph.
 
     Args:
         path: the ONNX file.
         settings: from `session_settings`; `graph_optimization` may be `none`.
         profile: prefix of the file to write a profile of the executed operators to; None: no profile.
+        sizes: name of a free axis -> the size that it is fixed to; None: axes stay free.
 
     Raises:
         InputError: ONNX Runtime cannot load the graph.
@@ -155,6 +162,8 @@ def open_session(path: Path, settings: Mapping[str, Any], *, profile: Path | Non
     off = settings["graph_optimization"] == "none"
     options.graph_optimization_level = level.ORT_DISABLE_ALL if off else level.ORT_ENABLE_ALL
     options.log_severity_level = _SEVERITY_FATAL
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)

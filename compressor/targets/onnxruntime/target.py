@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.targets.base import Precision, Provider, Target
+import numpy as np
+
+from compressor.targets.base import Feeds, Precision, Provider, Target
 from compressor.targets.options import BuildOptions
+from graph_passes import load
 
 if TYPE_CHECKING:
     from compressor.targets.onnxruntime.engine import OrtEngine
@@ -73,6 +76,20 @@ class OnnxRuntimeTarget(Target):
 
         self.check_request(provider=provider, kernel=kernel)
         return load_engine(Path(path), provider=provider, threads=threads, kernel=kernel)
+
+    def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
+        """Outputs of a graph whose free axes are fixed; see `Target.run_fixed`."""
+        from compressor.targets.onnxruntime import ort_session
+
+        sizes = {
+            str(axis): size
+            for value in load(onnx).graph.inputs
+            if value.name in feeds
+            for axis, size in zip(value.shape or (), feeds[value.name].shape, strict=True)
+            if not isinstance(axis, int)
+        }
+        settings = ort_session.session_settings(ort_session.choose_provider(None, precision), None)
+        return ort_session.run_session(ort_session.open_session(onnx, settings, sizes=sizes), feeds)
 
 
 TARGET = OnnxRuntimeTarget()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.targets.base import Precision, Provider, Target
+import numpy as np
+
+from compressor.targets.base import Feeds, Precision, Provider, Target
 from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -68,6 +70,13 @@ class OpenVinoTarget(Target):
         from compressor.targets.openvino.engine import load_engine
 
         return load_engine(path, threads=threads, cached=cached)
+
+    def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
+        """Outputs of a graph that OpenVINO reads itself; see `Target.run_fixed`."""
+        self.check(precision=precision)
+        from compressor.targets.openvino.conversion import run_fixed
+
+        return run_fixed(onnx, feeds)
 
 
 TARGET = OpenVinoTarget()
