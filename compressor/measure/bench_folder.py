@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,9 +116,12 @@ def bench_folder(
             listener.note(note)
         sizes = itertools.product(batches, seqs if has_lengths(model) else (0,))
         inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
-        built, rows = _build_all(out, targets, Path(folder), threads, callers, options, listener)
-        for each, ((batch, seq), feeds) in itertools.product(built, inputs.items()):
-            require_run(each.engine, graph, feeds, batch, seq)
+
+        def require_sizes(engine: Engine) -> None:
+            for (batch, seq), feeds in inputs.items():
+                require_run(engine, graph, feeds, batch, seq)
+
+        built, rows = _build_all(out, targets, Path(folder), threads, callers, options, require_sizes, listener)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq or None)}"):
                 medians = median_times([each.engine for each in built], feeds, seconds * len(built))
@@ -133,9 +136,10 @@ def _build_all(
     threads: int | None,
     callers: int,
     options: BuildOptions,
+    require_sizes: Callable[[Engine], None],
     listener: Listener,
 ) -> tuple[list[_Built], list[FolderRow]]:
-    """The engines that can be built, and rows with the reasons for those that cannot.
+    """The engines that can be built and run at all sizes, and rows with the reasons for those that cannot.
 
     Raises:
         InputError: no engine can be built.
@@ -145,13 +149,21 @@ def _build_all(
     for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
         if not (out / (target(name).quantized_graph(precision) or file)).is_file():
             continue
-        scratch = folder / f"{name}-{precision}"
-        scratch.mkdir()
+        failures: list[str] = []
         with listener.stage(f"build {name} {precision}"):
-            try:
-                built.append(_build(out, name, precision, scratch, threads, callers, options))
-            except CompressorError as error:
-                failed.append(FolderRow(name, precision, failure=str(error)))
+            for source in _sources(out, name, precision):
+                scratch = folder / f"{name}-{precision}{len(failures)}"
+                scratch.mkdir()
+                try:
+                    engine = _build(out / source, name, precision, scratch, threads, callers, options)
+                    require_sizes(engine.engine)
+                except CompressorError as error:
+                    failures.append(f"{source}: {error}")
+                    continue
+                built.append(engine)
+                break
+            else:
+                failed.append(FolderRow(name, precision, failure="; ".join(failures)))
     if not built:
         raise InputError(
             f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}",
@@ -161,8 +173,14 @@ def _build_all(
     return built, failed
 
 
+def _sources(out: Path, name: str, precision: Precision) -> list[str]:
+    """Files of the graphs that an engine can be built from, in the order to try them."""
+    files = [file or GRAPHS["fp32"] for file in target(name).sources(precision)]
+    return [file for file in files if (out / file).is_file()]
+
+
 def _build(
-    out: Path,
+    graph: Path,
     name: str,
     precision: Precision,
     scratch: Path,
@@ -171,11 +189,9 @@ def _build(
     options: BuildOptions,
 ) -> _Built:
     runtime = target(name)
-    quantized = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
-    file = quantized or GRAPHS["fp32"]
     path = scratch / runtime.engine_file
     provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
-    engine = runtime.build(out / file, path, precision=precision, provider=provider, threads=threads, options=options)
+    engine = runtime.build(graph, path, precision=precision, provider=provider, threads=threads, options=options)
     loaded = [
         runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(callers if callers > 1 else 0)
     ]

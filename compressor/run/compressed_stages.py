@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from compressor.results import Note, NoteCode
 from compressor.run import run_notes
-from compressor.run.engine_choice.choose_engine import choose_engine
+from compressor.run.engine_choice.choose_engine import choices, choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.learn_stages import LearnedPlan
@@ -80,6 +80,9 @@ def build_compressed(
     trials = EngineTrials(graph, scorer, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
     if learned.engine is None:
         return choose_engine(trials, None)
-    chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])
+    first = replace(learned.engine.choice, in_float=())
+    # Units were removed for the first one; another is better than none.
+    otherwise = [choice for choice in choices(run.built.engine) if choice != first]
+    chosen = choose_engine(trials, [first], otherwise=otherwise)
     candidates = (row.model_copy(update={"has_all_units": True}) for row in learned.engine.candidates)
     return replace(chosen, candidates=tuple(candidates))

@@ -114,6 +114,9 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             _require_proven(path, report)
     if (file := quantized_source(report, recipe.engine)) is not None:
         _check_quantized(out / file, report, recipe)
+    for name in target(recipe.engine.target).sources(recipe.engine.definite_precision):
+        if name is not None and (out / name).is_file():
+            _require_proven(out / name, report)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
     shapes = recipe.engine.parsed_shapes
@@ -139,6 +142,14 @@ def quantized_source(report: Report, engine: EngineConfig) -> str | None:
     form, _, _ = (report.delivered or "").partition(",")  # products that returned to floats follow
     needs_graph = form in delivered or runtime.needs_quantized_graph(precision)
     return runtime.quantized_graph(precision) if needs_graph else None
+
+
+def engine_sources(run: FinishedRun) -> list[str | None]:
+    """Names of the graphs that the engine of a run can be built from, in the order to try them; None: floats."""
+    engine, folder = run.recipe.engine, run.graphs["compressed"].parent
+    sources = target(engine.target).sources(engine.definite_precision)
+    usable = [file for file in sources if file is None or (folder / file).is_file()]
+    return list(dict.fromkeys((quantized_source(run.report, engine), *usable)))
 
 
 def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:

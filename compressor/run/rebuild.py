@@ -36,7 +36,7 @@ from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.evaluate import EvaluationResult, evaluate
-from compressor.run.finished_run import FinishedRun, lasting_notes, load_run, quantized_source
+from compressor.run.finished_run import FinishedRun, engine_sources, lasting_notes, load_run
 from compressor.run.load import drawn_rows
 from compressor.run.measure import measure_variants
 from compressor.run.products import Measurements, ShrunkGraph, Variant
@@ -147,14 +147,32 @@ def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
 
 
 def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
-    folder, graph = scratch / name, run.graphs[name]
-    folder.mkdir()
+    """Build and prove an engine: from the first graph of the run from which that is possible.
+
+    Raises:
+        CompressorError: it is possible from none; the error is that of the first one.
+    """
+    graph = run.graphs[name]
     config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
-    file = quantized_source(run.report, config) if name == "compressed" else None
-    quantized = graph.with_name(file) if file is not None else None
-    with log.stage(f"{name}: building the engine"):
-        shrunk = ShrunkGraph(name, run.report.plan, graph, ())
-        return build_variant(shrunk, config, options, run.cases, quantized=quantized, folder=folder)
+    shrunk = ShrunkGraph(name, run.report.plan, graph, ())
+    failures: dict[str, CompressorError] = {}
+    for file in engine_sources(run) if name == "compressed" else [None]:
+        source = graph.with_name(file) if file is not None else None
+        folder = scratch / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            with log.stage(f"{name}: building the engine"):
+                variant = build_variant(shrunk, config, options, run.cases, quantized=source, folder=folder)
+        except CompressorError as error:
+            failures[file or graph.name] = error
+            continue
+        if failures:
+            reasons = "; ".join(f"{failed} ({error})" for failed, error in failures.items())
+            text = f"the engine was built from {file or graph.name}, since none could be built from {reasons}"
+            log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+        return variant
+    raise next(iter(failures.values()))
 
 
 def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:

@@ -145,6 +145,16 @@ class Target(ABC):
             return FP8_GRAPH
         return SYMMETRIC_GRAPH if self.symmetric else QUANTIZED_GRAPH
 
+    def sources(self, precision: Precision) -> tuple[str | None, ...]:
+        """Names of the graphs of a run that engines of a precision can be built from, fastest first; None: floats.
+
+        A target that quantizes float graphs itself is faster with these.
+        """
+        quantized = self.quantized_graph(precision)
+        if quantized is None:
+            return (None,)
+        return (None, quantized) if self.quantizes and precision == "int8" else (quantized,)
+
     def needs_quantized_graph(self, precision: Precision) -> bool:
         """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
 

@@ -16,6 +16,7 @@ from compressor.targets.cores import usable_cores
 from graph_passes import load, save
 from tests.faults import fails_with
 from tests.graph_passes.graphs import graph
+from tests.quantization.graphs import needs_nncf, quantized
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import pruned
 
@@ -92,6 +93,18 @@ def test_a_folder_is_timed_on_every_target(tmp_path: Path) -> None:
         assert row.throughput == pytest.approx(row.batch / row.p50 * 1e3)
         assert row.throughput_of_callers is not None
         assert not row.failure
+
+
+@needs_nncf
+def test_int8_is_timed_in_any_way_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InputError("the quantizer lost an input", code=ErrorCode.RUNTIME_FAILED)
+
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    save(load(quantized().path), tmp_path / "model.int8.onnx")
+    monkeypatch.setattr("compressor.targets.onnxruntime.engine.quantize_dynamically", fail)
+    rows = bench_folder(tmp_path, ["ort"], [1], [8], seconds=0.01)
+    assert [(row.label, row.failure) for row in rows] == [("ort fp32", ""), ("ort int8", "")]
 
 
 def test_a_target_that_is_missing_is_a_row_with_its_reason(tmp_path: Path) -> None:

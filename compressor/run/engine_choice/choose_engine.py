@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import graph_passes
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.environment import int8_instructions
-from compressor.errors import ErrorCode, TargetMissingError
+from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
@@ -15,6 +16,7 @@ from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
 from compressor.run.variant import build_variant
 from compressor.targets import QUANTIZED, TARGETS, Engine, Precision, target
+from graph_passes import GraphPassError
 
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
@@ -47,8 +49,11 @@ def choose_engine(
     allowed: Sequence[Choice] | None = None,
     build_half: Callable[[Trial], Engine] | None = None,
     decided: str = "",
+    otherwise: Sequence[Choice] = (),
 ) -> ChosenEngine:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
+
+    An engine that cannot be quantized, built or proven is a row with its reason, and the next is tried.
 
     Where int8 loses too much, a further candidate returns as few products to floats as keep the metric. Where units are
     removed afterwards, the fastest is the one that is with half of them.
@@ -58,55 +63,87 @@ def choose_engine(
         allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
         build_half: builds the engine of a candidate with half of the units of every group; None: no units are removed.
         decided: label of the engine that was chosen before, and is chosen again if it can be built; empty: none was.
+        otherwise: the engines to try where none of `allowed` can be built.
 
     Raises:
-        TargetMissingError: no engine could be built, because runtimes are missing.
+        CompressorError: no engine could be built; see `fastest`.
     """
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
     every = choices(trials.recipe.engine) if allowed is None else allowed
     quantized = trials.quantize(every)
-    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in every]
-    built += [
-        trials.return_products(trial, quantized[trial.choice.quantized_graph])
-        for trial in built
-        if _loses_too_much(trial)
-    ]
+    built = _built(trials, every, quantized)
+    if otherwise and all(trial.variant is None for trial in built):
+        quantized |= trials.quantize(otherwise)
+        built += _built(trials, otherwise, quantized)
     if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
         built = time_whole(trials, built)
     if allowed is None:
         built = trials.measure_memory(built)
+    higher_is_better = data is None or data.task.higher_is_better
     best = next((trial for trial in built if trial.choice.label == decided and trial.variant is not None), None)
     if best is None:
         built = built if build_half is None else time_half(trials, built, build_half)
-        best = fastest(built, data is None or data.task.higher_is_better)
+        best = fastest(built, higher_is_better)
+    while True:
+        source = _written_source(best, quantized)
+        before = set(graph.path.parent.iterdir())
+        try:
+            with log.stage(f"compressed: building the engine ({best.choice.label})"):
+                variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
+            break
+        except (CompressorError, GraphPassError) as error:
+            for path in set(graph.path.parent.iterdir()) - before:
+                path.unlink()
+            built = [trial.failed(error) if trial is best else trial for trial in built]
+            best = fastest(built, higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=is_bounded))
-    source = None
-    if best.source is not None:
-        source = quantized[best.choice.quantized_graph].path
-        if best.source != source:
-            graph_passes.save(graph_passes.load(best.source), source)
-    with log.stage(f"compressed: building the engine ({best.choice.label})"):
-        variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
     return ChosenEngine(variant, best.choice, table, source, best.scored)
 
 
+def _built(
+    trials: EngineTrials, every: Iterable[Choice], quantized: Mapping[str | None, QuantizedGraph]
+) -> list[Trial]:
+    """The candidates, built and scored; and further ones with products in floats where int8 loses too much."""
+    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in every]
+    return built + [
+        trials.return_products(trial, quantized[trial.choice.quantized_graph])
+        for trial in built
+        if _loses_too_much(trial)
+    ]
+
+
+def _written_source(trial: Trial, quantized: Mapping[str | None, QuantizedGraph]) -> Path | None:
+    """The quantized graph of a candidate, under its name in the output folder; None: it has none."""
+    if trial.source is None:
+        return None
+    source = quantized[trial.choice.quantized_graph].path
+    if trial.source != source:
+        graph_passes.save(graph_passes.load(trial.source), source)
+    return source
+
+
 def _loses_too_much(trial: Trial) -> bool:
-    return trial.source is not None and not trial.candidate.holds
+    return trial.variant is not None and trial.source is not None and not trial.candidate.holds
 
 
 def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
     """The fastest candidate that keeps the metric; the one that loses least where none does.
 
     Raises:
-        TargetMissingError: no candidate could be built.
+        TargetMissingError: no candidate could be built, because runtimes are missing.
+        CompressorError: no candidate could be built; the error is of the kind of the first reason.
     """
     built = [trial for trial in trials if trial.variant is not None]
     if not built:
-        failures = _failures(trial.candidate for trial in trials)
-        raise TargetMissingError(f"no engine could be built: {failures}", code=ErrorCode.UNSUPPORTED)
+        text = f"no engine could be built: {_failures(trial.candidate for trial in trials)}"
+        errors = [trial.error for trial in trials if isinstance(trial.error, CompressorError)]
+        cause = next((error for error in errors if not isinstance(error, TargetMissingError)), None)
+        if cause is None:
+            raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED)
+        raise type(cause)(text, code=cause.code, **cause.details) from cause
     eligible = [trial for trial in built if trial.candidate.holds]
     if not eligible:
         differences = [trial.candidate.difference or 0.0 for trial in built]

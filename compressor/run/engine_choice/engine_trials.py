@@ -11,23 +11,23 @@ from pathlib import Path
 
 import graph_passes
 from compressor.config.run import Recipe
-from compressor.config.sections import AUTO
-from compressor.errors import CompressorError, InputError, TargetMissingError
+from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.measure import file_bytes
 from compressor.model_folder import ModelFolder, example_feeds
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
-from compressor.results import Candidate, Note, NoteCode, ProofStage
+from compressor.results import Candidate, ProofStage
 from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.quantize import quantize_as, quantize_portable
+from compressor.run.engine_choice.quantize import quantize_as, quantize_portable, remove_graph
 from compressor.run.products import Choice, RunSizes, ScoredAnswers, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
 from compressor.workdir import QUANTIZED_GRAPH
+from graph_passes import GraphPassError
 from graph_passes.passes import ReturnToFloats
 
 _RANKED_ROWS = 32
@@ -44,6 +44,7 @@ class Trial:
         variant: its engine; None: there is none.
         source: the quantized graph that it was built from; None: the shrunk graph.
         scored: its answers to the evaluation rows; None: it was not built, or they have no labels.
+        error: why it cannot be delivered; None: it can, or it loses too much.
     """
 
     choice: Choice
@@ -51,6 +52,12 @@ class Trial:
     variant: Variant | None = None
     source: Path | None = None
     scored: ScoredAnswers | None = None
+    error: Exception | None = None
+
+    def failed(self, error: Exception) -> Trial:
+        """The candidate without an engine, as a row with the reason."""
+        candidate = self.candidate.model_copy(update={"failure": str(error), "holds": False})
+        return dataclasses.replace(self, candidate=candidate, variant=None, error=error)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class EngineTrials:
     log: RunLog
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranked: dict[Path, list[str]] = field(default_factory=dict, repr=False)
+    _unquantized: dict[str, Exception] = field(default_factory=dict, repr=False)
 
     @property
     def dense(self) -> Variant:
@@ -96,7 +104,7 @@ class EngineTrials:
     def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
         """The quantized graphs that engines are built from, beside the float graph, by file name.
 
-        A graph that cannot be made is left out where engines in floats are tried too.
+        A graph that cannot be made is left out; the engines that need it become rows with the reason.
 
         Args:
             choices: the engines; those of missing runtimes need no graph.
@@ -109,11 +117,9 @@ class EngineTrials:
             with self.log.stage("compressed: quantizing the graph") as on_progress:
                 try:
                     graphs[file] = quantize_as(file, self.graph.path, self._rows, on_progress)
-                except (InputError, TargetMissingError) as error:
-                    if self.recipe.engine.precision != AUTO:
-                        raise
-                    text = f"no engine was built from {file}: {error}"
-                    self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
+                except (CompressorError, GraphPassError) as error:
+                    self._unquantized[file] = error
+                    remove_graph(self.graph.path.with_name(file))
         return graphs
 
     def build(self, choice: Choice, quantized: QuantizedGraph | None) -> Trial:
@@ -126,10 +132,12 @@ class EngineTrials:
             quantized: the quantized graph of its form; None: there is none.
         """
         reason = target(choice.config.target).missing()
-        if choice.quantized_graph is not None and quantized is None:
-            reason = reason or "there is no quantized graph"
         if reason is not None:
-            return _failed(choice, reason)
+            return Trial(choice, choice.row).failed(TargetMissingError(reason, code=ErrorCode.UNSUPPORTED))
+        if choice.quantized_graph is not None and quantized is None:
+            reasons = self._unquantized
+            missing = InputError("there are no rows to quantize the graph with", code=ErrorCode.TOO_FEW_ROWS)
+            return Trial(choice, choice.row).failed(reasons.get(choice.quantized_graph, missing))
         return self._build(choice, None if quantized is None else quantized.path)
 
     def _build(self, choice: Choice, source: Path | None) -> Trial:
@@ -140,10 +148,10 @@ class EngineTrials:
                 variant = build_variant(
                     self.graph, choice.config, self.sizes.build, self.sizes.cases, quantized=source, folder=folder
                 )
-        except CompressorError as error:
+        except (CompressorError, GraphPassError) as error:
             failing = self._failing_products(source, error)
             if not failing or source is None:
-                return _failed(choice, str(error))
+                return Trial(choice, choice.row).failed(error)
             return self._build(*self._in_floats(choice, source, failing))
         facts = {
             "file_bytes": file_bytes(variant.engine, self.graph.path),
@@ -152,9 +160,11 @@ class EngineTrials:
         }
         return Trial(choice, choice.row.model_copy(update=facts), variant, source)
 
-    def _failing_products(self, source: Path | None, error: CompressorError) -> tuple[str, ...]:
+    def _failing_products(self, source: Path | None, error: Exception) -> tuple[str, ...]:
         """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""
-        if source is None or error.details.get("stage") is not ProofStage.PRODUCTS:
+        if source is None or not isinstance(error, CompressorError):
+            return ()
+        if error.details.get("stage") is not ProofStage.PRODUCTS:
             return ()
         return tuple(names_of(graph_passes.load(source), error.details.get("outputs", ())))
 
@@ -180,10 +190,16 @@ class EngineTrials:
         return dataclasses.replace(choice, in_float=in_float), path
 
     def score(self, trial: Trial) -> Trial:
-        """The candidate with the metric on the evaluation rows, if there are any with labels."""
+        """The candidate with the metric on the evaluation rows, if there are any with labels.
+
+        An engine that cannot run on these rows is a row with the reason.
+        """
         if trial.variant is None:
             return trial
-        scored = self.scorer.measure(trial.variant, trial.choice.label)
+        try:
+            scored = self.scorer.measure(trial.variant, trial.choice.label)
+        except CompressorError as error:
+            return trial.failed(error)
         candidate = trial.candidate.model_copy(update=self.scorer.compare(scored))
         return dataclasses.replace(trial, candidate=candidate, scored=scored)
 
@@ -192,14 +208,19 @@ class EngineTrials:
 
         The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
         """
-        ranked = [name for name in self._ranking(quantized.path) if name not in trial.choice.in_float]
+        further = Trial(trial.choice, trial.choice.row)
 
         def attempt(count: int) -> Trial:
             return self.score(self._build(*self._quantized_without(trial, quantized, ranked[:count])))
 
-        # With every product in floats the engine would not be in int8.
-        best = smallest_that_holds(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
-        return best or _failed(trial.choice, "no number of products in fp32 keeps the metric")
+        try:
+            ranked = [name for name in self._ranking(quantized.path) if name not in trial.choice.in_float]
+            # With every product in floats the engine would not be in int8.
+            best = smallest_that_holds(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
+        except (CompressorError, GraphPassError) as error:
+            return further.failed(error)
+        none_holds = MismatchError("no number of products in fp32 keeps the metric", code=ErrorCode.NUMBERS_DIFFER)
+        return best or further.failed(none_holds)
 
     def _ranking(self, quantized: Path) -> list[str]:
         """The products of the quantized graph, in the order in which they return to floats."""
@@ -222,7 +243,3 @@ class EngineTrials:
                 measured.append(trial)
                 on_progress(len(measured), len(trials))
         return measured
-
-
-def _failed(choice: Choice, reason: str) -> Trial:
-    return Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))

@@ -74,6 +74,12 @@ def quantize_portable(
     return quantize_without_ruined(graph, rows, out, reduce_range=reduce_range)
 
 
+def remove_graph(path: Path) -> None:
+    """Remove a graph that was not written whole, with its weights."""
+    for file in (path, path.with_name(f"{path.name}.data")):
+        file.unlink(missing_ok=True)
+
+
 def quantize_for_target(graph: ShrunkGraph, recipe: Recipe, data: Data | None, log: RunLog) -> None:
     """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
 

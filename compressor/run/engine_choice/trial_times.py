@@ -39,8 +39,8 @@ def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Tri
     """The candidates, and of those that may be the fastest the speed with half of the units.
 
     How much faster an engine gets when units are removed differs between runtimes. An engine that takes more than
-    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. Where one
-    cannot be built, all candidates are returned as they are, with a note.
+    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One that
+    cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a note.
 
     Args:
         trials: the dense engine, the sizes and the inputs.
@@ -52,19 +52,22 @@ def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Tri
     near = [index for index, speed in speeds.items() if speed >= least]
     if len(near) < 2:
         return list(built)
-    halves = []
+    halves: dict[int, Engine] = {}
+    failures: dict[int, Exception] = {}
     with trials.log.stage("building engines with half of the units") as on_progress:
-        try:
-            for number, index in enumerate(near, start=1):
-                halves.append(build(built[index]))
-                on_progress(number, len(near))
-        except (CompressorError, GraphPassError) as error:
-            text = f"engines are compared by the whole model, since none has half of the units ({error})"
-            trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=text)])
-            return list(built)
-    reference, *rows = _times(trials, halves, "timing engines with half of the units")
-    timed = list(built)
-    for index, row in zip(near, rows, strict=True):
+        for number, index in enumerate(near, start=1):
+            try:
+                halves[index] = build(built[index])
+            except (CompressorError, GraphPassError) as error:
+                failures[index] = error
+            on_progress(number, len(near))
+    if not halves:
+        text = f"engines are compared by the whole model, since none has half of the units ({failures[near[0]]})"
+        trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=text)])
+        return list(built)
+    reference, *rows = _times(trials, list(halves.values()), "timing engines with half of the units")
+    timed = [trial.failed(failures[index]) if index in failures else trial for index, trial in enumerate(built)]
+    for index, row in zip(halves, rows, strict=True):
         candidate = built[index].candidate.model_copy(update={"speed_of_half": _speed(row, reference)})
         timed[index] = replace(built[index], candidate=candidate)
     return timed

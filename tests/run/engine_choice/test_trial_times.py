@@ -59,16 +59,23 @@ def test_the_engine_that_is_fastest_with_half_of_the_units_is_chosen(trials: Eng
     assert fastest(timed, higher_is_better=True).candidate.target == "b"
 
 
-def test_engines_are_compared_by_the_whole_model_where_a_half_cannot_be_built(trials: EngineTrials) -> None:
-    def fail(trial: Trial) -> Engine:
-        if trial.candidate.target == "b":
-            raise PlanError("a product does not read units")
-        return half(trial)
+def fail(trial: Trial) -> Engine:
+    raise PlanError("a product does not read units")
 
+
+def test_engines_are_compared_by_the_whole_model_where_no_half_can_be_built(trials: EngineTrials) -> None:
     built = time_whole(trials, [trial("a"), trial("b")])
     assert time_half(trials, built, fail) == built
     (note,) = cast(Any, trials.log).notes
     assert note.code is NoteCode.ENGINES_COMPARED_WHOLE
+
+
+def test_an_engine_without_a_half_is_a_row_with_its_reason(trials: EngineTrials) -> None:
+    built = time_whole(trials, [trial("a"), trial("b")])
+    timed = time_half(trials, built, lambda trial: fail(trial) if trial.candidate.target == "b" else half(trial))
+    assert [bool(row.candidate.failure) for row in timed] == [False, True]
+    assert fastest(timed, higher_is_better=True).candidate.target == "a"
+    assert cast(Any, trials.log).notes == []
 
 
 def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(trials: EngineTrials) -> None:
