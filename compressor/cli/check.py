@@ -33,7 +33,7 @@ def check(console: Console, path: str | None, **flags: Any) -> None:
     from compressor.latency import Verdict, check_and_record
     from compressor.latency import check as run_check
 
-    values = {name: value for name, value in flags.items() if value is not None}
+    values = {name: value for name, value in flags.items() if value not in (None, ())}
     if path is not None:
         _check_path(path, values)
         values["model"] = path

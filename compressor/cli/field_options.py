@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from compressor.cli.command_group import Command
-from compressor.config.fields import choices_of, flag_of, has_default, heading_of
+from compressor.config.fields import choices_of, extra_of, flag_of, has_default, heading_of
 from compressor.errors import ErrorCode, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +50,7 @@ def options_of(fields: Mapping[str, FieldInfo] | type[BaseModel], *, without: Co
     def decorate(command: F) -> F:
         for name, field in reversed(list(by_name.items())):
             if name not in without:
-                command = option_of(name, field)(command)
+                command = option_of(name, field, multiple=bool(extra_of(field, "is_secret")))(command)
         return command
 
     return decorate

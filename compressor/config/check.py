@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import pydantic
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ConfigDict, SecretStr
 
 from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
 from compressor.config.request import OutputFile, Request
@@ -55,6 +56,18 @@ def _as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _as_headers(value: Any) -> tuple[SecretStr, ...]:
+    """Headers of the form `NAME: VALUE`."""
+    headers = [value] if isinstance(value, (str, SecretStr)) else value
+    texts = [header.get_secret_value() if isinstance(header, SecretStr) else str(header) for header in headers]
+    for text in texts:
+        name, _, content = text.partition(":")
+        if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not content.strip() or "\n" in text:
+            raise InvalidValueError("not a header; give 'NAME: VALUE', such as 'Authorization: Bearer TOKEN'")
+    return tuple(map(SecretStr, texts))
+
+
+Headers = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_headers)]
 Name = Annotated[str, BeforeValidator(_as_text)]
 """Name of a model on a server, or path of a file."""
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
@@ -69,6 +82,9 @@ class CheckRequest(Request):
         UsageError: a value is invalid, two fields contradict each other, or a file cannot be written.
     """
 
+    # The value of a header would be in the error of pydantic, which --debug shows.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     model: Name = config_field(
         MODELS,
         "model on the server, NAME or NAME:VERSION; without --server, an ONNX file, or an engine of TensorRT (.plan) or"
@@ -78,7 +94,19 @@ class CheckRequest(Request):
     baseline: Name = config_field(
         MODELS, "model to compare with: as --model, or a .json file of --save-baseline", required=True
     )
-    server: str | None = config_field(MODELS, "inference server, grpc://HOST:PORT or http://HOST:PORT")
+    server: str | None = config_field(
+        MODELS, "inference server, grpc://HOST:PORT or http://HOST:PORT; encrypted: grpcs:// or https://"
+    )
+    header: Headers = config_field(
+        MODELS,
+        "header of every call to the server, 'NAME: VALUE', which may be repeated; no file of a check has the value",
+        (),
+        is_secret=True,
+    )
+    certificate: AbsolutePath | None = config_field(
+        MODELS, "PEM file of the authority that signed the certificate of the server; default: those of this machine"
+    )
+    gzip: bool = config_field(MODELS, "compress requests to the server and its responses", False)
     deadline: Positive = config_field(MODELS, "maximum seconds of a call to the server", 10.0)
     threads: Count | None = config_field(MODELS, "threads of an engine on this machine; default: one per core")
     kernel: AbsolutePath | None = config_field(MODELS, "library built by compress kernel, for a graph on this machine")
@@ -128,6 +156,21 @@ class CheckRequest(Request):
         reads_rows = self.inputs is not None and self.inputs.suffix != ".npz"
         unused = [
             ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
+            *(
+                (
+                    name,
+                    self.server is None,
+                    "only a server is called with it; name one (<server>), or omit it",
+                    "server",
+                )
+                for name in ("header", "certificate", "gzip")
+            ),
+            (
+                "certificate",
+                self.server is not None and not self.server.startswith(("grpcs://", "https://")),
+                "the connection is not encrypted; use grpcs:// or https:// in <server>, or omit it",
+                "server",
+            ),
             ("tolerance", self.expect == "any", "outputs are not compared; omit it, or omit <expect>", "expect"),
             *(
                 (name, not reads_rows, "no rows of text or images are read; name some (<inputs>), or omit it", "inputs")
@@ -135,7 +178,7 @@ class CheckRequest(Request):
             ),
         ]
         for name, is_unused, reason, related in unused:
-            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, ()):
+            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, (), False):
                 raise FieldConflictError(ErrorCode.CONTRADICTION, f"<{name}>: {reason}", name, related)
         return self
 
@@ -159,7 +202,7 @@ class CheckRequest(Request):
                 "<kernel>: a kernel is for graphs on this machine; omit it, or omit <server>",
                 *("kernel", "server"),
             )
-        if self.server is not None and self.server.startswith("http://") and self.scenarios:
+        if self.server is not None and self.server.startswith("http") and self.scenarios:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
                 "<server>: LoadGen's scenarios need concurrent calls, and the HTTP client makes one call at a time; use"
@@ -173,6 +216,12 @@ class CheckRequest(Request):
                 *("save_baseline", "baseline"),
             )
         return self
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Name of a header -> its value, which is a secret."""
+        pairs = (header.get_secret_value().partition(":") for header in self.header)
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     @property
     def scenarios(self) -> tuple[Scenario, ...]:

@@ -56,6 +56,7 @@ def config_field(
     decides_plan: bool = False,
     runs_code: bool = False,
     is_path: bool = False,
+    is_secret: bool = False,
     choices: Sequence[str] = (),
 ) -> Any:
     """A field of a configuration.
@@ -69,6 +70,7 @@ def config_field(
         runs_code: whether the field makes the command load code or trust another machine; a model folder's own recipe
             may not set it.
         is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
+        is_secret: whether no message may show its value; such a field is a list, and its flag may be repeated.
         choices: the accepted names, where they come from a registry rather than from a `Literal`.
     """
     extra: dict[str, Any] = {
@@ -76,6 +78,7 @@ def config_field(
         "decides_plan": decides_plan,
         "runs_code": runs_code,
         "is_path": is_path,
+        "is_secret": is_secret,
     }
     if choices:
         extra["enum"] = list(choices)
@@ -158,8 +161,10 @@ def usage_error(
         return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
     hint = "" if ";" in message or not name else f" ({fields[name].description})"
-    subject = f"{name_of(name)} {fault['input']!r}: " if name else ""
-    return UsageError(f"{subject}{message}{hint}", code=code, field=name, value=fault["input"])
+    is_secret = bool(name) and extra_of(fields[name], "is_secret")
+    value = None if is_secret else fault["input"]
+    subject = "" if not name else f"{name_of(name)}: " if is_secret else f"{name_of(name)} {value!r}: "
+    return UsageError(f"{subject}{message}{hint}", code=code, field=name, value=value)
 
 
 def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, UsageError
-from compressor.latency.triton_protocols import Fault, connect, split_url
+from compressor.latency.triton_protocols import Connection, Fault, connect, split_url
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.tensor_specs import spec_from_server
+from compressor.targets.tensor_specs import FREE, spec_from_server
 from compressor.targets.trial_inputs import trial_feeds
 
 T = TypeVar("T")
@@ -27,6 +27,9 @@ _CODES = {
     Fault.UNREACHABLE: ErrorCode.SERVER_UNREACHABLE,
     Fault.MALFORMED: ErrorCode.SERVER_ERROR,
     Fault.SERVER_FAILED: ErrorCode.SERVER_ERROR,
+    Fault.FORBIDDEN: ErrorCode.ACCESS_DENIED,
+    Fault.UNTRUSTED: ErrorCode.CERTIFICATE_UNTRUSTED,
+    Fault.REFUSED: ErrorCode.REQUEST_REFUSED,
 }
 _log = logging.getLogger(__name__)
 
@@ -35,13 +38,12 @@ class TritonModel:
     """A model of a Triton server, or of another server with its protocol (KServe v2).
 
     Args:
-        url: `grpc://HOST:PORT` or `http://HOST:PORT`.
+        connection: how the server is called.
         model: name of the model, or `NAME:VERSION`; without a version the server decides.
-        deadline: maximum seconds of a call.
 
     Raises:
         UsageError: the URL or the name is malformed.
-        ServerError: the server does not respond in time, has no such model, or has not loaded it.
+        ServerError: the server does not respond in time, wants credentials, has no such model, or has not loaded it.
     """
 
     precision: Precision = "fp16"
@@ -49,7 +51,7 @@ class TritonModel:
     """Enough for a server to form large batches on several GPUs."""
     id_limits: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, url: str, model: str, deadline: float) -> None:
+    def __init__(self, connection: Connection, model: str) -> None:
         name, colon, version = model.partition(":")
         if colon and not (name and version.isdecimal()):
             raise UsageError(
@@ -58,9 +60,12 @@ class TritonModel:
                 field="model",
                 value=model,
             )
-        self.name, self.url, self._deadline = model, url, deadline
-        self._protocol = connect(url, name, version, deadline)
+        url = connection.url
+        self.name, self.url, self._connection = model, url, connection
+        self._protocol = connect(connection, name, version)
         self._send(self._protocol.check_live)
+        # The first call whose refusal the client reports.
+        software, release = self._send(self._protocol.server)
         if not self._send(self._protocol.is_ready):
             raise ServerError(
                 f"{url}: no model {model!r} is ready there; check the name and the server's log",
@@ -69,7 +74,6 @@ class TritonModel:
                 model=model,
             )
         self.inputs = tuple(spec_from_server(*tensor) for tensor in self._send(self._protocol.inputs))
-        software, release = self._send(self._protocol.server)
         scheme, address = split_url(url)
         self.host = f"{software} {release} at {address}, over {scheme}"
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
@@ -101,14 +105,20 @@ class TritonModel:
         inputs = []
         for tensor in self.inputs:
             array = np.ascontiguousarray(feeds[tensor.name])
-            encoded = self._protocol.module.InferInput(tensor.name, list(array.shape), tensor.type)
-            encoded.set_data_from_numpy(array)
-            inputs.append(encoded)
+            try:
+                inputs.append(self._protocol.encode(tensor.name, array, tensor.type))
+            except self._protocol.errors as error:
+                raise InputError(
+                    f"{self.name}: the input {tensor.name} cannot be sent ({one_line(error)}); send tensors that JSON"
+                    " cannot hold over grpc://",
+                    code=ErrorCode.UNSUPPORTED,
+                    tensor=tensor.name,
+                ) from error
         return inputs
 
     def call(self, request: list[Any]) -> Any:
         """Send one encoded batch and return the response of Triton's client."""
-        return self._send(lambda: self._protocol.infer(request))
+        return self._send(lambda: self._protocol.infer(request), request)
 
     def infer(self, request: list[Any]) -> dict[str, np.ndarray]:
         """The outputs of one encoded batch, by name.
@@ -124,7 +134,7 @@ class TritonModel:
                 array = response.as_numpy(name)
             except (ValueError, TypeError, KeyError, struct.error) as error:
                 # The response has no content for the output, or fewer bytes than its shape needs.
-                raise self._unreadable(name, f"its content cannot be read ({_reason(error)})") from error
+                raise self._unreadable(name, f"its content cannot be read ({one_line(error)})") from error
             if array is None:
                 raise self._unreadable(name, "it has no content")
             outputs[name] = np.asarray(array)
@@ -138,28 +148,42 @@ class TritonModel:
         """Close the connection."""
         self._protocol.close()
 
-    def _send(self, call: Callable[[], T]) -> T:
+    def _send(self, call: Callable[[], T], request: Sequence[Any] = ()) -> T:
         """Run one call of the protocol within the deadline; raise errors of this package for those of the client."""
         try:
             with self._protocol.deadline():
                 return call()
         except self._protocol.errors as error:
-            fault, reason = self._protocol.fault(error), _reason(error)
-            subject = f"{self.url}: {self.name}:"
-            if fault is Fault.REFUSED:
-                raise InputError(
-                    f"{subject} the server refuses the request ({reason}); check the inputs",
-                    code=ErrorCode.REQUEST_REFUSED,
-                    url=self.url,
-                    model=self.name,
-                ) from error
+            fault = self._protocol.fault(error)
+            reason = self._connection.without_secrets(one_line(self._protocol.reason(error)))
+            misfit = self._misfit(request) if request and fault is Fault.REFUSED else None
             texts = {
-                Fault.TIMEOUT: f"no response within {self._deadline:g} s ({reason}); allow more with --deadline",
+                Fault.REFUSED: f"the server refuses the request ({reason}); "
+                + (misfit or "its inputs have the names, types and shapes that the server lists: see the server's log"),
+                Fault.TIMEOUT: f"no response within {self._connection.seconds:g} s ({reason}); allow more with"
+                " --deadline",
                 Fault.UNREACHABLE: f"no connection ({reason}); check that the server runs, and its port and protocol",
                 Fault.MALFORMED: f"the response is not of the protocol ({reason}); check the port",
+                Fault.FORBIDDEN: f"the server denies access ({reason}); give the header that it wants, as in"
+                ' --header "Authorization: Bearer TOKEN"',
+                Fault.UNTRUSTED: f"the server's certificate is not trusted ({reason}); name the file of the authority"
+                " that signed it (--certificate)",
                 Fault.SERVER_FAILED: f"{reason}; see the server's log",
             }
-            raise ServerError(f"{subject} {texts[fault]}", code=_CODES[fault], url=self.url, model=self.name) from error
+            kind = ServerError if misfit is None else InputError
+            raise kind(
+                f"{self.url}: {self.name}: {texts[fault]}", code=_CODES[fault], url=self.url, model=self.name
+            ) from error
+
+    def _misfit(self, request: Sequence[Any]) -> str | None:
+        """Which input of a request has another shape than the server lists; None if all fit."""
+        for sent, tensor in zip(request, self.inputs, strict=False):
+            shape = tuple(sent.shape())
+            if len(shape) != len(tensor.dims) or any(
+                size not in (FREE, actual) for size, actual in zip(tensor.dims, shape, strict=True)
+            ):
+                return f"the input {tensor.name} is {list(shape)}, and the server lists {list(tensor.dims)}: mend it"
+        return None
 
     def _unreadable(self, output: str, reason: str) -> MismatchError:
         return MismatchError(
@@ -168,7 +192,3 @@ class TritonModel:
             model=self.name,
             tensor=output,
         )
-
-
-def _reason(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
