@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, UsageError
-from compressor.latency.triton_protocols import Connection, Fault, connect, split_url
+from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, TargetMissingError, UsageError
+from compressor.latency.triton_grpc import GrpcProtocol
+from compressor.latency.triton_http import HttpProtocol
+from compressor.latency.triton_protocols import Connection, Fault, TritonProtocol, split_url
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.tensor_specs import FREE, spec_from_server
@@ -192,3 +197,41 @@ class TritonModel:
             model=self.name,
             tensor=output,
         )
+
+
+def connect(connection: Connection, model: str, version: str) -> TritonProtocol:
+    """A client for one model.
+
+    Args:
+        connection: how the server is called.
+        model: name of the model.
+        version: its version, or empty for the server's choice.
+
+    Raises:
+        UsageError: the URL is malformed.
+        InputError: the certificate cannot be read.
+        TargetMissingError: Triton's client is not installed.
+    """
+    scheme, _ = split_url(connection.url)
+    _check_certificate(connection.certificate)
+    try:
+        return (GrpcProtocol if scheme.startswith("grpc") else HttpProtocol)(connection, model, version)
+    except ImportError as error:
+        text = f"--server: Triton's client is not installed ({error})"
+        raise TargetMissingError.of_package("tritonclient", "serving", text) from error
+
+
+def _check_certificate(path: Path | None) -> None:
+    """Raise InputError unless a file holds certificates."""
+    if path is None:
+        return
+    try:
+        ssl.create_default_context(cafile=os.fspath(path))
+    except OSError as error:  # SSLError is one
+        raise InputError(
+            f"--certificate {path}: no certificates can be read from it ({error}); name a file in PEM with the"
+            " certificate of the authority that signed the server's",
+            code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
+            field="certificate",
+            path=path,
+        ) from error
