@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -93,6 +94,22 @@ class InferenceService(service.GRPCInferenceServiceServicer):  # type: ignore[na
         return messages.ModelInferResponse(outputs=[output], raw_output_contents=[content])
 
 
+class RequireHeaders(grpc.ServerInterceptor):  # type: ignore[name-defined]
+    """Denies calls without the headers."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        if self.headers.items() <= dict(details.invocation_metadata).items():
+            return continuation(details)
+
+        def deny(request: Any, context: Any) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+
+        return grpc.unary_unary_rpc_method_handler(deny)
+
+
 @contextmanager
 def serving(
     models: Mapping[str, Model] = MODELS,
@@ -100,16 +117,28 @@ def serving(
     output: str = "y",
     dies_after: int = 10**9,
     delay: float = 0.0,
+    *,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    certificate: Path | None = None,
 ) -> Iterator[str]:
-    """A running server; its URL. See `InferenceService` for the arguments."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+    """A running server; its URL. See `InferenceService` for the other arguments.
+
+    Args:
+        headers: headers, in lower case, without which a call is denied.
+        certificate: certificate of the server, beside its `key.pem`; None: it is not encrypted.
+    """
+    server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[RequireHeaders(headers)])
     service.add_GRPCInferenceServiceServicer_to_server(
         InferenceService(models, inputs, output, dies_after, delay), server
     )
-    port = server.add_insecure_port("127.0.0.1:0")
+    if certificate is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = (certificate.with_name("key.pem").read_bytes(), certificate.read_bytes())
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     try:
-        yield f"grpc://127.0.0.1:{port}"
+        yield f"{'grpc' if certificate is None else 'grpcs'}://127.0.0.1:{port}"
     finally:
         server.stop(None)
 

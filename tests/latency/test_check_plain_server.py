@@ -17,7 +17,7 @@ from compressor.latency import check
 from compressor.latency.triton_client import TritonModel
 from compressor.latency.triton_protocols import Connection
 from tests.command import compress
-from tests.latency.grpc_server import request_for
+from tests.latency.grpc_server import request_for, serving
 from tests.latency.http_server import BINARY, Request, serving_http
 from tests.latency.timers import EQUAL_TIMES
 
@@ -162,3 +162,21 @@ def test_a_file_without_certificates_is_refused(content: str | None, code: Error
     with pytest.raises(InputError) as error:
         check(request_for("https://127.0.0.1:1", certificate=tmp_path / "ca.pem"), timer=EQUAL_TIMES)
     assert error.value.code is code
+
+
+def test_a_server_over_grpc_gets_headers_too() -> None:
+    with serving(headers={"authorization": f"Bearer {TOKEN}"}) as url:
+        assert check(request_for(url, header=HEADER, gzip=True), timer=EQUAL_TIMES).passed
+        with pytest.raises(ServerError) as error:
+            check(request_for(url), timer=EQUAL_TIMES)
+    assert error.value.code is ErrorCode.ACCESS_DENIED
+
+
+def test_a_private_certificate_is_trusted_over_grpc_too(certificate: Path) -> None:
+    public = certificate.with_name("certificate.pem")
+    with serving(certificate=public) as url:
+        assert url.startswith("grpcs://")
+        assert check(request_for(url, certificate=public), timer=EQUAL_TIMES).passed
+        with pytest.raises(ServerError) as error:
+            check(request_for(url), timer=EQUAL_TIMES)
+    assert error.value.code in (ErrorCode.CERTIFICATE_UNTRUSTED, ErrorCode.SERVER_UNREACHABLE)
