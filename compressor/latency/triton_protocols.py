@@ -130,7 +130,7 @@ class TritonProtocol(Protocol):
 def header_plugin(module: Any, headers: Mapping[str, str]) -> Any:
     """A plugin of Triton's client that adds headers to every call."""
 
-    class AddHeaders(module.InferenceServerClientPlugin):  # type: ignore[misc]
+    class AddHeaders(module.InferenceServerClientPlugin):
         def __call__(self, request: Any) -> None:
             request.headers.update(headers)
 

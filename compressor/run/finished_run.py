@@ -114,9 +114,9 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             _require_proven(path, report)
     if (file := quantized_source(report, recipe.engine)) is not None:
         _check_quantized(out / file, report, recipe)
-    for name in target(recipe.engine.target).sources(recipe.engine.definite_precision):
-        if name is not None and (out / name).is_file():
-            _require_proven(out / name, report)
+    for file in target(recipe.engine.target).sources(recipe.engine.definite_precision):
+        if file is not None and (out / file).is_file():
+            _require_proven(out / file, report)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
     shapes = recipe.engine.parsed_shapes

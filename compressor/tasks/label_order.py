@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -91,7 +93,8 @@ def order_text(task: Task, statistics: np.ndarray, split: str) -> str | None:
 
 
 def _class_name(task: ClassLabels, number: int) -> str:
-    return str((task.config.id2label or {}).get(number, number))
+    id2label: Mapping[Any, str] = task.config.id2label or {}
+    return str(id2label.get(number, number))
 
 
 def _names(task: ClassLabels, order: list[int]) -> str:

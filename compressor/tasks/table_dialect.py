@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Separators that a table of a suffix may have, the usual one first."""
@@ -122,9 +123,9 @@ def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
 
 def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> list[list[str]] | None:
     """The rows without blank lines; None where quotes are malformed."""
-    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(sample, newline=""), delimiter=separator, quoting=quoting, strict=True)
-    rows = []
+    rows: list[list[str]] = []
     try:
         rows.extend(row for row in reader if row)
     except csv.Error as error:

@@ -134,7 +134,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("certificate")
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", folder / "key.pem", "-out", folder / "certificate.pem"]
+    files: list[str | Path] = ["-keyout", folder / "key.pem", "-out", folder / "certificate.pem"]
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
         check=True,

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 from dataclasses import dataclass
+from typing import Any
 
 from compressor.errors import ErrorCode
 
@@ -40,7 +41,7 @@ def written(
     rows: tuple[tuple[str, ...], ...] = ROWS,
     *,
     header: tuple[str, ...] | None = ("text", "label"),
-    quoting: int = csv.QUOTE_MINIMAL,
+    quoting: Any = csv.QUOTE_MINIMAL,
     end: str = "\n",
 ) -> str:
     """Rows as the standard library writes them."""

@@ -22,10 +22,10 @@ from tests.tasks.rows import jsonl, tsv
 USER = "<user>"
 SIZE = 25
 """Tokens of the tokenizer of `folders`, and rows of the tables of its models."""
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
-def with_token(model: Any, path: Path, **special: str) -> Path:
+def with_token(model: Any, path: Path, **special: Any) -> Path:
     """A folder whose tokenizer has one token more than its model."""
     folders.save(model, path)
     tokenizer = folders.tokenizer()
@@ -41,7 +41,9 @@ def rows_of(task: str, path: Path) -> str:
     """Rows of a task, of which the third has a token that the model lacks."""
     texts = [f"the film {'bad' if n % 2 else 'good'} {USER if n == 2 else 'very'}" for n in range(12)]
     if task == "token-classification":
-        rows = [{"words": text.split(), "tags": ["LABEL_1", "LABEL_0", "LABEL_0", "LABEL_0"]} for text in texts]
+        rows: list[Any] = [
+            {"words": text.split(), "tags": ["LABEL_1", "LABEL_0", "LABEL_0", "LABEL_0"]} for text in texts
+        ]
         return jsonl(path / "rows.jsonl", *rows)
     if task == "question-answering":
         rows = [{"question": "the film", "context": text, "answers": [{"text": "film", "start": 4}]} for text in texts]
@@ -73,9 +75,9 @@ def test_a_token_outside_of_the_table_is_named(tmp_path: Path, task: str) -> Non
 
 
 def test_targets_are_compared_with_the_table_of_the_decoder(tmp_path: Path) -> None:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
     sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    ids = {
+    ids: dict[str, Any] = {
         "pad_token_id": 0,
         "bos_token_id": 2,
         "eos_token_id": 3,
@@ -164,7 +166,7 @@ def test_tables_are_those_of_the_modules() -> None:
         num_attention_heads=2, word_embed_proj_dim=16,
     )  # fmt: skip
     assert limits(hf.OPTForCausalLM(opt)) == ({"input_ids": 30, "labels": 30}, {"input_ids": 40})
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
     sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     led = hf.LEDConfig(
         vocab_size=30,

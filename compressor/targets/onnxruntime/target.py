@@ -85,7 +85,7 @@ class OnnxRuntimeTarget(Target):
             str(axis): size
             for value in load(onnx).graph.inputs
             if value.name in feeds
-            for axis, size in zip(value.shape or (), feeds[value.name].shape, strict=True)
+            for axis, size in zip(value.shape or (), feeds[str(value.name)].shape, strict=True)
             if not isinstance(axis, int)
         }
         settings = ort_session.session_settings(ort_session.choose_provider(None, precision), None)

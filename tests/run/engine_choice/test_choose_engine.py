@@ -124,8 +124,8 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
     built = [ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.PRODUCTS, ProofStage.BUILD_INT8]
     assert stages == [*built, *[ProofStage.FIXED_SHAPE] * 4], "two graphs, in two runtimes"
     assert all(proof.holds for proof in report.proofs)
-    engine = next(proof for proof in report.proofs if proof.stage is ProofStage.BUILD_INT8)
-    assert any("batch 4, length 16" in case for case in engine.cases)
+    built_proof = next(proof for proof in report.proofs if proof.stage is ProofStage.BUILD_INT8)
+    assert any("batch 4, length 16" in case for case in built_proof.cases)
     assert report.dense.quantized is None
     assert report.compressed.quantized is not None
     assert all(row.void is None for row in report.speeds)
