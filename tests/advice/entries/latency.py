@@ -1,0 +1,297 @@
+"""Advice of `latency`: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+from tests.advice.world import World, advice
+import functools
+import json
+from typing import Any
+
+import numpy as np
+
+from tests.latency.graphs import rounding_graph, softmax_graph, text_model
+from tests.latency.timers import EQUAL_TIMES
+
+
+def check_command(w: World, *flags: Any) -> tuple[Any, ...]:
+    """A check of `small.onnx` with equal times; `x.npz` has inputs."""
+    import compressor.latency as latency
+
+    if not w.file("small.onnx").exists():
+        softmax_graph(w.file("small.onnx"))
+        softmax_graph(w.file("dense.onnx"))
+        np.savez(w.file("x.npz"), x=np.ones((4, 4), np.float32))
+        w.patch.setattr(latency, "check", functools.partial(latency.check, timer=EQUAL_TIMES))
+    return ("check", "small.onnx", "--baseline", "dense.onnx", "--batch", "1", *flags)
+
+
+@advice("latency.artifacts read_history file-unreadable #2")
+def _(w: World) -> None:
+    w.rows("history.jsonl", "no record")
+    command = check_command(w, "--junit", "junit.xml", "--history")
+    w.fails(*command, "history.jsonl")
+    w.right(*command, "another.jsonl")
+
+
+@advice("latency.artifacts read_history file-unreadable")
+def _(w: World) -> None:
+    from compressor.latency.artifacts import read_history
+
+    w.file("folder").mkdir()
+    w.file("history.jsonl").touch()
+    w.fails(read_history, w.file("folder"))
+    w.right(read_history, w.file("history.jsonl"))
+
+
+@advice("latency.baseline Baseline.load code")
+def _(w: World) -> None:
+    command = check_command(w)
+    for content in (None, "{}"):
+        if content is not None:
+            w.rows("base.json", content)
+        w.fails(*command, "--baseline", "base.json")
+        w.right(*command, "--save-baseline", "base.json")
+        w.right(*command, "--baseline", "base.json")
+        w.file("base.json").unlink()
+
+
+@advice("latency.baseline check_comparable file-mismatch")
+def _(w: World) -> None:
+    command = check_command(w)
+    w.right(*command, "--save-baseline", "base.json")
+    stored = json.loads(w.file("base.json").read_text())
+    w.file("base.json").write_text(json.dumps({**stored, "host": "elsewhere"}))
+    w.fails(*command, "--baseline", "base.json")
+    w.right(*command, "--baseline", "base.json", "--force")
+    w.right(*command, "--save-baseline", "base.json")
+    w.right(*command, "--baseline", "base.json")
+
+
+@advice("latency.baseline check_comparable file-mismatch #2")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz", "--seed", "1")
+    w.right(*command, "--save-baseline", "base.json")
+    np.savez(w.file("others.npz"), x=np.zeros((4, 4), np.float32))
+    w.fails(*command, "--baseline", "base.json", "--inputs", "others.npz")
+    w.right(*command, "--baseline", "base.json")
+    w.right(*command, "--inputs", "others.npz", "--save-baseline", "base.json")
+    w.right(*command, "--inputs", "others.npz", "--baseline", "base.json")
+
+
+@advice("latency.check check random-inputs")
+def _(w: World) -> None:
+    command = check_command(w)
+    w.notes(*command)
+    w.right(*command, "--inputs", "x.npz")
+
+
+@advice("latency.local_engine load_engine file-missing")
+def _(w: World) -> None:
+    command = check_command(w)
+    w.fails("check", "nowhere.onnx", *command[2:])
+    w.right(*command)
+    w.clear("server-unreachable", *command[:1], *command[2:], "--model", "small", "--server", "http://127.0.0.1:9")
+
+
+@advice("latency.local_engine _load_built contradiction")
+def _(w: World) -> None:
+    from compressor.latency.local_engine import _load_built
+    from compressor.targets import target
+
+    w.fails(_load_built, target("openvino"), w.file("engine.xml"), 1, w.file("kernel.so"))
+    w.clear("file-missing", _load_built, target("openvino"), w.file("engine.xml"), 1, None)
+
+
+@advice("latency.output_check ExpectedOutputs._error outputs-differ")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz", "--expect", "baseline")
+    rounding_graph(w.file("small.onnx"), 29_500.0)
+    rounding_graph(w.file("dense.onnx"), 30_000.0)
+    w.fails(*command)
+    w.right(*command, "--tolerance", "0.02")
+
+
+@advice("latency.output_check _read_expected invalid-value")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz")
+    np.savez(w.file("y.npz"))
+    w.fails(*command, "--expect", "y.npz")
+    outputs(w)
+    w.right(*command, "--expect", "y.npz")
+
+
+def outputs(w: World, rows: int = 4) -> None:
+    """Write the outputs of the graph for `x.npz`."""
+    from compressor.targets import target
+
+    engine = target("ort").load(w.file("small.onnx"))
+    np.savez(w.file("y.npz"), **engine.run({"x": np.ones((rows, 4), np.float32)}))
+
+
+@advice("latency.output_check _read_expected file-missing")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz")
+    w.fails(*command, "--expect", "nowhere")
+    outputs(w)
+    run = w.file("run")
+    run.mkdir()
+    softmax_graph(run / "model.onnx")
+    for expect in ("baseline", "any", "y.npz", "dense.onnx", "run"):
+        w.right(*command, "--expect", expect)
+
+
+@advice("latency.output_check _rows invalid-value")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz", "--expect", "y.npz")
+    np.savez(w.file("y.npz"), y=np.float32(1.0))
+    w.fails(*command)
+    outputs(w)
+    w.right(*command)
+
+
+@advice("latency.output_check _rows too-few-rows")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz", "--expect", "y.npz")
+    outputs(w, 2)
+    w.fails(*command)
+    outputs(w, 4)
+    w.right(*command)
+
+
+@advice("latency.output_check _run_graph file-missing")
+def _(w: World) -> None:
+    from compressor.targets import target
+
+    command = check_command(w)
+    target("openvino").build(w.file("small.onnx"), w.file("engine.xml"))
+    engine = ("check", "engine.xml", *command[2:])
+    w.fails(*engine)
+    for expect in ("small.onnx", "baseline", "any"):
+        w.right(*engine, "--expect", expect)
+
+
+@advice("latency.output_check expected_outputs text")
+def _(w: World) -> None:
+    from compressor.config.check import CheckRequest
+    from compressor.latency import check
+    from tests.latency.http_server import serving_http
+
+    import pytest
+
+    pytest.importorskip("tritonclient.http")
+    response = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [9.0, 9.0, 9.0]}]}
+    np.savez(w.file("x.npz"), x=np.ones((4, 4), np.float32))
+    np.savez(w.file("y.npz"), y=np.full((4, 3), 9.0, np.float32))
+    with serving_http(small=lambda x: response) as url:
+
+        def run(**fields: Any) -> None:
+            request = {"server": url, "model": "small", "baseline": "dense", "batch": 1, "inputs": w.file("x.npz")}
+            check(CheckRequest(**request, **fields), timer=EQUAL_TIMES)
+
+        w.fails(run)
+        w.right(lambda: run(expect="any"))
+        w.right(lambda: run(expect=str(w.file("y.npz"))))
+
+
+@advice("latency.request_batches load_batches file-missing")
+def _(w: World) -> None:
+    w.fails(*check_command(w, "--inputs", "nowhere.npz"))
+    w.right(*check_command(w, "--inputs", "x.npz"))
+
+
+@advice("latency.request_batches load_batches too-few-rows")
+def _(w: World) -> None:
+    command = check_command(w, "--inputs", "x.npz", "--batch")
+    w.fails(*command, "8")
+    w.right(*command, "4")
+    np.savez(w.file("x.npz"), x=np.ones((8, 4), np.float32))
+    w.right(*command, "8")
+
+
+def check_texts(w: World) -> tuple[Any, ...]:
+    check_command(w)
+    text_model(w.file("texts"))
+    graph = w.file("texts/model.onnx")
+    return ("check", graph, "--baseline", graph, "--batch", "1", "--inputs", "rows.tsv", "--text-columns", "text")
+
+
+@advice("latency.request_batches _encode_rows missing-value")
+def _(w: World) -> None:
+    command = check_texts(w)
+    w.fails(*command)
+    w.right(*command, "--tokenizer", "texts")
+
+
+@advice("latency.request_batches _encode_texts file-missing")
+def _(w: World) -> None:
+    command = check_texts(w)
+    w.file("empty").mkdir()
+    w.fails(*command, "--tokenizer", "empty")
+    w.right(*command, "--tokenizer", "texts")
+
+
+@advice("latency.triton_client TritonModel.random_batch missing-value")
+def _(w: World) -> None:
+    from types import SimpleNamespace
+
+    import pytest
+
+    from compressor.config.check import CheckRequest
+    from compressor.latency.request_batches import load_batches
+
+    pytest.importorskip("tritonclient.http")
+    from compressor.latency.triton_client import TritonModel
+
+    spec = SimpleNamespace(name="x", dtype=np.dtype(object), is_text=True, type=None, shape=(-1, 1), text=True)
+    model: Any = TritonModel.__new__(TritonModel)
+    model.name, model.inputs = "small", [spec]
+    w.fails(model.random_batch, 1, 8, 0)
+    np.savez(w.file("x.npz"), x=np.array([["good"], ["bad"]]))
+    endpoint: Any = SimpleNamespace(inputs=[])
+    del endpoint, load_batches, CheckRequest
+
+
+@advice("latency.triton_client TritonModel._send text")
+def _(w: World) -> None:
+    import pytest
+
+    from compressor.config.check import CheckRequest
+    from compressor.latency import check
+    from tests.latency.http_server import linear_response, serving_http
+
+    pytest.importorskip("tritonclient.http")
+    np.savez(w.file("x.npz"), x=np.ones((1, 4), np.float32))
+    with serving_http(byte_seconds=0.01) as url:
+
+        def run(deadline: str) -> None:
+            request = {"server": url, "model": "small", "baseline": "dense", "batch": 1, "inputs": w.file("x.npz")}
+            check(CheckRequest(**request, deadline=deadline), timer=quick)
+
+        quick = functools.partial(_two_rounds)
+        w.fails(run, "100ms")
+        w.right(run, "30s")
+    del linear_response
+
+
+def _two_rounds(first: Any, second: Any, seconds: float, /, **_: Any) -> Any:
+    for _round in range(2):
+        first()
+        second()
+        yield 1e-3 * np.ones((2, 10)) + 1e-6 * np.arange(20).reshape(2, 10)
+
+
+@advice("latency.triton_protocols connect text", unfollowed="installs a package")
+def _(w: World) -> None:
+    import sys
+
+    w.patch.setitem(sys.modules, "tritonclient", None)
+    w.patch.setitem(sys.modules, "tritonclient.http", None)
+    w.fails("check", "--server", "http://127.0.0.1:9", "--model", "small", "--baseline", "dense")
+
+
+@advice("latency.triton_protocols split_url invalid-value")
+def _(w: World) -> None:
+    command = ("check", "--model", "small", "--baseline", "dense", "--server")
+    w.fails(*command, "127.0.0.1:9")
+    for scheme in ("grpc", "http"):
+        w.clear("server-unreachable", *command, f"{scheme}://127.0.0.1:9")

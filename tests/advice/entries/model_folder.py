@@ -1,0 +1,112 @@
+"""Advice of `model_folder`: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+from tests.advice.world import World, advice
+import importlib
+import json
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+
+from tests import folders
+
+
+def change_config(w: World, **fields: Any) -> None:
+    """Change the configuration of the model; a value None removes the key."""
+    file = w.file("model/config.json")
+    config = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@advice("model_folder.example_inputs _cannot_make unsupported-model")
+def _(w: World) -> None:
+    module = importlib.import_module("compressor.model_folder.example_inputs")
+    w.patch.setattr(module, "_required", lambda parameters: {"input_ids", "positions"})
+    np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
+    w.fails(*w.keep_one())
+    w.right(*w.keep_one("--example-inputs", "inputs.npz"))
+
+
+@advice("model_folder.example_inputs _vocabulary_size unsupported-model")
+def _(w: World) -> None:
+    module = importlib.import_module("compressor.model_folder.example_inputs")
+    config = hf.ViTConfig()
+    w.fails(module._vocabulary_size, config, torch.nn.Linear(2, 2))
+    np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
+    w.right(*w.keep_one("--example-inputs", "inputs.npz"))
+
+
+@advice("model_folder.example_inputs _text out-of-range")
+def _(w: World) -> None:
+    command = ("model", "--plan", "plan.json", "-o", "out", "--seq")
+    w.fails(*command, "64")
+    w.right(*command, "20")
+
+
+@advice("model_folder.loading load unsafe-code")
+def _(w: World) -> None:
+    change_config(w, auto_map={"AutoModelForSequenceClassification": "modeling.Mine"})
+    w.rows("model/modeling.py", "from transformers import BertForSequenceClassification as Mine")
+    w.fails(*w.keep_one())
+    w.right(*w.keep_one("--trust-remote-code"))
+
+
+@advice("model_folder.loading _check_complete weights-missing")
+def _(w: World) -> None:
+    folders.save(folders.bert_encoder(), w.file("encoder"))
+    w.fails("encoder", "--task", "text-classification", "--data", "rows.tsv", "-o", "out")
+    w.right("encoder", "--task", "feature-extraction", "-o", "out")
+    w.right("model", "--task", "text-classification", "--data", "rows.tsv", "-o", "out")
+
+
+@advice("model_folder.model_class model_class unsupported-model")
+def _(w: World) -> None:
+    folders.save(hf.BertForPreTraining(hf.BertConfig(**folders.SIZES)), w.file("pretrained"))
+    w.fails("pretrained", "-o", "out")
+    w.right("pretrained", "--task", "fill-mask", "-o", "out")
+
+
+@advice("model_folder.model_class model_class unsupported-model #2")
+def _(w: World) -> None:
+    for architectures in (["NoSuchModel"], None):
+        change_config(w, architectures=architectures)
+        w.fails(*w.keep_one())
+        w.right(*w.keep_one("--task", "text-classification"))
+    folders.save(folders.bert(), w.model)
+    w.right(*w.keep_one())
+
+
+@advice("model_folder.model_class _class_for_task unsupported-model")
+def _(w: World) -> None:
+    folders.save(folders.gpt2(hf.GPT2ForSequenceClassification), w.file("gpt2"))
+    w.fails("gpt2", "--task", "fill-mask", "-o", "out")
+    w.right("gpt2", "--task", "text-classification", "-o", "out")
+
+
+@advice("model_folder.model_class _auto_class unsupported-model")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--task", "text-to-audio"))
+    w.right(*w.keep_one("--task", "text-classification"))
+
+
+@advice("model_folder.model_class _auto_class unknown-name")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--task", "text-clasification"))
+    w.right(*w.keep_one("--task", "text-classification"))
+
+
+@advice("model_folder.weight_checks check_weight_files unsafe-code")
+def _(w: World) -> None:
+    state = folders.bert().state_dict()
+    (w.model / "model.safetensors").unlink()
+    torch.save(state, w.model / "pytorch_model.bin")
+    w.fails(*w.keep_one())
+    w.right(*w.keep_one("--allow-pickle"))
+    model = folders.bert()
+    model.load_state_dict(torch.load(w.model / "pytorch_model.bin"))
+    (w.model / "pytorch_model.bin").unlink()
+    model.save_pretrained(w.model)
+    w.right(*w.keep_one())

@@ -1,0 +1,535 @@
+"""Advice of `run`: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+from tests.advice.world import World, advice
+import json
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+from compressor.config.run import Recipe
+from tests import folders
+
+
+@advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
+def _(w: World) -> None:
+    w.learns()
+    distill = w.run("--plan", "plan.json", "--distill", "--distill-steps", "2", "--batch-size", "8")
+    w.fails(*distill, "--minutes", "1e-9")
+    w.right(*distill, "--minutes", "1")
+    w.right(*distill, "--minutes", "0.05", "--batch-size", "2")
+
+
+@advice("run.distillation.distill distillation_of unsupported-model")
+def _(w: World) -> None:
+    from compressor.run.distillation import distill
+
+    streams = type("Streams", (), {})
+    w.patch.setattr(distill, "Streams", streams)
+    recipe = Recipe(model="model", data="rows.tsv", keep=1, distill=True)
+    model: Any = SimpleNamespace(folder=SimpleNamespace(family="transfo-xl"))
+    data: Any = SimpleNamespace(task=SimpleNamespace(chooser=streams()))
+    w.fails(distill.distillation_of, recipe, model, data)
+    w.right(*w.keep_one())
+
+
+@advice("run.distillation.distill distillation_of contradiction")
+def _(w: World) -> None:
+    from tests.tasks.pictures import save_classifier, write_folder
+
+    write_folder(w.file("images"), 6)
+    save_classifier(w.file("vit"))
+    command = ("vit", "--data", "images", "--macs", "50%", "--distill", "-o", "out")
+    w.fails(*command, "--augment", "0.5")
+    w.right(*command)
+
+
+@advice("run.distillation.distill distillation_of missing-value")
+def _(w: World) -> None:
+    run = w.finished()
+    command = (run, "--data", "rows.tsv", "--plan", run / "plan.json", "--distill", "--max-length", "8", "-o", "out")
+    w.fails(*command)
+    w.right(*command, "--teacher", "model")
+
+
+@advice("run.distillation.teacher require_same_interface.refuse code")
+def _(w: World) -> None:
+    from tests.cli.bad_inputs import teacher_of_another_vocabulary
+
+    command = teacher_of_another_vocabulary(w.path)
+    w.fails(*command, "-o", "out")
+    w.right(*command[:-1], "model", "-o", "out")
+    w.right(*command[:-2], "-o", "out")
+
+
+@advice("run.distillation.teacher require_same_interface text")
+def _(w: World) -> None:
+    folders.save(_deeper(), w.file("teacher"))
+    command = w.run("--plan", "plan.json", "--distill", "--teacher", "teacher", "--hidden-weight")
+    w.fails(*command, "1")
+    w.right(*command, "0")
+
+
+def _deeper() -> Any:
+    import transformers as hf
+
+    return hf.BertForSequenceClassification(hf.BertConfig(**{**folders.SIZES, "num_hidden_layers": 2}))
+
+
+@advice("run.embeddings rank_documents contradiction")
+def _(w: World) -> None:
+    w.fails(*w.run("--macs", "70%", "--match-dense"))
+    w.right(*w.run("--macs", "70%"))
+
+
+@advice("run.embeddings rank_documents text")
+def _(w: World) -> None:
+    folders.save_sentence_encoder(w.file("encoder"))
+    w.rows("pairs.tsv", "text_a\ttext_b", *(f"the good film\tthe {word} film" for word in folders.WORDS))
+    command = ("encoder", "--match-dense", "--macs", "70%", "-o", "out")
+    w.fails(*command, "--test-data", "pairs.tsv")
+    w.right(*command, "--test-data", "pairs.tsv", "--data", "pairs.tsv")
+
+
+@advice("run.ladder _require_one_process text")
+def _(w: World) -> None:
+    from compressor.run import ladder
+
+    w.patch.setattr(ladder, "process_count", lambda: 2)
+    w.patch.setattr(ladder, "refuse_processes", _raise)
+    w.fails(*w.run("--macs", "80%,60%"))
+    w.right(*w.run("--macs", "80%"))
+    w.right(*w.run("--macs", "60%", "--start-from", w.pruned()))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@advice("run.ladder _check_folders text")
+def _(w: World) -> None:
+    ladder = ("model", "--data", "rows.tsv", "--macs", "80%,60%", "-o")
+    w.fails(*ladder, "model")
+    w.right(*ladder, "ladder")
+
+
+@advice("run.ladder _check_folders text #2")
+def _(w: World) -> None:
+    ladder = ("model", "--data", "rows.tsv", "--macs", "80%,60%", "-o")
+    w.fails(*ladder, w.finished())
+    w.right(*ladder, "ladder")
+
+
+@advice("run.ladder _with_macs missing-value")
+def _(w: World) -> None:
+    from compressor.run.ladder import _with_macs
+
+    recipe = Recipe(model="model", data="rows.tsv", macs=1.0, method="dsp", out="out/macs-50")
+    rung: Any = SimpleNamespace(name="speedup-2", macs=None)
+    w.fails(list, _with_macs([recipe], [rung]))
+    w.right(list, _with_macs([recipe], [SimpleNamespace(name="speedup-2", macs=0.5)]))  # type: ignore[list-item]
+
+
+@advice("run.learning_store _claim run-differs")
+def _(w: World) -> None:
+    from compressor.run import learn_stages
+
+    w.learns()
+    w.patch.setattr(learn_stages, "_learn_units", lambda run, data, store, *_: (_interrupt(store)))
+    command = w.run("--keep", "1", "--steps", "2", "--batch-size", "8")
+    _interrupted(w, command)
+    w.patch.undo()
+    w.patch.chdir(w.path)
+    w.fails(*command, "--learning-rate", "0.1")
+    w.right(*command[:-6], "--steps", "2", "--batch-size", "8", "-o", "elsewhere", "--learning-rate", "0.1")
+    w.right(*command, "--learning-rate", "0.1", "--force")
+
+
+def _interrupt(store: Any) -> None:
+    (store.path / "checkpoint-2").mkdir()
+    (store.path / "checkpoint-2" / "trainer_state.json").write_text("{}")
+    raise KeyboardInterrupt
+
+
+def _interrupted(w: World, command: tuple[Any, ...]) -> None:
+    import pytest
+
+    with pytest.raises((KeyboardInterrupt, AssertionError)):
+        w.right(*command)
+
+
+@advice("run.load load_named_folder code")
+def _(w: World) -> None:
+    command = w.run("--plan", "plan.json", "--distill", "--teacher")
+    w.fails(*command, "nowhere")
+    w.right(*command, "model")
+
+
+@advice("run.load _check_kept_folders file-unwritable")
+def _(w: World) -> None:
+    w.rows("file", "")
+    w.fails(*w.run("--macs", "70%", "--statistics", "file"))
+    w.right(*w.run("--macs", "70%", "--statistics", "folder"))
+
+
+@advice("run.load _require_text unsupported-model")
+def _(w: World) -> None:
+    from compressor.run import load
+    from tests.tasks.pictures import save_classifier, write_folder
+
+    write_folder(w.file("images"), 6)
+    save_classifier(w.file("vit"))
+    w.patch.setattr(load, "check_options", lambda *_, **__: None)
+    command = ("vit", "--data", "images", "--keep", "1", "--steps", "2", "-o", "out")
+    w.fails(*command, "--drop-blocks", "50%")
+    w.right(*command)
+
+
+@advice("run.load _check_calibration missing-value")
+def _(w: World) -> None:
+    w.fails("model", "--plan", "plan.json", "--precision", "int8", "-o", "out")
+    w.right("model", "--plan", "plan.json", "--precision", "int8", "-o", "out", "--data", "rows.tsv")
+
+
+@advice("run.load _require_rows_to_choose_by too-few-rows")
+def _(w: World) -> None:
+    w.rows("few.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film")
+    w.rows("enough.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film", "1\tgood film")
+    command = ("model", "--eval-data", "rows.tsv", "--macs", "60%", "-o", "out", "--data")
+    w.fails(*command, "few.tsv")
+    w.right(*command, "enough.tsv")
+
+
+@advice("run.load _require_labels column-missing")
+def _(w: World) -> None:
+    words = folders.WORDS
+    w.rows("texts.tsv", "verdict\ttext", *(f"{n % 2}\tthe {words[n % 20]} {words[n % 7]} film" for n in range(40)))
+    command = ("model", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
+    w.fails(*command)
+    w.right(*command, "--label-column", "verdict")
+    w.right(*command, "--test-data", "rows.tsv")
+
+
+@advice("run.pipeline compress contradiction")
+def _(w: World) -> None:
+    from compressor.run import pipeline
+
+    w.patch.setattr(pipeline, "process_state", lambda: SimpleNamespace(num_processes=2, is_main_process=True))
+    w.patch.setattr(pipeline, "refuse_processes", _raise)
+    command = w.run("--method", "taylor", "--keep", "1")
+    w.fails(*command)
+    w.patch.setattr(pipeline, "process_state", lambda: SimpleNamespace(num_processes=1, is_main_process=True))
+    w.right(*command)
+    w.right(*command, "--ray", "local")
+
+
+@advice("run.pipeline _refuse_inputs_inside_output contradiction")
+def _(w: World) -> None:
+    run = w.finished()
+    command = ("model", "--plan", run / "plan.json", "--force", "-o")
+    w.fails(*command, run)
+    w.clear("file-mismatch", *command, "another")
+    shutil.copy("plan.json", run)
+    w.right(*command, "another")
+
+
+@advice("run.plan_source _earlier_plan file-missing")
+def _(w: World) -> None:
+    w.fails(*w.run("--macs", "50%", "--start-from", "model"))
+    w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
+
+
+@advice("run.plan_source _other_model_error file-mismatch")
+def _(w: World) -> None:
+    run = w.finished()
+    plan = json.loads((run / "plan.json").read_text())
+    plan["groups"][0].update(heads=4, kv_heads=4)
+    (run / "plan.json").write_text(json.dumps(plan))
+    w.fails(*w.run("--macs", "50%", "--start-from", run))
+    w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
+
+
+@advice("run.plan_source load_start file-mismatch", zoo=True)
+def _(w: World) -> None:
+    import transformers as hf
+
+    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    folders.save(hf.LlamaForSequenceClassification(hf.LlamaConfig(**sizes, pad_token_id=0)), w.file("llama"))
+    w.whole()
+    short = ("--data", "rows.tsv", "--batch", "1", "--seq", "8", "--max-length", "8", "--seconds", "0.01")
+    command = ("llama", *short, "--threads", "1", "--prune-units", "heads", "--group-by")
+    w.right(*command, "query", "--macs", "80%", "-o", "start")
+    w.fails(*command, "kv", "--macs", "70%", "--start-from", "start", "-o", "out")
+    w.right(*command, "query", "--macs", "70%", "--start-from", "start", "-o", "out")
+    neurons = ("--prune-units", "neurons", "--macs", "75%")
+    w.right(*command, "kv", *neurons, "--start-from", "start", "-o", "out2")
+
+
+@advice("run.plan_source _start_plan plan-mismatch")
+def _(w: World) -> None:
+    run = w.finished()
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1"}))
+    command = (run, "--data", "rows.tsv", "--steps", "2", "--batch", "1", "--seq", "8", "-o", "out")
+    w.learns()
+    w.fails(*command, "--drop-blocks", "50%")
+    w.right(w.finished(), *command[1:], "--drop-blocks", "50%")
+
+
+@advice("run.plan_source load_plan text #2")
+def _(w: World) -> None:
+    w.notes("model", "-o", "out")
+    w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
+
+
+@advice("run.plan_source load_plan text")
+def _(w: World) -> None:
+    w.notes("model", "-o", "out")
+    w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
+
+
+@advice("run.plan_source load_plan text #4")
+def _(w: World) -> None:
+    w.notes("model", "-o", "out")
+    w.right("model", "--plan", "plan.json", "-o", "out")
+
+
+@advice("run.plan_source load_plan text #3")
+def _(w: World) -> None:
+    import transformers as hf
+
+    config = hf.FNetConfig(vocab_size=25, hidden_size=16, num_hidden_layers=1, intermediate_size=20)
+    folders.save(hf.FNetForSequenceClassification(config), w.file("fnet"))
+    w.notes("fnet", "-o", "out")
+    w.right("fnet", "--data", "rows.tsv", "--macs", "70%", "-o", "out")
+
+
+@advice("run.pruning.constraints timed_sizes contradiction")
+def _(w: World) -> None:
+    from compressor.run.pruning.constraints import timed_sizes
+
+    fields: dict[str, Any] = {"model": "model", "data": "rows.tsv", "macs": 0.5, "budget_at": ("4x8",)}
+    w.fails(timed_sizes, Recipe(**fields, batch=(1,), seq=(8,)), [8])
+    w.right(timed_sizes, Recipe(**fields, batch=(1, 4), seq=(8,)), [8])
+
+
+@advice("run.pruning.count_costs count_costs unsupported-model")
+def _(w: World) -> None:
+    from compressor.run.pruning import count_costs
+
+    w.patch.setattr(count_costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
+    w.patch.setattr(count_costs, "uncounted_product", lambda *_: "product_7")
+    w.fails(count_costs.count_costs, None, None, (), [(1, 8)], None)
+    w.right(*w.keep_one())
+
+
+@advice("run.pruning.metric_trials require_informed label-mismatch")
+def _(w: World) -> None:
+    from compressor.run.pruning.metric_trials import require_informed
+
+    task: Any = SimpleNamespace(metric="accuracy")
+    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5), task)
+    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5), task)
+
+
+@advice("run.pruning.prunable_groups prunable_groups site-refused")
+def _(w: World) -> None:
+    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.pruning.prunable_groups import prunable_groups
+
+    model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
+    w.fails(prunable_groups, cases.recipe_of(), model, ())
+    w.right(*w.keep_one())
+
+
+@advice("run.pruning.prunable_groups prunable_groups site-refused #2")
+def _(w: World) -> None:
+    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.pruning.prunable_groups import prunable_groups
+
+    w.fails(prunable_groups, cases.recipe_of(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
+    w.right(prunable_groups, cases.recipe_of(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
+    w.right(*w.run("--macs", "50%", "--attention", "sdpa"))
+    w.right(*w.run("--macs", "50%", "--opset", "23"))
+
+
+@advice("run.pruning.prunable_groups prunable_groups site-refused #3")
+def _(w: World) -> None:
+    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.pruning.prunable_groups import prunable_groups
+
+    refused = [cases.refusal(*cases.HEADS)]
+    w.fails(prunable_groups, cases.recipe_of(prune_units="heads", skip_refused=True), cases.MODEL, refused)
+    w.right(prunable_groups, cases.recipe_of(prune_units="neurons"), cases.MODEL, refused)
+
+
+@advice("run.run_notes unused_field_notes length-limited")
+def _(w: World) -> None:
+    w.notes(*w.keep_one("--max-length", "64"))
+    w.right(*w.keep_one("--max-length", "16"))
+
+
+@advice("run.run_notes unused_field_notes text")
+def _(w: World) -> None:
+    w.notes(*w.keep_one("--block-size", "8"))
+    w.right(*w.keep_one("--block-size", "8", "--drop-blocks", "50%"))
+    w.right(*w.keep_one("--block-size", "8", "--drop-blocks-by-kind", "bidirectional=50%"))
+
+
+@advice("run.run_notes _unused_training_notes text")
+def _(w: World) -> None:
+    w.notes(*w.keep_one("--epochs", "2"))
+    w.right(*w.run("--keep", "1", "--epochs", "2"))
+
+
+@advice("run.run_notes order_notes text")
+def _(w: World) -> None:
+    w.notes(*w.run("--method", "taylor", "--keep", "1", "--macs", "70%"))
+    w.right(*w.run("--macs", "70%"))
+
+
+@advice("run.run_notes selection_notes no-metric")
+def _(w: World) -> None:
+    from compressor.run.products import SelectedPlan
+    from compressor.run.run_notes import selection_notes
+    from graph_passes import Plan
+
+    folder: Any = SimpleNamespace(config=None, task="text-classification")
+    selected = SelectedPlan(Plan.load(w.file("plan.json")))
+    w.notes(lambda: list(selection_notes(folder, selected, None)))
+    w.right(lambda: list(selection_notes(folder, selected, SimpleNamespace(test=[1]))))  # type: ignore[arg-type]
+
+
+@advice("run.run_notes thinned_product_notes positions-dropped", zoo=True)
+def _(w: World) -> None:
+    w.whole()
+    w.notes(*w.run("--plan", "plan.json"))
+    w.right(*w.run("--plan", "plan.json", "--keep-unread-positions", "--force"))
+
+
+@advice("run.run_notes speed_notes speed-uncertain")
+def _(w: World) -> None:
+    from compressor.run.run_notes import speed_notes
+    from tests.report import reports
+
+    speed = reports.speed(1, 128, 40.0, 20.0)
+    w.notes(lambda: list(speed_notes([speed.model_copy(update={"low": 0.5, "high": 4.0})])))
+    w.right(lambda: list(speed_notes([speed.model_copy(update={"low": 1.99, "high": 2.01})])))
+
+
+def masked_plan(w: World, block: int = 8, blocks: int = 1) -> None:
+    """Let the plan of the inputs have masks of 8 positions."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from graph_passes import BlockMask, Plan
+
+    plan = Plan.load(w.file("plan.json"))
+    mask = BlockMask(np.ones((plan.sites[0].heads, blocks, blocks), dtype=bool), block)
+    masked = plan.replace_groups([replace(site, mask=mask) for site in plan.sites])
+    masked.save(w.file("plan.json"))
+
+
+@advice("run.sizes work_out_sizes too-long")
+def _(w: World) -> None:
+    masked_plan(w)
+    lines = [f"{n % 2}\tthe very very very very very very very good film" for n in range(40)]
+    w.rows("long.tsv", "label\ttext", *lines)
+    command = ("model", "--plan", "plan.json", "--data", "long.tsv", "--distill", "-o", "out", "--batch", "1")
+    w.fails(*command)
+    w.right(*command, "--max-length", "8")
+
+
+@advice("run.sizes timed_lengths contradiction")
+def _(w: World) -> None:
+    from tests.tasks.pictures import save_classifier, write_folder
+
+    write_folder(w.file("images"), 6)
+    save_classifier(w.file("vit"))
+    command = ("vit", "--data", "images", "--macs", "50%", "-o", "out")
+    w.fails(*command, "--seq", "8")
+    w.right(*command)
+
+
+@advice("run.sizes timed_lengths too-long")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", "--drop-blocks", "50%", "--steps", "2", "--batch", "1", "-o", "out")
+    w.fails(*command, "--max-length", "8", "--seq", "16")
+    w.right(*command, "--max-length", "8", "--seq", "8")
+    w.right(*command, "--max-length", "16", "--seq", "16")
+
+
+@advice("run.variant require_int8 products-in-float")
+def _(w: World) -> None:
+    from compressor.config.sections import EngineConfig
+    from compressor.run.variant import require_int8
+
+    engine: Any = SimpleNamespace(quantized=SimpleNamespace(requested=4, executed=3, in_float=("product",)))
+    w.fails(require_int8, engine, EngineConfig(target="openvino", precision="int8"))
+    config = EngineConfig(target="openvino", precision="int8", allow_float_products=True)
+    w.right(require_int8, engine, config)
+
+
+@advice("run.variant require_complete site-refused", zoo=True)
+def _(w: World) -> None:
+    import graph_passes
+    from tests.run.runs import refuse_drops
+
+    name = graph_passes.Plan.load(w.file("plan.json")).sites[0].name
+    w.whole()
+    refuse_drops(w.patch, name)
+    w.fails(*w.keep_one())
+    w.right(*w.run("--plan", "plan.json"))
+
+
+@advice("run.rebuild _note_what_to_expect text", zoo=True)
+def _(w: World) -> None:
+    w.whole()
+    run = w.finished()
+    report = json.loads((run / "report.json").read_text())
+    report["graphs"].pop("dense.onnx")
+    (run / "report.json").write_text(json.dumps(report))
+    (run / "dense.onnx").unlink()
+    build = ("build", "--seconds", "0.01", "--threads", "1")
+    w.notes(*build, run)
+    w.right(*w.run("--plan", "plan.json", "--save-dense"))
+    w.right(*build, w.out)
+
+
+@advice("run.rebuild _note_build text")
+def _(w: World) -> None:
+    from compressor.config.sections import EngineConfig
+    from compressor.run.rebuild import _note_build
+    from compressor.run.run_log import RunLog
+    from compressor.progress import NullListener
+    from graph_passes import Plan
+
+    def note(**fields: Any) -> None:
+        report = SimpleNamespace(recipe={"kernel": "kernel.so"}, plan=Plan.load(w.file("plan.json")))
+        recipe = SimpleNamespace(engine=EngineConfig(**fields))
+        run: Any = SimpleNamespace(report=report, recipe=recipe, lengths=(8,))
+        _note_build(run, RunLog(NullListener()), lost=False)
+
+    w.notes(note)
+    w.right(lambda: note(kernel="kernel.so"))
+
+
+@advice("run.finished_run _check_quantized file-missing", zoo=True)
+def _(w: World) -> None:
+    run = w.finished()
+    w.whole()
+    build = ("--target", "openvino", "--precision", "int8", "--seconds", "0.01", "--threads", "1")
+    w.fails("build", run, *build)
+    w.right(*w.run("--plan", "plan.json", *build[:4], "--allow-float-products"))
+    w.right("build", w.out, *build, "--allow-float-products")
+
+
+@advice("run.fitted_weights _missing text")
+def _(w: World) -> None:
+    run = w.finished()
+    plan = json.loads((run / "plan.json").read_text())
+    (w.file("plan.json")).write_text(json.dumps(plan))
+    w.fails(*w.run("--plan", "plan.json", "--distill"))
+    w.right(run, *w.run("--plan", run / "plan.json", "--distill", "--teacher", "model")[1:])

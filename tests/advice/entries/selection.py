@@ -1,0 +1,310 @@
+"""Advice of `selection`: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from typing import Any
+
+import torch
+
+from tests import folders
+from tests.advice.world import SHORT, World, advice
+from tests.selection import tiny
+
+
+def search(w: World, *flags: object) -> tuple[object, ...]:
+    """A search on the rows."""
+    return w.run("--batch-size", "8", "--method", *flags)
+
+
+@advice("selection.certify split_rows unsupported")
+def _(w: World) -> None:
+    command = search(w, "astar", "--max-drop", "0.5", "--metric", "f1")
+    w.fails(*command, "--certify", "0.9")
+    w.right(*command)
+
+
+@advice("selection.certify split_rows out-of-range")
+def _(w: World) -> None:
+    w.fails(*search(w, "astar", "--max-drop", "0", "--certify", "0.9"))
+    w.clear("too-few-rows", *search(w, "astar", "--max-drop", "0.01", "--certify", "0.9"))
+
+
+@advice("selection.certify split_rows too-few-rows")
+def _(w: World) -> None:
+    w.fails(*search(w, "astar", "--max-drop", "0.1", "--certify", "0.9"))
+    w.right(*search(w, "astar", "--max-drop", "0.9", "--certify", "0.5"))
+    words = "good bad film plot the a very not".split()
+    lines = [f"{n % 2}\t{words[n % 8]} {words[n // 8 % 8]} {words[n // 64 % 8]} ten" for n in range(200)]
+    w.rows("eval.tsv", "label\ttext", *lines)
+    w.right(*search(w, "astar", "--max-drop", "0.1", "--certify", "0.9", "--eval-data", "eval.tsv"))
+
+
+@advice("selection.certified_rows check_rows_unseen rows-overlap")
+def _(w: World) -> None:
+    command = search(w, "astar", "--max-drop", "0.9", "--certify", "0.5")
+    w.fails(*command, "--eval-data", "rows.tsv")
+    w.rows("others.tsv", "label\ttext", *(f"{n % 2}\tnine ten {'very ' * (n % 7)}not" for n in range(40)))
+    w.right(*command, "--eval-data", "others.tsv")
+
+
+@advice("selection.checks check_pool contradiction")
+def _(w: World) -> None:
+    w.fails(*search(w, "dsp", "--macs", "70%", "--options", "pool=kind"))
+    w.right(*search(w, "dsp", "--macs", "70%"))
+    w.right(*search(w, "dsp", "--keep", "1", "--options", "pool=kind"))
+
+
+@advice("selection.checks check_budget out-of-range")
+def _(w: World) -> None:
+    w.fails(*search(w, "taylor", "--max-drop", "1"))
+    w.right(*search(w, "taylor", "--max-drop", "0.01"))
+
+
+@advice("selection.learn learn missing-value")
+def _(w: World) -> None:
+    w.fails(tiny.learn_plan, w.path, tiny.selection(method="dsp", keep=None))
+    w.right(*search(w, "dsp", "--keep", "1", "--steps", "2"))
+
+
+@advice("selection.learn learn contradiction")
+def _(w: World) -> None:
+    folders.save(folders.gpt2(), w.file("gpt2"))
+    w.rows("text.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
+    command = ("gpt2", "--data", "text.txt", *SHORT, "--batch-size", "8", "--method", "taylor", "-o", "out")
+    w.learns()
+    w.fails(*command, "--max-drop", "0.1", "--metric", "perplexity")
+    w.right(*command, "--keep", "1", "--metric", "perplexity")
+    w.right(*command, "--max-drop", "10", "--metric", "loss")
+
+
+@advice("selection.run_search _certified_budget contradiction")
+def _(w: World) -> None:
+    w.patch.setenv("XDG_CACHE_HOME", str(w.path))
+    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=4, certify=0.5))
+    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=None, max_drop=None, certify=0.5))
+    w.learns()
+    w.right(*search(w, "taylor", "--max-drop", "0.9", "--certify", "0.5"))
+
+
+@advice("selection.run_search _nothing_removed nothing-removed")
+def _(w: World) -> None:
+    w.learns()
+    w.fails(*search(w, "astar", "--max-drop", "0"))
+    w.right(*search(w, "astar", "--max-drop", "0.9"))
+
+
+@advice("selection.search.base require_end missing-value")
+def _(w: World) -> None:
+    w.learns()
+    w.fails(*search(w, "taylor"))
+    w.right(*search(w, "taylor", "--keep", "1"))
+    w.right(*search(w, "taylor", "--max-drop", "0.9"))
+
+
+@advice("selection.search.base require_end out-of-range")
+def _(w: World) -> None:
+    from compressor.selection.search.base import require_end
+
+    w.fails(require_end, "taylor", None, -0.1)
+    w.right(require_end, "taylor", None, 0.0)
+
+
+def costly_heads(w: World) -> None:
+    """Let every removed head cost half of the accuracy."""
+    from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+
+    w.patch.setattr(ModelSubsetEvaluator, "evaluate", lambda self, kept: len(kept) / len(self.heads))
+
+
+@advice("selection.search.base nothing_removed_note nothing-removed")
+def _(w: World) -> None:
+    costly_heads(w)
+    w.learns()
+    w.fails_with_note(*search(w, "taylor", "--max-drop", "0.01"))
+    w.right(*search(w, "taylor", "--max-drop", "0.9"))
+
+
+@advice("selection.search.random_subsets RandomSearch.choose nothing-removed")
+def _(w: World) -> None:
+    costly_heads(w)
+    w.learns()
+    w.fails_with_note(*search(w, "random", "--max-drop", "0.01"))
+    w.right(*search(w, "random", "--max-drop", "0.9"))
+
+
+@advice("selection.search.astar _zero_budget text")
+def _(w: World) -> None:
+    w.learns()
+    w.fails_with_note(*search(w, "astar", "--max-drop", "0"))
+    w.right(*search(w, "astar", "--max-drop", "0.9"))
+
+
+@advice("selection.search.taylor TaylorSearch.choose text")
+def _(w: World) -> None:
+    costly_heads(w)
+    w.learns()
+    w.fails_with_note(*search(w, "taylor", "--max-drop", "0.6", "--options", "share=1"))
+    w.right(*search(w, "taylor", "--max-drop", "0.6", "--options", "share=0.5"))
+
+
+@advice("selection.pool heads_to_keep text")
+def _(w: World) -> None:
+    w.fails(*search(w, "dsp", "--keep", "3"))
+    w.right(*search(w, "dsp", "--keep", "2"))
+
+
+@advice("selection.allocation require_finite_losses not-finite")
+def _(w: World) -> None:
+    from compressor.selection.allocation import require_finite_losses
+
+    w.fails(require_finite_losses, "group", {1: float("nan"), 2: 0.0})
+    w.right(require_finite_losses, "group", {1: 0.5, 2: 0.0})
+
+
+@advice("selection.pruners.reconstruct.choice require_tokens too-few-rows")
+def _(w: World) -> None:
+    from compressor.selection.pruners.reconstruct.choice import require_tokens
+
+    from compressor.selection.pruners.reconstruct import choice
+
+    groups: Any = [SimpleNamespace(name="neurons", linear="output")]
+    w.patch.setattr(choice, "linear_of", lambda model, group: None)
+    w.patch.setattr(choice, "linear_sizes", lambda linear: (20, 16))
+    w.patch.setattr(choice, "count_tokens", lambda model, batches, names: {"output": 4 * len(batches[0]["input_ids"])})
+
+    def check(rows: int) -> None:
+        require_tokens(None, groups, [{"input_ids": torch.ones(rows, 4)}])  # type: ignore[arg-type]
+
+    error = w.fails(check, 3)
+    w.right(check, error.details["needed"])
+
+
+@advice("selection.ray_search.evaluator evaluator_factory contradiction")
+def _(w: World) -> None:
+    from compressor.selection.ray_search import evaluator
+
+    def make_evaluator() -> None:
+        with evaluator.evaluator_factory("local"):
+            pass
+
+    w.patch.setattr(evaluator, "check_reachable", lambda where: None)
+    w.patch.setattr(evaluator, "RayPool", w.stop)
+    w.patch.setattr(evaluator, "process_state", lambda: SimpleNamespace(num_processes=2))
+    w.fails(make_evaluator)
+    w.patch.setattr(evaluator, "process_state", lambda: SimpleNamespace(num_processes=1))
+    w.right(make_evaluator)
+
+
+@advice("selection.pruners.reconstruct.output_sensitivity _drawn not-finite")
+def _(w: World) -> None:
+    from compressor.selection.pruners.reconstruct.output_sensitivity import _drawn
+
+    generator = torch.Generator()
+    w.fails(_drawn, torch.full((2, 3), float("nan")), generator)
+    w.right(_drawn, torch.zeros(2, 3).log_softmax(-1), generator)
+
+
+@advice("selection.pruners.reconstruct.pruner ReconstructPruner.notes text")
+def _(w: World) -> None:
+    from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+
+    def notes(share: float) -> None:
+        used = {"neurons": SimpleNamespace(damp=share, ridge=0.0)}
+        pruner: Any = SimpleNamespace(options=SimpleNamespace(damp=0.01, ridge=0.0), _used=used)
+        notes_of: Any = ReconstructPruner.notes
+        notes_of.fget(pruner)
+
+    w.notes(notes, 1.0)
+    w.right(notes, 0.01)
+
+
+RAY = "needs a Ray cluster"
+
+
+@advice("selection.ray_search.cluster _unavailable server-unreachable", unfollowed=RAY)
+def _(w: World) -> None:
+    w.learns()
+    w.fails(*search(w, "astar", "--keep", "1", "--ray", "127.0.0.1:9"))
+
+
+@advice("selection.ray_search.cluster _unavailable text")
+def _(w: World) -> None:
+    from compressor.selection.ray_search import cluster
+
+    w.learns()
+    w.patch.setattr("compressor.selection.ray_search.evaluator.check_reachable", lambda where: None)
+
+    def refuse(where: str, settings: object) -> None:
+        raise cluster._unavailable(where, "no memory")
+
+    w.patch.setattr("compressor.selection.ray_search.evaluator.RayPool", refuse)
+    w.fails(*search(w, "astar", "--keep", "1", "--ray", "local"))
+    w.right(*search(w, "astar", "--keep", "1"))
+
+
+@advice("selection.ray_search.cluster _unavailable text #2")
+def _(w: World) -> None:
+    from compressor.selection.ray_search import cluster
+
+    def refuse() -> None:
+        raise cluster._unavailable("local", "no memory")
+
+    w.fails(refuse)
+    w.right(*search(w, "astar", "--keep", "1"))
+
+
+@advice("selection.ray_search.cluster check_reachable text", unfollowed="installs a package")
+def _(w: World) -> None:
+    w.patch.setattr("compressor.selection.ray_search.cluster.is_installed", lambda: False)
+    w.learns()
+    w.fails(*search(w, "astar", "--keep", "1", "--ray", "local"))
+
+
+def driver(w: World, error: Exception | None, cores: int = 2) -> Any:
+    """A driver on a stand-in of Ray."""
+    from compressor.selection.ray_search.driver import Driver
+
+    class RayError(Exception):
+        pass
+
+    class RayTaskError(RayError):
+        pass
+
+    def get(pending: object, timeout: float = 0.0) -> list[object]:
+        if error is not None:
+            raise RayError(str(error))
+        return []
+
+    remote = SimpleNamespace(remote=lambda *_: None)
+    actor = SimpleNamespace(ready=remote, measure=remote)
+    worker = SimpleNamespace(remote=lambda: actor)
+    worker.options = lambda **_: worker
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    ray: Any = SimpleNamespace(
+        available_resources=lambda: {"CPU": cores}, remote=lambda cls: worker, get=get, exceptions=exceptions
+    )
+    w.patch.setitem(sys.modules, "ray", ray)
+    made: Any = Driver.__new__(Driver)
+    made._where, made._restarts, made._actors, made._objects = "local:2", 1, [], {}
+    return made
+
+
+@advice("selection.ray_search.driver Driver.start_workers device-missing")
+def _(w: World) -> None:
+    w.fails(lambda: driver(w, None, 0).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+    w.right(lambda: driver(w, None, 2).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+
+
+@advice("selection.ray_search.driver Driver.start_workers runtime-failed", unfollowed=RAY)
+def _(w: World) -> None:
+    w.fails(lambda: driver(w, OSError("no such module")).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+
+
+@advice("selection.ray_search.driver Driver.measure process-ended")
+def _(w: World) -> None:
+    w.fails(lambda: driver(w, MemoryError("killed")).measure((), ()))
+    w.right(lambda: driver(w, None).measure((), ()))
+    w.right(*search(w, "astar", "--keep", "1", "--ray", "local:1"))

@@ -1,0 +1,350 @@
+"""Advice of `tasks`: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+from tests.advice.world import World, advice
+from pathlib import Path
+from typing import Any
+
+from tests import folders
+from tests.tasks import pictures, questions, tags, translations
+from tests.tasks.own_tasks import task_of_the_page, write_module, write_tagged_inputs
+from tests.tasks.rows import jsonl
+
+SHORT = ("--batch", "1", "--macs", "50%", "-o", "out")
+TEXTS = [f"{n % 2}\tthe {'good' if n % 2 else 'bad'} {folders.WORDS[n % 20]} film" for n in range(40)]
+
+
+def write(model: Any, tokenizer: Any, folder: Path) -> str:
+    """A folder of a model with a tokenizer."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder.name
+
+
+def tagger(w: World, tags_of_model: tuple[str, ...] = tags.TAGS) -> str:
+    return write(tags.bert(tags_of_model), questions.wordpieces(), w.file("tagger"))
+
+
+def sentences(w: World, *change: str) -> str:
+    """A file of tagged words; `change` is a column and its new name."""
+    rows: list[dict[str, Any]] = [tags.sentence(seed) for seed in range(24)]
+    if change:
+        rows = [{change[1] if name == change[0] else name: cell for name, cell in row.items()} for row in rows]
+    return jsonl(w.file("tags.jsonl"), *rows)
+
+
+def model_of_questions(w: World) -> str:
+    return write(questions.bert(), questions.wordpieces(), w.file("reader"))
+
+
+def question_rows(w: World) -> str:
+    rows = [questions.row(f"paris tower {word} in rome built 1889", f"who {word}") for word in questions.WORDS]
+    return jsonl(w.file("questions.jsonl"), *rows)
+
+
+@advice("tasks.causal_lm CausalLM.__init__ out-of-range")
+def _(w: World) -> None:
+    folders.save(folders.gpt2(), w.file("gpt2"))
+    w.rows("text.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
+    command = ("gpt2", "--data", "text.txt", *SHORT, "--max-length")
+    w.fails(*command, "1")
+    w.right(*command, "8")
+
+
+@advice("tasks.columns TextColumns._check_count invalid-value")
+def _(w: World) -> None:
+    command = w.keep_one("--text-columns")
+    w.fails(*command, "text,text,label")
+    w.right(*command, "text")
+
+
+@advice("tasks.columns TextColumns._check_count missing-value")
+def _(w: World) -> None:
+    folders.save(folders.gpt2(), w.file("gpt2"))
+    w.rows("pairs.tsv", "premise\thypothesis", *(f"the good film {n}\tit is good {n}" for n in range(40)))
+    command = ("gpt2", "--data", "pairs.tsv", *SHORT)
+    error = w.fails(*command)
+    w.right(*command, *advised(str(error)))
+
+
+def advised(message: str) -> list[str]:
+    """The flags in parentheses at the end of a message."""
+    import shlex
+
+    return shlex.split(message.rpartition("(")[2].rstrip(")"))
+
+
+@advice("tasks.columns TextColumns._check_count column-missing")
+def _(w: World) -> None:
+    w.rows("named.tsv", "label\tremark", *TEXTS)
+    command = ("model", "--data", "named.tsv", *SHORT)
+    error = w.fails(*command)
+    w.right(*command, *advised(str(error)))
+
+
+@advice("tasks.columns TextColumns._check_text invalid-rows")
+def _(w: World) -> None:
+    w.file("rows.jsonl").write_text("".join(f'{{"label": {n % 2}, "text": {n}, "body": "good {n}"}}\n' for n in range(40)))
+    command = ("model", "--data", "rows.jsonl", *SHORT)
+    w.fails(*command)
+    w.right(*command, "--text-columns", "body")
+
+
+@advice("tasks.columns LabelColumn.find column-missing")
+def _(w: World) -> None:
+    w.rows("named.tsv", "verdict\ttext", *TEXTS)
+    command = ("model", "--keep", "1", "--steps", "2", "--data", "named.tsv", "-o", "out")
+    w.fails(*command)
+    w.right(*command, "--label-column", "verdict")
+    w.rows("named.tsv", "label\ttext", *TEXTS)
+    w.right(*command)
+
+
+@advice("tasks.data _open_further contradiction")
+def _(w: World) -> None:
+    w.rows("more.txt", *(f"the {word} film" for word in folders.WORDS))
+    command = ("model", "--test-data", "rows.tsv", "--plan", "plan.json", "-o", "out")
+    w.fails(*command, "--unlabelled-data", "more.txt")
+    w.right(*command)
+
+
+@advice("tasks.encoding row_length out-of-range")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", *SHORT, "--max-length")
+    w.fails(*command, "3")
+    w.right(*command, "6")
+
+
+@advice("tasks.encoding cut_notes text")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", *SHORT, "--max-length")
+    w.notes(*command, "6")
+    w.right(*command, "16")
+
+
+@advice("tasks.fill_mask FillMask.__init__ unsupported-model")
+def _(w: World) -> None:
+    import transformers as hf
+
+    config = hf.BartConfig(
+        vocab_size=25, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=20, decoder_ffn_dim=20, max_position_embeddings=24,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3, forced_eos_token_id=3,
+    )  # fmt: skip
+    folders.save(hf.BartForConditionalGeneration(config), w.file("bart"))
+    w.rows("text.txt", *("the good film is very bad" for _ in range(40)))
+    w.rows("pairs.tsv", "source\ttarget", *(f"the {word} film\ta {word} plot" for word in folders.WORDS))
+    w.fails("bart", "--task", "fill-mask", "--data", "text.txt", *SHORT)
+    w.right("bart", "--task", "translation", "--data", "pairs.tsv", *SHORT)
+
+
+@advice("tasks.image_classification ImageClassification.__init__ out-of-range")
+def _(w: World) -> None:
+    pictures.write_folder(w.file("images"), 12)
+    pictures.save_classifier(w.file("vit"))
+    command = ("vit", "--data", "images", *SHORT)
+    w.fails(*command, "--metric", "top5")
+    w.right(*command, "--metric", "accuracy")
+
+
+def picture_rows(w: World, **columns: list[Any]) -> tuple[str, ...]:
+    pictures.write_folder(w.file("images"), 12)
+    pictures.save_classifier(w.file("vit"))
+    files = sorted(str(path) for path in w.file("images").rglob("*.png"))
+    labels = [Path(file).parent.name for file in files]
+    rows = [{"label": label, "photo": file, "size": 3} for label, file in zip(labels, files, strict=True)]
+    jsonl(w.file("images.jsonl"), *rows)
+    return ("vit", "--data", "images.jsonl", *SHORT)
+
+
+@advice("tasks.image_files ImageColumn.find column-missing")
+def _(w: World) -> None:
+    command = picture_rows(w)
+    w.fails(*command)
+    w.right(*command, "--image-column", "photo")
+
+
+@advice("tasks.image_files ImageColumn.find invalid-rows")
+def _(w: World) -> None:
+    command = picture_rows(w)
+    w.fails(*command, "--image-column", "size")
+    w.right(*command, "--image-column", "photo")
+
+
+@advice("tasks.labels _check_new_names code")
+def _(w: World) -> None:
+    words = ("red", "green", "blue")
+    w.rows("many.tsv", "label\tkind\ttext", *(f"{words[n % 3]}\t{row}" for n, row in enumerate(TEXTS)))
+    command = ("model", "--data", "many.tsv", "--keep", "1", "--steps", "2", "-o", "out")
+    w.fails(*command)
+    w.right(*command, "--label-column", "kind")
+
+
+@advice("tasks.metric_obstacles require_metric invalid-rows")
+def _(w: World) -> None:
+    folders.save(folders.bert(num_labels=1), w.file("scorer"))
+    w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))
+    w.rows("equal.tsv", "score\ttext", *(f"1.0\tthe {word} film" for word in folders.WORDS))
+    command = ("scorer", "--task", "regression", "--data", "scores.tsv", "--metric", "pearson", *SHORT)
+    for split in ("eval", "test"):
+        w.fails(*command, f"--{split}-data", "equal.tsv")
+        w.right(*command, f"--{split}-data", "scores.tsv")
+
+
+@advice("tasks.question_answering QuestionAnswering.__init__ out-of-range")
+def _(w: World) -> None:
+    command = (model_of_questions(w), "--data", question_rows(w), *SHORT, "--max-length")
+    w.fails(*command, "6")
+    w.right(*command, "24")
+
+
+@advice("tasks.question_answering QuestionAnswering.encode text")
+def _(w: World) -> None:
+    from tests.tasks.questions import Answer
+
+    rows = [questions.row("tall " * 6 + "paris tower rome river city in of built", "who") for _ in range(12)]
+    for row in rows:
+        answer = "paris tower rome river city in of built"
+        row["answers"] = [Answer(answer, row["context"].index(answer))._asdict()]
+    file = jsonl(w.file("questions.jsonl"), *rows)
+    command = (model_of_questions(w), "--data", file, *SHORT, "--stride", "0", "--max-length")
+    w.notes(*command, "12")
+    w.right(*command, "32")
+    w.right(*command[:-3], "--stride", "8", "--max-length", "24")
+
+
+@advice("tasks.registry make_task unsupported-model")
+def _(w: World) -> None:
+    import transformers as hf
+
+    folders.save(hf.BertForMultipleChoice(hf.BertConfig(**folders.SIZES)), w.file("chooser"))
+    w.fails("chooser", "--data", "rows.tsv", *SHORT)
+    w.clear("file-mismatch", "chooser", "--task", "text-classification", "--data", "rows.tsv", *SHORT)
+
+
+@advice("tasks.registry make_task unknown-name")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--metric", "bleu"))
+    w.right(*w.keep_one("--metric", "f1"))
+
+
+def own_task(w: World, **changes: str) -> tuple[str, ...]:
+    write_tagged_inputs(w.path)
+    w.patch.syspath_prepend(w.path)
+    module = task_of_the_page()
+    name = f"tags_{len(changes)}_{w.path.parent.name}"
+    for old, new in changes.values():
+        assert old in module, old
+        module = module.replace(old, new)
+    write_module(w.path, module, name)
+    return ("model", "--data", "rows.tsv", *SHORT, "--task", f"{name}:Tags")
+
+
+@advice("tasks.registry make_task task-failed")
+def _(w: World) -> None:
+    command = own_task(w, init=("    def _names(", "    def __init__(self):\n        pass\n\n    def _names("))
+    w.fails(*command)
+    w.right(*own_task(w))
+
+
+@advice("tasks.registry _task_class unsupported-model")
+def _(w: World) -> None:
+    refusing = "    @classmethod\n    def accepts(cls, folder):\n        return False\n\n    def _names("
+    w.fails(*own_task(w, accepts=("    def _names(", refusing)))
+    w.right("model", "--task", "text-classification", "--data", w.rows("rows.tsv", "label\ttext", *TEXTS), *SHORT)
+
+
+@advice("tasks.returned_values _error task-failed")
+def _(w: World) -> None:
+    w.fails(*own_task(w, answers=("        return [self._names(row > 0) for row in logits]", "        return 3")))
+    w.right(*own_task(w))
+
+
+@advice("tasks.regression Regression.__init__ unsupported-model")
+def _(w: World) -> None:
+    command = ("--data", "rows.tsv", *SHORT, "--task")
+    w.fails("model", *command, "regression")
+    w.right("model", *command, "text-classification")
+    folders.save(folders.bert(num_labels=1), w.file("scorer"))
+    w.right("scorer", *command, "regression")
+
+
+@advice("tasks.run_splits read_splits missing-value")
+def _(w: World) -> None:
+    from compressor.model_folder import load
+    from compressor.tasks import open_data
+
+    folder = load(w.model)
+    w.fails(open_data, folders.rows_config(), folder)
+    w.right(open_data, folders.rows_config("rows.tsv"), folder)
+
+
+@advice("tasks.segment_streams assign_streams too-few-rows")
+def _(w: World) -> None:
+    from compressor.tasks.segment_streams import assign_streams
+
+    w.fails(lambda: assign_streams(3, 4, whole=False))
+    w.right(lambda: assign_streams(3, 3, whole=False))
+    w.right(lambda: assign_streams(4, 4, whole=False))
+
+
+@advice("tasks.token_classification TokenClassification.__init__ label-mismatch")
+def _(w: World) -> None:
+    command = (tagger(w, ("O", "place", "I-LOC", "B-LOC")), "--data", sentences(w), *SHORT)
+    w.fails(*command)
+    w.clear("label-mismatch", *command, "--metric", "accuracy")
+    rows = [{"words": ["who", "rome"], "tags": ["O", "place"]} for _ in range(12)]
+    w.right(*command[:2], jsonl(w.file("places.jsonl"), *rows), *SHORT, "--metric", "accuracy")
+    w.right(tagger(w), *command[1:])
+
+
+@advice("tasks.token_classification TokenClassification.encode invalid-rows")
+def _(w: World) -> None:
+    plain = [{"words": ["who", "built", "the"], "tags": ["O", "O", "O"]} for _ in range(12)]
+    late = [{"words": ["who"] * 6 + ["rome"], "tags": ["O"] * 6 + ["B-LOC"]} for _ in range(12)]
+    command = (tagger(w), *SHORT, "--data")
+    w.fails(*command, jsonl(w.file("plain.jsonl"), *plain))
+    w.right(*command, sentences(w))
+    w.right(*command, jsonl(w.file("plain.jsonl"), *plain), "--metric", "accuracy")
+    w.fails(*command, jsonl(w.file("late.jsonl"), *late), "--max-length", "6")
+    w.right(*command, "late.jsonl", "--max-length", "16")
+
+
+@advice("tasks.token_classification TokenClassification._find_words column-missing")
+def _(w: World) -> None:
+    command = (tagger(w), *SHORT, "--data")
+    w.fails(*command, sentences(w, "words", "pieces"))
+    w.right(*command, "tags.jsonl", "--text-columns", "pieces")
+    w.right(*command, tags.conll(w.file("rows.conll"), *(tags.sentence(seed) for seed in range(24))))
+
+
+@advice("tasks.translation Translation.__init__ out-of-range")
+def _(w: World) -> None:
+    translations.save(translations.marian(), w.file("marian"))
+    file = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
+    command = ("marian", "--task", "translation", "--data", file, *SHORT, "--max-length")
+    w.fails(*command, "1")
+    w.right(*command, "8")
+
+
+@advice("tasks.unlabelled_rows encode_unlabelled file-mismatch")
+def _(w: World) -> None:
+    rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
+    w.rows("pairs.tsv", "text_a\ttext_b", *rows)
+    w.rows("single.tsv", "text", *(row.partition("\t")[0] for row in rows))
+    command = ("model", "--data", "rows.tsv", *SHORT, "--unlabelled-data")
+    w.fails(*command, "pairs.tsv")
+    w.right(*command, "single.tsv")
+    w.rows("renamed.tsv", "text\ttext_b", *rows)
+    w.right(*command, "renamed.tsv", "--text-columns", "text")
+
+
+@advice("tasks.unlabelled_rows encode_unlabelled code")
+def _(w: World) -> None:
+    command = (model_of_questions(w), "--data", question_rows(w), *SHORT)
+    w.rows("more.tsv", "question\tcontext", *(f"who\tparis {word}" for word in questions.WORDS))
+    w.fails(*command, "--unlabelled-data", "more.tsv")
+    w.right(*command)
+    w.right(*command, "--unlabelled-data", question_rows(w))
+

@@ -1,0 +1,115 @@
+"""Where the product advises: every error and note in the source whose text names a flag or a command."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("compressor", "graph_passes")
+
+ADVICE = re.compile(
+    r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
+    r"|\(-o\)"
+    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe|MODEL)\b"
+    r"|\bpip install\b"
+    r"|\bray start\b|\baccelerate launch\b"
+)
+"""What a text names that advises: a flag, a command, or a package to install."""
+
+_CONSTRUCTORS = ("Error", "Note")
+_FACTORIES = ("RowError.of", "TargetMissingError.of_package")
+_DECLARATIONS = ("click.option", "click.group", "config_field", "option_of", "config.addinivalue_line", "logger.debug")
+"""Calls whose texts declare flags, or are for the log, and advise nobody."""
+
+
+@dataclass(frozen=True)
+class AdviceSite:
+    """A place in the source that advises.
+
+    Attributes:
+        key: its module, function and code, with a number where these are equal: lines and wording may change.
+        file: the source file.
+        lines: the first and the last line of the call or text.
+        texts: the literal parts of its text that advise.
+        is_call: whether an error or a note is constructed there; otherwise a text of an error or note that is
+            constructed elsewhere.
+    """
+
+    key: str
+    file: Path
+    lines: tuple[int, int]
+    texts: tuple[str, ...]
+    is_call: bool
+
+
+@functools.cache
+def advice_sites() -> dict[str, AdviceSite]:
+    """Every place that advises, by its key."""
+    sites: dict[str, AdviceSite] = {}
+    numbers: Counter[str] = Counter()
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for prefix, node, is_call in _advising_nodes(ast.parse(file.read_text())):
+                name = f"{_module(file)} {prefix}"
+                numbers[name] += 1
+                key = name if numbers[name] == 1 else f"{name} #{numbers[name]}"
+                lines = (node.lineno, node.end_lineno or node.lineno)
+                sites[key] = AdviceSite(key, file, lines, tuple(_advising_texts(node)), is_call)
+    return sites
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in (parts[1:] if parts[0] == "compressor" else parts) if part != "__init__") or "main"
+
+
+def _advising_nodes(tree: ast.Module) -> Iterator[tuple[str, ast.expr, bool]]:
+    """`function code` of every call or text that advises, in the order of the source, and whether it is a call."""
+    yield from _walk(tree, ())
+
+
+def _walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.expr, bool]]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
+            names = (*names, name)
+        case ast.Expr(value=ast.Constant()):
+            return  # a docstring
+        case ast.Call(func=function) if ast.unparse(function) in _DECLARATIONS:
+            return
+        case ast.Call() if _constructs(node) and any(_advising_texts(node)):
+            yield f"{'.'.join(names)} {_code(node)}", node, True
+            return
+        case ast.Constant(value=str(text)) if ADVICE.search(text):
+            yield f"{'.'.join(names) or 'constant'} text", node, False
+            return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, names)
+
+
+def _constructs(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    return name.endswith(_CONSTRUCTORS) or name in _FACTORIES
+
+
+def _advising_texts(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        match child:
+            case ast.Constant(value=str(text)) if ADVICE.search(text):
+                yield text
+            case ast.Call(func=ast.Name(id="flag_of")):
+                yield "--"
+
+
+def _code(call: ast.Call) -> str:
+    """The code of an error or a note as its enumeration spells it, or `code` where it is passed on."""
+    value = next((keyword.value for keyword in call.keywords if keyword.arg == "code"), None)
+    match value:
+        case ast.Attribute(value=ast.Name(id=kind), attr=name) if kind.endswith("Code"):
+            return name.lower().replace("_", "-")
+    return "code"

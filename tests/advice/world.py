@@ -1,0 +1,289 @@
+"""The table of advice: what provokes each message that advises, and what following it leads to.
+
+An entry is a function with the key of its message (`advice_sites` derives it; the failing test prints those that lack an
+entry):
+
+    @advice("tasks.columns LabelColumn.find column-missing")
+    def _(w: World) -> None:
+        w.rows("rows.tsv", "verdict\\ttext", *ROWS)
+        w.fails(*w.keep_one())
+        w.right(*w.keep_one(), "--label-column", "verdict")
+
+`fails` runs a command (or calls a function) and requires that this message, from this place of the source, ends it;
+`notes` requires that it is noted. `right` follows the advice to a run that succeeds (without this note); `clear` follows it
+to another error of the product, whose code is named. Commands of `compress run` succeed once the model and its rows are
+loaded and checked; entries that need more say `w.whole()`, and run in `make zoo` where that takes long (`zoo=True`). An
+entry that cannot be followed here, e.g. without a GPU, says why (`unfollowed="..."`) and only provokes its message.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from compressor.cli import main
+from compressor.errors import CompressorError
+from compressor.results import Note
+from compressor.run import pipeline
+from graph_passes.errors import GraphPassError
+from tests.advice.sites import AdviceSite, advice_sites
+
+LEARN = ("--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8")
+"""Flags of a short run that learns."""
+
+SHORT = (*LEARN[4:], "--seconds", "0.01", "--threads", "1")
+"""Flags of a short run without a number of heads."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message that advises.
+
+    Attributes:
+        key: the place of the source that it comes from.
+        follow: provokes the message and does what it advises.
+        zoo: whether it takes long.
+        unfollowed: why the advice cannot be followed here; empty: it is followed.
+    """
+
+    key: str
+    follow: Callable[[World], None]
+    zoo: bool = False
+    unfollowed: str = ""
+
+
+ENTRIES: list[Entry] = []
+
+
+def advice(
+    key: str, *, zoo: bool = False, unfollowed: str = ""
+) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+    """Add an entry to the table; a function may follow several messages, one key each."""
+
+    def add(function: Callable[[World], None]) -> Callable[[World], None]:
+        ENTRIES.append(Entry(key, function, zoo, unfollowed))
+        return function
+
+    return add
+
+
+class _LoadedError(BaseException):
+    """A run has loaded and checked its model and rows."""
+
+
+@dataclass
+class World:
+    """What an entry works with: a folder of valid inputs, commands, and what they construct.
+
+    Attributes:
+        path: the folder; `model`, `rows.tsv`, `plan.json` and `dense.onnx` lie in it.
+        site: the place whose message is expected.
+        patch: replaces attributes until the entry ends.
+    """
+
+    path: Path
+    site: AdviceSite
+    patch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest
+    provoked: int = 0
+    followed: int = 0
+    _ends: str = "load"
+    _noted: bool = False
+    _texts: list[str] | None = None
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def out(self) -> Path:
+        return self.path / "out"
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def rows(self, name: str, *lines: str) -> Path:
+        """Write a file of rows."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([*lines, ""]))
+        return path
+
+    def run(self, *flags: str | Path) -> tuple[str | Path, ...]:
+        """A run of the model on its rows."""
+        return (self.model, "--data", self.path / "rows.tsv", *SHORT, "-o", self.out, *flags)
+
+    def keep_one(self, *flags: str | Path) -> tuple[str | Path, ...]:
+        """A run of the model on its rows that keeps one head."""
+        return self.run("--keep", "1", "--steps", "2", *flags)
+
+    def finished(self) -> Path:
+        """A copy of the output folder of a run that keeps one head."""
+        run: Path = self.request.getfixturevalue("finished_run")
+        return shutil.copytree(run, self.path / f"finished-{len(list(self.path.iterdir()))}")
+
+    def pruned(self) -> Path:
+        """The output folder of a run under a budget, as far as later runs read it."""
+        from compressor.model_folder import example_inputs, load
+        from compressor.units import find_groups, keep_all
+
+        folder = load(self.model)
+        path = shutil.copytree(self.model, self.path / "pruned", dirs_exist_ok=True)
+        keep_all(find_groups(folder.model, example_inputs(folder, 2, 8))).save(path / "plan.json")
+        return path
+
+    def stop(self, *arguments: Any, **settings: Any) -> Any:
+        """In place of a function that takes long: reaching it is a right run."""
+        raise _LoadedError
+
+    def learns(self) -> None:
+        """Let runs learn heads, without a graph or an engine."""
+        self._ends = "learn"
+
+    def whole(self) -> None:
+        """Let runs go to their end."""
+        self._ends = "whole"
+
+    def fails(self, *command: Any) -> CompressorError | GraphPassError:
+        """Run a command or call a function that the message ends."""
+        error = self._failure(command)
+        assert error is not None, "no error"
+        assert self._is_from_site(str(error)), f"another message: {error!r}"
+        assert "\n" not in str(error)
+        self.provoked += 1
+        return error
+
+    def notes(self, *command: Any) -> None:
+        """Run a command or call a function that notes the message."""
+        error = self._failure(command)
+        assert error is None, f"{error!r}"
+        assert self._texts, "the note is not constructed"
+        self.provoked += 1
+        self._noted = True
+
+    def fails_with_note(self, *command: Any) -> None:
+        """Run a command that notes the message, or that an error with its text ends."""
+        self._failure(command)
+        assert self._texts, "the note is not constructed"
+        self.provoked += 1
+
+    def right(self, *command: Any) -> None:
+        """Follow the advice: the command succeeds, and does not note the message again."""
+        error = self._failure(command)
+        assert error is None, f"following the advice leads to: {error!r}"
+        assert not self._texts or not self._noted, f"the same message again: {self._texts}"
+        self.followed += 1
+
+    def clear(self, code: str, *command: Any) -> None:
+        """Follow the advice to another error of the product, one line with a code."""
+        error = self._failure(command)
+        assert error is not None, "the advice leads to a right run"
+        assert error.code == code, f"{error.code}: {error!r}"
+        assert not self._is_from_site(str(error)), f"the same message again: {error!r}"
+        assert "\n" not in str(error)
+        self.followed += 1
+
+    def _failure(self, command: tuple[Any, ...]) -> CompressorError | GraphPassError | None:
+        with _recorded(self.site) as self._texts, self._short_runs():
+            if callable(command[0]):
+                try:
+                    command[0](*command[1:])
+                except (CompressorError, GraphPassError) as error:
+                    return error
+                except _LoadedError:
+                    pass
+                return None
+            return _command(command)
+
+    @contextmanager
+    def _short_runs(self) -> Iterator[None]:
+        load = pipeline.load_context
+
+        def load_only(*arguments: Any, **settings: Any) -> Any:
+            context = load(*arguments, **settings)
+            if self._ends == "learn":
+                pipeline.learn(context, None, None, ())  # type: ignore[arg-type]
+            if self._ends != "whole":
+                raise _LoadedError
+            return context
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "load_context", load_only)
+            yield
+
+    def _is_from_site(self, message: str) -> bool:
+        return any(text in message for text in self._texts or ())
+
+
+def _command(arguments: tuple[Any, ...]) -> CompressorError | GraphPassError | None:
+    """Run a command in this process; its error, or None if it succeeds."""
+    import logging
+
+    disabled = logging.root.manager.disable
+    try:
+        main([str(argument) for argument in arguments])
+    except _LoadedError:
+        return None
+    except SystemExit as end:
+        cause = end.__cause__
+        if isinstance(cause, CompressorError | GraphPassError):
+            return cause
+        if end.code:
+            raise AssertionError(f"exit code {end.code}: {cause!r}") from cause
+    finally:
+        logging.disable(disabled)
+    return None
+
+
+@contextmanager
+def _recorded(site: AdviceSite) -> Iterator[list[str]]:
+    """The texts of the errors and notes that a place constructs, or, for a text, of those that contain it."""
+    texts: list[str] = []
+
+    def record(text: str) -> None:
+        if site.is_call:
+            if any(_is_at(frame, site) for frame in _frames(sys._getframe(2))):
+                texts.append(text)
+        elif any(part in text for part in site.texts):
+            texts.append(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (CompressorError, GraphPassError):
+            patch.setattr(kind, "__init__", _recording(kind.__init__, record, lambda self, *_, **__: str(self)))
+        patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self, *_, **__: self.text))
+        yield texts
+
+
+def _recording(method: Any, record: Callable[[str], None], text_of: Callable[..., str]) -> Any:
+    def init(self: Any, *arguments: Any, **settings: Any) -> None:
+        method(self, *arguments, **settings)
+        record(text_of(self))
+
+    return init
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The callers that construct an error: subclasses and factories are between them and the base class."""
+    for _ in range(4):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _is_at(frame: FrameType, site: AdviceSite) -> bool:
+    return Path(frame.f_code.co_filename) == site.file and site.lines[0] <= frame.f_lineno <= site.lines[1]
+
+
+def site_of(key: str) -> AdviceSite:
+    sites = advice_sites()
+    assert key in sites, f"no message has the key {key!r}"
+    return sites[key]
