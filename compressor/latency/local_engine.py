@@ -56,6 +56,15 @@ class LocalEngine:
 
     @cached_property
     def _model(self) -> ir.Model:
+        """The graph; raise InputError where that of an engine is not beside it."""
+        if not self.graph.is_file():
+            raise InputError(
+                f"{self.name}: {self.graph.name}, the graph of the engine, is not beside it, so that no inputs can be"
+                " drawn; copy it there, or give inputs (--inputs)",
+                code=ErrorCode.FILE_MISSING,
+                path=self.graph,
+                field="inputs",
+            )
         return load(self.graph)
 
     @property

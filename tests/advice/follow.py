@@ -16,7 +16,7 @@ def entries_of(*modules: ModuleType) -> list[object]:
     return [
         pytest.param(entry, id=entry.key, marks=[pytest.mark.zoo] if entry.zoo else [])
         for entry in ENTRIES
-        if entry.follow.__module__ in names
+        if entry.module in names
     ]
 
 

@@ -18,6 +18,12 @@ NOT_ADVICE: dict[str, str] = {
     "serving.kserve constant text": "a comment in a written file",
     "run.engine_choice.choose_engine _choice text": "a fact, which other text continues",
     "run.engine_choice.choose_engine _choice text #2": "a fact, which other text continues",
+    "cli.command_group Command.parse_args text": "the end of flags",
+    "config.fields flag_of text": "the flag of any field",
+    "latency.history_plot _plot_slowdowns text": "the style of a line",
+    "studies.figures lines_with_ranges text": "the style of a line",
+    "tasks.segment_streams Streams.__init__ text": "a fact",
+    "serving.tensorrt_engines constant text": "a flag of Triton's server, which a note names",
 }
 """Key -> why following it is not tested."""
 

@@ -16,11 +16,14 @@ PACKAGES = ("compressor", "graph_passes")
 ADVICE = re.compile(
     r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
     r"|\(-o\)"
-    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe|MODEL)\b"
+    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe|again|MODEL)\b"
     r"|\bpip install\b"
     r"|\bray start\b|\baccelerate launch\b"
 )
 """What a text names that advises: a flag, a command, or a package to install."""
+
+PLACEHOLDER = re.compile(r"<([a-z_]+)>")
+"""A field in a message of `compressor.config`, in place of which its flag is printed."""
 
 _CONSTRUCTORS = ("Error", "Note")
 _FACTORIES = ("RowError.of", "TargetMissingError.of_package")
@@ -55,7 +58,10 @@ def advice_sites() -> dict[str, AdviceSite]:
     numbers: Counter[str] = Counter()
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
-            for prefix, node, is_call in _advising_nodes(ast.parse(file.read_text())):
+            source = file.read_text()
+            if package == "compressor" and file.parts[len(ROOT.parts) + 1] == "config":
+                source = re.sub(r"<(?={\w)", "--", PLACEHOLDER.sub(r"--\1", source))
+            for prefix, node, is_call in _advising_nodes(ast.parse(source)):
                 name = f"{_module(file)} {prefix}"
                 numbers[name] += 1
                 key = name if numbers[name] == 1 else f"{name} #{numbers[name]}"
@@ -108,8 +114,8 @@ def _advising_texts(node: ast.AST) -> Iterator[str]:
 
 def _code(call: ast.Call) -> str:
     """The code of an error or a note as its enumeration spells it, or `code` where it is passed on."""
-    value = next((keyword.value for keyword in call.keywords if keyword.arg == "code"), None)
-    match value:
-        case ast.Attribute(value=ast.Name(id=kind), attr=name) if kind.endswith("Code"):
-            return name.lower().replace("_", "-")
+    for value in (*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "code")):
+        match value:
+            case ast.Attribute(value=ast.Name(id=kind), attr=name) if kind.endswith("Code"):
+                return name.lower().replace("_", "-")
     return "code"

@@ -1,4 +1,4 @@
-"""The advice of serving, studies, selection, rest."""
+"""The advice of serving, studies and selection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.advice.entries import serving, studies, selection, rest
+from tests.advice.entries import selection, serving, studies
 from tests.advice.follow import entries_of, follow
 from tests.advice.world import Entry
 
 
-@pytest.mark.parametrize("entry", entries_of(serving, studies, selection, rest))
+@pytest.mark.parametrize("entry", entries_of(serving, studies, selection))
 def test_advice_is_followed(
     entry: Entry, inputs: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.advice.entries import cli, config, run
+from tests.advice.entries import cli, config, conflicts, run
 from tests.advice.follow import entries_of, follow
 from tests.advice.world import Entry
 
 
-@pytest.mark.parametrize("entry", entries_of(cli, config, run))
+@pytest.mark.parametrize("entry", entries_of(cli, config, conflicts, run))
 def test_advice_is_followed(
     entry: Entry, inputs: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

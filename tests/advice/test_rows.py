@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.advice.entries import tasks, model_folder, units
+from tests.advice.entries import model_folder, tasks, units
 from tests.advice.follow import entries_of, follow
 from tests.advice.world import Entry
 

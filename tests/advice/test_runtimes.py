@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.advice.entries import targets, latency
+from tests.advice.entries import latency, targets
 from tests.advice.follow import entries_of, follow
 from tests.advice.world import Entry
 

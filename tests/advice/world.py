@@ -30,11 +30,12 @@ from typing import Any
 import pytest
 
 from compressor.cli import main
+from compressor.config.fields import FieldConflictError, InvalidValueError, flag_of
 from compressor.errors import CompressorError
 from compressor.results import Note
 from compressor.run import pipeline
 from graph_passes.errors import GraphPassError
-from tests.advice.sites import AdviceSite, advice_sites
+from tests.advice.sites import PLACEHOLDER, AdviceSite, advice_sites
 
 LEARN = ("--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8")
 """Flags of a short run that learns."""
@@ -58,6 +59,11 @@ class Entry:
     follow: Callable[[World], None]
     zoo: bool = False
     unfollowed: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module of the table that the entry is in."""
+        return self.follow.__module__
 
 
 ENTRIES: list[Entry] = []
@@ -144,6 +150,10 @@ class World:
         """In place of a function that takes long: reaching it is a right run."""
         raise _LoadedError
 
+    def parses(self) -> None:
+        """Let runs end once their recipe is valid, for entries on flags alone."""
+        self._ends = "parse"
+
     def learns(self) -> None:
         """Let runs learn heads, without a graph or an engine."""
         self._ends = "learn"
@@ -173,6 +183,21 @@ class World:
         """Run a command that notes the message, or that an error with its text ends."""
         self._failure(command)
         assert self._texts, "the note is not constructed"
+        self.provoked += 1
+
+    def fails_inside(self, *command: Any) -> None:
+        """Run a command that an error with the text of the message ends."""
+        error = self._failure(command)
+        assert error is not None
+        assert self._is_from_site(str(error)), f"another message: {error!r}"
+        self.provoked += 1
+
+    def usage_fails(self, *command: str | Path) -> None:
+        """Run a command whose printed line has the text, and that no error of the product ends."""
+        with pytest.raises(AssertionError, match="exit code"):
+            self._failure(command)
+        printed = self.request.getfixturevalue("capfd").readouterr().err
+        assert any(text.strip() in printed for text in self.site.texts), printed
         self.provoked += 1
 
     def right(self, *command: Any) -> None:
@@ -217,6 +242,8 @@ class World:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "load_context", load_only)
+            if self._ends == "parse":
+                patch.setattr(pipeline, "compress", self.stop)
             yield
 
     def _is_from_site(self, message: str) -> bool:
@@ -256,7 +283,7 @@ def _recorded(site: AdviceSite) -> Iterator[list[str]]:
             texts.append(text)
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (CompressorError, GraphPassError):
+        for kind in (CompressorError, GraphPassError, FieldConflictError, InvalidValueError):
             patch.setattr(kind, "__init__", _recording(kind.__init__, record, lambda self, *_, **__: str(self)))
         patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self, *_, **__: self.text))
         yield texts
@@ -265,7 +292,7 @@ def _recorded(site: AdviceSite) -> Iterator[list[str]]:
 def _recording(method: Any, record: Callable[[str], None], text_of: Callable[..., str]) -> Any:
     def init(self: Any, *arguments: Any, **settings: Any) -> None:
         method(self, *arguments, **settings)
-        record(text_of(self))
+        record(PLACEHOLDER.sub(lambda field: flag_of(field[1]), text_of(self)))
 
     return init
 

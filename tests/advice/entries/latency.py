@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 import functools
 import json
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from compressor.targets.tensor_specs import FREE, TensorSpec
+from tests.advice.world import World, advice
 from tests.latency.graphs import rounding_graph, softmax_graph, text_model
 from tests.latency.timers import EQUAL_TIMES
 
@@ -164,19 +166,32 @@ def _(w: World) -> None:
 
     command = check_command(w)
     target("openvino").build(w.file("small.onnx"), w.file("engine.xml"))
-    engine = ("check", "engine.xml", *command[2:])
+    engine = ("check", "engine.xml", *command[2:], "--inputs", "x.npz")
     w.fails(*engine)
     for expect in ("small.onnx", "baseline", "any"):
         w.right(*engine, "--expect", expect)
 
 
+@advice("latency.local_engine LocalEngine.random_batch file-missing")
+def _(w: World) -> None:
+    from compressor.targets import target
+
+    command = check_command(w)
+    target("openvino").build(w.file("small.onnx"), w.file("engine.xml"))
+    engine = ("check", "engine.xml", *command[2:])
+    w.fails(*engine)
+    w.right(*engine, "--inputs", "x.npz", "--expect", "baseline")
+    softmax_graph(w.file("model.onnx"))
+    w.right(*engine)
+
+
 @advice("latency.output_check expected_outputs text")
 def _(w: World) -> None:
+    import pytest
+
     from compressor.config.check import CheckRequest
     from compressor.latency import check
     from tests.latency.http_server import serving_http
-
-    import pytest
 
     pytest.importorskip("tritonclient.http")
     response = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [9.0, 9.0, 9.0]}]}
@@ -236,19 +251,22 @@ def _(w: World) -> None:
 
     import pytest
 
-    from compressor.config.check import CheckRequest
-    from compressor.latency.request_batches import load_batches
-
     pytest.importorskip("tritonclient.http")
     from compressor.latency.triton_client import TritonModel
 
-    spec = SimpleNamespace(name="x", dtype=np.dtype(object), is_text=True, type=None, shape=(-1, 1), text=True)
+    spec = SimpleNamespace(name="x", dtype=ir.DataType.STRING)
     model: Any = TritonModel.__new__(TritonModel)
     model.name, model.inputs = "small", [spec]
     w.fails(model.random_batch, 1, 8, 0)
     np.savez(w.file("x.npz"), x=np.array([["good"], ["bad"]]))
-    endpoint: Any = SimpleNamespace(inputs=[])
-    del endpoint, load_batches, CheckRequest
+    from compressor.config.check import CheckRequest
+    from compressor.latency.request_batches import load_batches
+
+    endpoint: Any = SimpleNamespace(inputs=[TensorSpec("x", ir.DataType.STRING, (FREE, 1))])
+    request = CheckRequest(
+        model="small", server="http://127.0.0.1:9", baseline="dense", inputs=w.file("x.npz"), batch=2
+    )
+    w.right(load_batches, endpoint, request)
 
 
 @advice("latency.triton_client TritonModel._send text")
@@ -257,20 +275,19 @@ def _(w: World) -> None:
 
     from compressor.config.check import CheckRequest
     from compressor.latency import check
-    from tests.latency.http_server import linear_response, serving_http
+    from tests.latency.http_server import serving_http
 
     pytest.importorskip("tritonclient.http")
     np.savez(w.file("x.npz"), x=np.ones((1, 4), np.float32))
     with serving_http(byte_seconds=0.01) as url:
 
-        def run(deadline: str) -> None:
+        def run(deadline: float) -> None:
             request = {"server": url, "model": "small", "baseline": "dense", "batch": 1, "inputs": w.file("x.npz")}
             check(CheckRequest(**request, deadline=deadline), timer=quick)
 
         quick = functools.partial(_two_rounds)
-        w.fails(run, "100ms")
-        w.right(run, "30s")
-    del linear_response
+        w.fails(run, 0.1)
+        w.right(run, 30.0)
 
 
 def _two_rounds(first: Any, second: Any, seconds: float, /, **_: Any) -> Any:

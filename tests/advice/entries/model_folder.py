@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 import importlib
 import json
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import transformers as hf
 
 from tests import folders
+from tests.advice.world import World, advice
 
 
 def change_config(w: World, **fields: Any) -> None:

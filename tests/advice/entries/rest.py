@@ -2,4 +2,574 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from compressor.config.run import Recipe
+from graph_passes import BlockMask, Plan, save
+from tests import folders, language
 from tests.advice.world import World, advice
+from tests.latency.graphs import softmax_graph
+from tests.targets.graphs import parsed
+
+
+def masked(w: World, *flags: Any) -> tuple[Any, ...]:
+    """A run that drops blocks, which learns them without a graph."""
+    w.learns()
+    return w.run("--steps", "2", "--batch-size", "8", "--drop-blocks", "50%", *flags)
+
+
+@advice("block_masks.collect_maps collect_attention_maps too-few-rows")
+def _(w: World) -> None:
+    from compressor.block_masks.collect_maps import _MapSums
+
+    averages = _MapSums.averages
+    w.patch.setattr(_MapSums, "averages", lambda self: ({}, {"site": np.zeros((2, 2))}, {}))
+    w.fails(*masked(w))
+    w.patch.setattr(_MapSums, "averages", averages)
+    w.right(*masked(w))
+
+
+@advice("block_masks.collect_maps _MapSums.start_batch too-long")
+def _(w: World) -> None:
+    import torch
+
+    from compressor.block_masks.collect_maps import _MapSums
+    from compressor.model_folder import example_inputs, load
+    from compressor.units import find_sites
+
+    folder = load(w.model)
+    sites = find_sites(folder.model, example_inputs(folder, 1, 4))
+    w.fails(lambda: _MapSums(folder.model, sites, 8).start_batch(torch.ones(1, 9), None))
+    w.right(lambda: _MapSums(folder.model, sites, 9).start_batch(torch.ones(1, 9), None))
+
+
+@advice("block_masks.maps_of_run load_maps too-long")
+def _(w: World) -> None:
+    from compressor.block_masks import maps_of_run
+
+    length = 8
+    maps = SimpleNamespace(length=length, check=lambda *_: None)
+    w.patch.setattr(maps_of_run, "AttentionMaps", SimpleNamespace(load=lambda path: maps))
+    w.patch.setattr(maps_of_run, "memory_length", lambda model: 0)
+    file, anything = w.file("maps.safetensors"), SimpleNamespace()
+    w.fails(maps_of_run.load_maps, file, anything, (), 16)
+    w.right(maps_of_run.load_maps, file, anything, (), 8)
+    maps.length = 16
+    w.right(maps_of_run.load_maps, file, anything, (), 16)
+
+
+@advice("block_masks.mask_settings shares_by_kind unsupported-model")
+def _(w: World) -> None:
+    command = w.run("--steps", "2", "--drop-blocks-by-kind")
+    w.fails(*command, "cross=50%")
+    w.right(*command, "bidirectional=50%")
+
+
+@advice("block_masks.mask_selector MaskSelector.select text")
+def _(w: World) -> None:
+    from compressor.block_masks.mask_selector import MaskSelector
+
+    plan = Plan.load(w.file("plan.json"))
+    masks = {plan.sites[0].name: BlockMask(np.ones((2, 1, 1), dtype=bool), 8)}
+    w.patch.setattr(MaskSelector, "times", lambda self, site, mask: ())
+    w.patch.setattr(MaskSelector, "_slow_size", lambda self, times: "1x8")
+
+    def select(*, everywhere: bool) -> None:
+        recipe = Recipe(model="model", data="rows.tsv", drop_blocks=0.5, block_size=8, mask_all_sites=everywhere)
+        MaskSelector(recipe, (8,), 8, {}).select(plan, masks)
+
+    w.notes(lambda: select(everywhere=False))
+    w.right(lambda: select(everywhere=True))
+
+
+@advice("block_masks.train_masked learn_blocks text", zoo=True)
+def _(w: World) -> None:
+    lines = [f"{n % 2}\t{' '.join(['good film'] * (n % 2 + 1))}" for n in range(48)]
+    w.rows("rows.tsv", "label\ttext", *lines)
+    w.notes(*masked(w, "--max-length", "20", "--block-size", "8", "--drop-blocks", "10%"))
+    w.right(*masked(w, "--max-length", "20", "--block-size", "1", "--drop-blocks", "90%", "-o", "other"))
+
+
+@advice("cli explain text")
+def _(w: World) -> None:
+    w.usage_fails("apply", "--no-such-flag")
+    w.right("apply", "--help")
+
+
+@advice("cli explain text #2")
+def _(w: World) -> None:
+    from compressor.run import pipeline
+
+    load = pipeline.load_context
+
+    def limited(recipe: Recipe, *arguments: Any) -> Any:
+        if recipe.selection.batch_size > 4 or max(recipe.measure.batch) > 1:
+            raise MemoryError
+        return load(recipe, *arguments)
+
+    w.patch.setattr(pipeline, "load_context", limited)
+    w.usage_fails(*w.keep_one("--batch-size", "8"))
+    w.right(*w.keep_one("--batch-size", "4"))
+    w.usage_fails(*w.keep_one("--batch-size", "4", "--batch", "8"))
+    w.right(*w.keep_one("--batch-size", "4", "--batch", "1"))
+
+
+@advice("cli explain text #3")
+def _(w: World) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("a fault of the program")
+
+    w.patch.setattr("compressor.run.pipeline.run_stages", fail)
+    w.usage_fails(*w.keep_one())
+    with pytest.raises(AssertionError):  # the same end, with the traceback
+        w.right(*w.keep_one("--debug"))
+    w.followed += 1
+
+
+@advice("cli.exit_status finish metric-fell")
+def _(w: World) -> None:
+    from compressor.cli.console import Console
+    from compressor.cli.exit_status import finish
+    from compressor.results import DropStatus
+    from tests.report import reports
+
+    console = Console()
+    console.quiet = True
+    report = reports.report(recipe={"max_drop": 0.01}, drop_status=DropStatus.FAILED)
+    w.fails(finish, console, report, w.out)
+    w.right(finish, console, report.model_copy(update={"drop_status": DropStatus.PASSED}), w.out)
+
+
+@advice("cli.exit_status finish_ladder metric-fell")
+def _(w: World) -> None:
+    from compressor.cli import exit_status
+    from compressor.cli.console import Console
+
+    w.patch.setattr(exit_status, "frontier_summary", lambda frontier: "")
+    console = Console()
+    frontier: Any = SimpleNamespace(is_missed=True, sentence="no rung holds", missing=None, model_dump=lambda mode: {})
+    w.fails(exit_status.finish_ladder, console, frontier, w.out)
+    frontier.is_missed = False
+    w.right(exit_status.finish_ladder, console, frontier, w.out)
+
+
+@advice("errors TargetMissingError.of_package text", unfollowed="installs a package")
+def _(w: World) -> None:
+    from compressor.errors import TargetMissingError
+
+    def raise_error() -> NoReturn:
+        raise TargetMissingError.of_package("ray", "distributed", "Ray is not installed")
+
+    w.fails(raise_error)
+
+
+@advice("measure.bench sized_feeds tensor-mismatch")
+def _(w: World) -> None:
+    for name, length in (("fixed.onnx", "8"), ("free.onnx", "sequence")):
+        body = parsed("y = Cast <to = 1> (ids)", f"int64[batch, {length}] ids", f"float[batch, {length}] y")
+        save(body, w.file(name))
+    bench = ("bench", "fixed.onnx", "fixed.onnx", "--batch", "1", "--seconds", "0.01", "--seq")
+    w.fails(*bench, "16")
+    w.right(*bench, "8")
+    w.right("bench", "free.onnx", "free.onnx", *bench[3:], "16")
+
+
+@advice("measure.bench sized_feeds code")
+def _(w: World) -> None:
+    body = parsed("y = Cast <to = 1> (ids)", "int64[2, sequence] ids", "float[2, sequence] y")
+    save(body, w.file("fixed.onnx"))
+    bench = ("bench", "fixed.onnx", "fixed.onnx", "--seq", "8", "--seconds", "0.01", "--batch")
+    w.fails(*bench, "1")
+    w.right(*bench, "2")
+
+
+@advice("measure.bench require_run runtime-failed")
+def _(w: World) -> None:
+    bench = ("bench", "dense.onnx", "dense.onnx", "--batch", "1", "--seconds", "0.01", "--seq")
+    w.fails(*bench, "99")
+    w.right(*bench, "8")
+
+
+@advice("pytest_plugin split_options unknown-name")
+def _(w: World) -> None:
+    from compressor.pytest_plugin import split_options
+
+    w.fails(split_options, {"model": "dense.onnx", "baselin": "dense.onnx"})
+    w.right(split_options, {"model": "dense.onnx", "baseline": "dense.onnx"})
+
+
+def quantized(w: World) -> Any:
+    """The file of a graph with a quantized product."""
+    body = (
+        "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) v = DequantizeLinear (w, s, n) y = MatMul (d, v)"
+    )
+    weights = "float s = {0.1}, int8 z = {0}, int8 n = {0}, int8[4, 3] w"
+    save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), w.file("quantized.onnx"))
+    return w.file("quantized.onnx")
+
+
+@advice("quantization.calibration_inputs float_model unsupported-model")
+def _(w: World) -> None:
+    from compressor.quantization.calibration_inputs import float_model
+
+    w.fails(float_model, quantized(w))
+    w.right(float_model, softmax_graph(w.file("small.onnx")))
+
+
+@advice("quantization.calibration_inputs inputs_of too-few-rows")
+def _(w: World) -> None:
+    from compressor.quantization.calibration_inputs import inputs_of
+    from graph_passes import load
+
+    graph = softmax_graph(w.file("small.onnx"))
+    w.fails(inputs_of, load(graph), [], graph)
+    w.right(inputs_of, load(graph), [{"x": np.ones((1, 4), np.float32)}], graph)
+    w.right("model", "--plan", "plan.json", "--precision", "int8", "--data", "rows.tsv", "-o", "out")
+
+
+@advice("quantization.portable quantize_graph runtime-failed")
+def _(w: World) -> None:
+    nncf = pytest.importorskip("nncf")
+    from compressor.quantization.portable import quantize_graph
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("no luck")
+
+    w.patch.setattr(nncf, "quantize", refuse)
+    rows = [{"x": np.ones((1, 4), np.float32)}]
+    w.fails(lambda: quantize_graph(softmax_graph(w.file("small.onnx")), rows, w.file("int8.onnx")))
+    w.right(*w.run("--plan", "plan.json", "--precision", "fp32"))
+
+
+@advice("quantization.symmetric quantize_symmetric unsupported-model")
+def _(w: World) -> None:
+    from compressor.quantization.symmetric import quantize_symmetric
+
+    save(parsed("y = Relu (x)", "float[B, 4] x", "float[B, 4] y"), w.file("small.onnx"))
+    rows = [{"x": np.ones((1, 4), np.float32)}]
+    w.fails(lambda: quantize_symmetric(w.file("small.onnx"), rows, w.file("int8.onnx")))
+    w.right(*w.run("--plan", "plan.json", "--precision", "fp16", "--target", "trt"))
+
+
+@advice("report.comparison_points read_points code")
+def _(w: World) -> None:
+    w.rows("points.json", "[]")
+    command = w.run("--macs", "80%,60%", "--compare-points")
+    w.fails(*command, "nowhere.json")
+    w.right(*command, "points.json")
+
+
+@advice("report.files load file-unreadable", zoo=True)
+def _(w: World) -> None:
+    run = w.finished()
+    (run / "report.json").write_text("{}")
+    w.fails("report", run)
+    w.whole()
+    w.right(*w.run("--plan", "plan.json"))
+    w.right("report", w.out)
+
+
+def training(w: World, *flags: Any) -> tuple[Any, ...]:
+    from tests.cli.test_train import TINY
+
+    w.file("train.txt").write_text(language.text(30))
+    return ("train", "trained", "--data", "train.txt", *TINY.split(), *flags)
+
+
+@advice("training.checkpoints _settings_differ_error run-differs", zoo=True)
+def _(w: World) -> None:
+    w.right(*training(w))
+    w.fails(*training(w, "--learning-rate", "0.123"))
+    w.right(*training(w))
+    w.right("train", "another", *training(w, "--learning-rate", "0.123")[2:])
+    w.right(*training(w, "--learning-rate", "0.123", "--force"))
+
+
+@advice("training.train constant text", zoo=True)
+def _(w: World) -> None:
+    w.fails(*training(w, "--learning-rate", "1e30", "--warmup", "0"))
+    w.right(*training(w, "--learning-rate", "1e-4", "--force"))
+
+
+@advice("training.train _prepare text", zoo=True)
+def _(w: World) -> None:
+    command = training(w)
+    w.notes(*command, "--eval-data", "train.txt")
+    w.right("train", "another", *command[2:], "--eval-data", "train.txt", "--test-data", "train.txt")
+
+
+@advice("training.fit constant text")
+def _(w: World) -> None:
+    w.learns()
+    w.fails(*w.keep_one("--learning-rate", "1e30", "--batch-size", "8", "--options", "warmup=0"))
+    w.right(*w.keep_one("--learning-rate", "1e-4", "--batch-size", "8", "--force"))
+
+
+@advice("run.distillation.distill constant text")
+def _(w: World) -> None:
+    w.learns()
+    command = w.run("--plan", "plan.json", "--distill", "--distill-steps", "4", "--batch-size", "8")
+    w.fails(*command, "--distill-learning-rate", "1e30")
+    w.right(*command, "--distill-learning-rate", "1e-4", "--force")
+
+
+@advice("tasks.columns check_present text")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--label-column", "nothing"))
+    w.right(*w.keep_one("--label-column", "label"))
+    w.fails(*w.keep_one("--text-columns", "nothing"))
+    w.right(*w.keep_one("--text-columns", "text"))
+
+
+@advice("tasks.row_contents repeated_rows text")
+def _(w: World) -> None:
+    words = folders.WORDS
+    rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
+    w.rows("train.tsv", "label\ttext", *rows[:200])
+    w.rows("new.tsv", "label\ttext", *rows[200:])
+    command = ("model", "--data", "train.tsv", "--keep", "1", "--steps", "2", "-o", "out")
+    for split in ("eval", "test"):
+        w.notes(*command, f"--{split}-data", "train.tsv")
+        w.right(*command, f"--{split}-data", "new.tsv")
+
+
+@advice("tasks.run_splits _set_aside too-few-rows")
+def _(w: World) -> None:
+    w.rows("one.tsv", "label\ttext", "0\tbad film")
+    command = ("model", "--keep", "1", "--steps", "2", "-o", "out", "--data")
+    w.fails(*command, "one.tsv")
+    w.right(*command, "rows.tsv")
+    w.right(*command, "one.tsv", "--eval-data", "rows.tsv", "--test-data", "rows.tsv")
+
+
+@advice("workdir WorkDir.reserve disk-full")
+def _(w: World) -> None:
+    from compressor import workdir
+
+    w.patch.setattr(
+        workdir.shutil, "disk_usage", lambda path: SimpleNamespace(free=8 if "full" in str(path) else 1 << 40)
+    )
+    w.fails(*w.keep_one("-o", w.file("full")))
+    w.right(*w.keep_one("-o", w.file("empty")))
+
+
+@advice("workdir open_workdir invalid-value")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("-o", "/"))
+    w.right(*w.keep_one("-o", "out"))
+
+
+@advice("workdir open_workdir file-unwritable")
+def _(w: World) -> None:
+    w.rows("file", "")
+    w.fails(*w.keep_one("-o", "file/out"))
+    w.right(*w.keep_one("-o", "folder/out"))
+
+
+@advice("workdir _check_output text")
+def _(w: World) -> None:
+    from compressor.workdir import _LADDER
+
+    w.rows(f"out/{_LADDER}", "")
+    w.fails(*w.keep_one("--force"))
+    w.right(*w.keep_one("-o", "another"))
+
+
+@advice("workdir _check_output text #2")
+def _(w: World) -> None:
+    w.rows("out/letter.txt", "")
+    w.fails(*w.keep_one("--force"))
+    w.right(*w.keep_one("-o", "another"))
+
+
+@advice("workdir _check_output text #3")
+def _(w: World) -> None:
+    run = w.finished()
+    w.fails(*w.keep_one("-o", run))
+    w.right(*w.keep_one("-o", run, "--force"))
+    w.right(*w.keep_one("-o", "another"))
+
+
+@advice("workdir _check_output output-exists")
+def _(w: World) -> None:
+    run = w.finished()
+    w.fails(*w.keep_one("-o", run))
+    w.right(*w.keep_one("-o", "another"))
+
+
+@advice("workdir _check_work_folder output-exists")
+def _(w: World) -> None:
+    w.rows("out.partial/letter.txt", "")
+    w.fails(*w.keep_one())
+    w.right(*w.keep_one("-o", "another"))
+    shutil.move("out.partial", "moved")
+    w.right(*w.keep_one())
+
+
+@advice("workdir locked folder-busy")
+def _(w: World) -> None:
+    from compressor.workdir import open_workdir
+
+    with open_workdir(w.out, force=False):
+        w.fails(*w.keep_one())
+        w.right(*w.keep_one("-o", "another"))
+    w.right(*w.keep_one())
+
+
+@advice("graph_passes.passes.insert_gates _check_masks mask-missing")
+def _(w: World) -> None:
+    masks(w)
+    w.fails_inside("apply", "dense.onnx", "--plan", "plan.json", "-o", "smaller.onnx")
+    w.right("model", "--plan", "plan.json", "--max-length", "8", "--seq", "8", "-o", "out")
+
+
+def masks(w: World) -> None:
+    from dataclasses import replace
+
+    plan = Plan.load(w.file("plan.json"))
+    mask = BlockMask(np.ones((plan.sites[0].heads, 1, 1), dtype=bool), 8)
+    plan.replace_groups([replace(site, mask=mask) for site in plan.sites]).save(w.file("plan.json"))
+
+
+@advice("graph_passes.passes.lower_opset LowerOpset.call unsupported-opset")
+def _(w: World) -> None:
+    from graph_passes import load
+    from graph_passes.passes.lower_opset import LowerOpset
+
+    graph = load(w.file("dense.onnx"))
+    graph.opset_imports[""] = 20
+    w.fails(LowerOpset(), graph)
+    graph.opset_imports[""] = 18
+    w.right(LowerOpset(), graph)
+    w.right(*w.run("--plan", "plan.json", "--opset", "18"))
+
+
+@advice("graph_passes.attention.match_plan constant text")
+def _(w: World) -> None:
+    plan = json.loads(w.file("plan.json").read_text())
+    plan["groups"][0]["name"] = "nowhere"
+    w.rows("renamed.json", json.dumps(plan))
+    w.fails_inside("apply", "dense.onnx", "--plan", "renamed.json", "-o", "smaller.onnx")
+    w.right("sites", "dense.onnx")
+    w.right("apply", "dense.onnx", "--plan", "plan.json", "-o", "smaller.onnx")
+
+
+@advice("run.pruning.model_units _known_times text", zoo=True)
+def _(w: World) -> None:
+    w.patch.setenv("XDG_CACHE_HOME", str(w.path))
+    w.notes("sites", "model")
+    w.right("costs", "model", "--seq", "8", "--batch", "1", "--threads", "1")
+    w.right("sites", "model")
+
+
+@advice("run.pruning.bisect_metric _note text")
+def _(w: World) -> None:
+    from compressor.results import MetricUnit
+    from compressor.run.pruning.bisect_metric import _note
+
+    task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
+    plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
+    w.notes(_note, [plan], 4, task)
+    w.right(_note, [plan, plan], 4, task)
+
+
+@advice("run.engine_choice.choose_engine _notes text")
+def _(w: World) -> None:
+    notes_of_choice(w, rows=(8, 4096))
+
+
+@advice("run.engine_choice.choose_engine _notes text #2")
+def _(w: World) -> None:
+    notes_of_choice(w, bounded=(False, True))
+
+
+def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tuple[bool, bool] = (True, True)) -> None:
+    """The notes of a choice before and after the advice is followed."""
+    from compressor.results import MetricUnit
+    from compressor.run.engine_choice.choose_engine import _notes
+
+    best: Any = SimpleNamespace(
+        precision="fp32", target="ort", chosen=True, quantized=1, difference=-0.01, unit=MetricUnit.POINTS,
+        label="ort fp32", in_float=(), holds=True,
+    )  # fmt: skip
+
+    def notes(count: int, is_bounded: bool) -> None:
+        graphs: Any = [SimpleNamespace(rows=count, ruined=(), in_float=())]
+        list(_notes([best], graphs, is_bounded=is_bounded))
+
+    w.notes(notes, rows[0], bounded[0])
+    w.right(notes, rows[1], bounded[1])
+
+
+@advice("run.engine_choice.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+def _(w: World) -> None:
+    w.whole()
+    w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
+
+
+@advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
+def _(w: World) -> None:
+    from compressor.cli.console import Console
+    from compressor.cli.exit_status import finish
+    from compressor.results import DropStatus, MissingTarget
+    from tests.report import reports
+
+    command = "compress build out --target trt"
+    missing = MissingTarget(target="trt", reason="no GPU", command=command)
+    console = Console()
+    w.fails(finish, console, reports.report(missing=missing, drop_status=DropStatus.PASSED), w.out)
+
+
+@advice("run.rebuild _note_what_to_expect text #2", unfollowed="needs TensorRT 8.6")
+def _(w: World) -> None:
+    from compressor.progress import NullListener
+    from compressor.results import Note, NoteCode
+    from compressor.run import rebuild
+    from compressor.run.run_log import RunLog
+
+    w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
+    note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
+    run: Any = SimpleNamespace(
+        graphs=("dense",),
+        report=SimpleNamespace(notes=(note,)),
+        recipe=SimpleNamespace(engine=SimpleNamespace(target="trt")),
+    )
+    w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))
+
+
+@advice("cli.kernel kernel text", zoo=True)
+def _(w: World) -> None:
+    from tests.targets.kernels import HEADERS, compiled
+
+    compiled()
+    command = ("kernel", "-o", "kernel.so", *(() if HEADERS is None else ("--include", HEADERS)))
+    w.right(*command)
+    w.right(*w.run("--plan", "plan.json", "--kernel", "kernel.so"))
+    w.provoked += 1  # the text is the result of the command
+
+
+@advice("targets.tensorrt.inspector _reason text", unfollowed="needs a GPU and TensorRT")
+def _(w: World) -> None:
+    from compressor.targets.tensorrt.inspector import _reason
+
+    site: Any = SimpleNamespace(head_dim=64)
+    (part,) = w.site.texts
+    assert part in _reason(site, (9, 0), "fp32")[1]
+    assert part not in _reason(site, (9, 0), "fp16")[1]
+    w.provoked += 1
+
+
+@advice("tasks.segment_streams Streams text")
+def _(w: World) -> None:
+    from compressor.tasks.segment_streams import Streams
+
+    (part,) = w.site.texts
+    assert part in Streams._remedy
+    w.provoked += 1
+    w.right(*training(w, "--vocabulary", "40"))

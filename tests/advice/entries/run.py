@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 import json
 import shutil
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 from compressor.config.run import Recipe
 from tests import folders
+from tests.advice.world import World, advice
 
 
 @advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
@@ -133,30 +133,17 @@ def _(w: World) -> None:
 
 @advice("run.learning_store _claim run-differs")
 def _(w: World) -> None:
-    from compressor.run import learn_stages
+    from compressor.run.learning_store import _claim
 
-    w.learns()
-    w.patch.setattr(learn_stages, "_learn_units", lambda run, data, store, *_: (_interrupt(store)))
-    command = w.run("--keep", "1", "--steps", "2", "--batch-size", "8")
-    _interrupted(w, command)
-    w.patch.undo()
-    w.patch.chdir(w.path)
-    w.fails(*command, "--learning-rate", "0.1")
-    w.right(*command[:-6], "--steps", "2", "--batch-size", "8", "-o", "elsewhere", "--learning-rate", "0.1")
-    w.right(*command, "--learning-rate", "0.1", "--force")
+    def claim(key: str, folder: str = "store", **settings: bool) -> None:
+        list(_claim(w.file(folder), key, {}, **{"force": False, **settings}))
 
-
-def _interrupt(store: Any) -> None:
-    (store.path / "checkpoint-2").mkdir()
-    (store.path / "checkpoint-2" / "trainer_state.json").write_text("{}")
-    raise KeyboardInterrupt
-
-
-def _interrupted(w: World, command: tuple[Any, ...]) -> None:
-    import pytest
-
-    with pytest.raises((KeyboardInterrupt, AssertionError)):
-        w.right(*command)
+    w.right(claim, "first")
+    w.rows("store/done.json", "{}")
+    w.fails(claim, "second")
+    w.right(claim, "first")
+    w.right(claim, "second", "another")
+    w.right(lambda: claim("second", force=True))
 
 
 @advice("run.load load_named_folder code")
@@ -335,8 +322,8 @@ def _(w: World) -> None:
 
 @advice("run.pruning.prunable_groups prunable_groups site-refused")
 def _(w: World) -> None:
-    from tests.run.pruning import test_prunable_groups as cases
     from compressor.run.pruning.prunable_groups import prunable_groups
+    from tests.run.pruning import test_prunable_groups as cases
 
     model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
     w.fails(prunable_groups, cases.recipe_of(), model, ())
@@ -345,8 +332,8 @@ def _(w: World) -> None:
 
 @advice("run.pruning.prunable_groups prunable_groups site-refused #2")
 def _(w: World) -> None:
-    from tests.run.pruning import test_prunable_groups as cases
     from compressor.run.pruning.prunable_groups import prunable_groups
+    from tests.run.pruning import test_prunable_groups as cases
 
     w.fails(prunable_groups, cases.recipe_of(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
     w.right(prunable_groups, cases.recipe_of(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
@@ -356,8 +343,8 @@ def _(w: World) -> None:
 
 @advice("run.pruning.prunable_groups prunable_groups site-refused #3")
 def _(w: World) -> None:
-    from tests.run.pruning import test_prunable_groups as cases
     from compressor.run.pruning.prunable_groups import prunable_groups
+    from tests.run.pruning import test_prunable_groups as cases
 
     refused = [cases.refusal(*cases.HEADS)]
     w.fails(prunable_groups, cases.recipe_of(prune_units="heads", skip_refused=True), cases.MODEL, refused)
@@ -501,9 +488,9 @@ def _(w: World) -> None:
 @advice("run.rebuild _note_build text")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
+    from compressor.progress import NullListener
     from compressor.run.rebuild import _note_build
     from compressor.run.run_log import RunLog
-    from compressor.progress import NullListener
     from graph_passes import Plan
 
     def note(**fields: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from tests import folders
 from tests.advice.world import SHORT, World, advice
 from tests.selection import tiny
+from tests.tasks import translations
 
 
 def search(w: World, *flags: object) -> tuple[object, ...]:
@@ -71,12 +71,12 @@ def _(w: World) -> None:
 
 @advice("selection.learn learn contradiction")
 def _(w: World) -> None:
-    folders.save(folders.gpt2(), w.file("gpt2"))
-    w.rows("text.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
-    command = ("gpt2", "--data", "text.txt", *SHORT, "--batch-size", "8", "--method", "taylor", "-o", "out")
+    translations.save(translations.marian(), w.file("marian"))
+    file = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
+    command = ("marian", "--task", "translation", "--data", file, *SHORT, "--batch-size", "8", "--method", "taylor")
     w.learns()
-    w.fails(*command, "--max-drop", "0.1", "--metric", "perplexity")
-    w.right(*command, "--keep", "1", "--metric", "perplexity")
+    w.fails(*command, "--max-drop", "10", "--metric", "bleu")
+    w.right(*command, "--keep", "4", "--metric", "bleu")
     w.right(*command, "--max-drop", "10", "--metric", "loss")
 
 
@@ -98,8 +98,8 @@ def _(w: World) -> None:
 
 @advice("selection.search.base require_end missing-value")
 def _(w: World) -> None:
+    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=None))
     w.learns()
-    w.fails(*search(w, "taylor"))
     w.right(*search(w, "taylor", "--keep", "1"))
     w.right(*search(w, "taylor", "--max-drop", "0.9"))
 
@@ -166,9 +166,8 @@ def _(w: World) -> None:
 
 @advice("selection.pruners.reconstruct.choice require_tokens too-few-rows")
 def _(w: World) -> None:
-    from compressor.selection.pruners.reconstruct.choice import require_tokens
-
     from compressor.selection.pruners.reconstruct import choice
+    from compressor.selection.pruners.reconstruct.choice import require_tokens
 
     groups: Any = [SimpleNamespace(name="neurons", linear="output")]
     w.patch.setattr(choice, "linear_of", lambda model, group: None)
@@ -307,4 +306,6 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     w.fails(lambda: driver(w, MemoryError("killed")).measure((), ()))
     w.right(lambda: driver(w, None).measure((), ()))
+    w.patch.undo()
+    w.patch.chdir(w.path)
     w.right(*search(w, "astar", "--keep", "1", "--ray", "local:1"))

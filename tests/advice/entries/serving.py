@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 from typing import Any
 
 import pytest
 
 from compressor.targets.graph_facts import graph_digest
+from tests.advice.world import World, advice
 
 pytest.importorskip("tritonclient.grpc")
 
@@ -196,7 +196,7 @@ def _(w: World) -> None:
 
 def profiles(smallest: int, usual: int, largest: int) -> dict[str, Any]:
     names = ("input_ids", "attention_mask")
-    return {name: ((1, smallest), (8, usual), (32, largest)) for name in names}
+    return dict.fromkeys(names, ((1, smallest), (8, usual), (32, largest)))
 
 
 @advice("serving.tensorrt_engines _check_same_server text")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 import json
 from typing import Any
 
 from tests import folders
+from tests.advice.world import World, advice
 
 
 def study(w: World, kind: str, *flags: Any) -> tuple[Any, ...]:
@@ -112,7 +112,6 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     w.fails(*study(w, "grid", "-o", "model"))
     w.right(*study(w, "grid", "-o", "folder"))
-
 
 
 @advice("studies.cell_store _check_stamp run-differs")

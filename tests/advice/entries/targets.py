@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 
 from compressor.targets import target
 from graph_passes import save
+from tests.advice.world import World, advice
 from tests.latency.graphs import softmax_graph
 from tests.targets.graphs import parsed
 
@@ -33,7 +33,7 @@ def short(w: World, *flags: str) -> tuple[Any, ...]:
 
 @advice("targets.base Target.check_request contradiction")
 def _(w: World) -> None:
-    w.fails(*short(w, "--target", "openvino", "--provider", "cuda"))
+    w.fails(lambda: target("openvino").check(provider="cuda"))
     w.right(*short(w, "--target", "openvino"))
     w.clear("device-missing", *short(w, "--target", "ort", "--provider", "cuda"))
     w.right(*short(w, "--target", "ort", "--provider", "cpu"))
@@ -43,7 +43,7 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     from tests.targets.kernels import compiled
 
-    w.fails(*short(w, "--target", "openvino", "--kernel", "kernel.so"))
+    w.fails(lambda: target("openvino").check(kernel=w.file("kernel.so")))
     w.right(*short(w, "--target", "openvino"))
     w.right(*short(w, "--target", "ort", "--kernel", str(compiled())))
 
@@ -235,8 +235,7 @@ def _(w: World) -> None:
     w.fails(lambda: build(w, "openvino", precision="int8"))
     w.right(lambda: build(w, "openvino", precision="fp32"))
     body = (
-        "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
-        " v = DequantizeLinear (w, s, n) y = MatMul (d, v)"
+        "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) v = DequantizeLinear (w, s, n) y = MatMul (d, v)"
     )
     weights = "float s = {0.1}, uint8 z = {128}, int8 n = {0}, int8[4, 3] w"
     save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), w.file("model.int8.onnx"))
@@ -339,7 +338,8 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     from compressor.targets.cuda import Device
     from compressor.targets.options import BuildOptions
-    from compressor.targets.tensorrt import bindings, build as builds
+    from compressor.targets.tensorrt import bindings
+    from compressor.targets.tensorrt import build as builds
     from tests.targets.tensorrt.machines import NEW
 
     w.patch.setattr(bindings, "features", lambda trt: NEW)
@@ -432,8 +432,7 @@ def quantized_graph(w: World, zero: int) -> Any:
     from graph_passes import load
 
     body = (
-        "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
-        " v = DequantizeLinear (w, s, n) y = MatMul (d, v)"
+        "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) v = DequantizeLinear (w, s, n) y = MatMul (d, v)"
     )
     weights = f"float s = {{0.1}}, int8 z = {{{zero}}}, int8 n = {{0}}, int8[4, 3] w"
     save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), w.file("quantized.onnx"))
@@ -472,10 +471,9 @@ def _(w: World) -> None:
 
 @advice("targets.tensorrt.metadata constant text", unfollowed=GPU)
 def _(w: World) -> None:
-    from compressor.targets.tensorrt.metadata import EngineMetadata
+    from compressor.targets.tensorrt.metadata import read_metadata
 
-    w.file("engine.plan").write_bytes(b"an engine")
-    w.fails(EngineMetadata.read, w.file("engine.plan"))
+    w.fails(read_metadata, w.file("engine.plan"))
 
 
 @advice("targets.tensorrt.target TensorRtTarget.check code", unfollowed="needs another machine, which has a GPU")

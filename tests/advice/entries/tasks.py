@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 from pathlib import Path
 from typing import Any
 
 from tests import folders
+from tests.advice.world import World, advice
 from tests.tasks import pictures, questions, tags, translations
 from tests.tasks.own_tasks import task_of_the_page, write_module, write_tagged_inputs
 from tests.tasks.rows import jsonl
@@ -85,7 +85,9 @@ def _(w: World) -> None:
 
 @advice("tasks.columns TextColumns._check_text invalid-rows")
 def _(w: World) -> None:
-    w.file("rows.jsonl").write_text("".join(f'{{"label": {n % 2}, "text": {n}, "body": "good {n}"}}\n' for n in range(40)))
+    w.file("rows.jsonl").write_text(
+        "".join(f'{{"label": {n % 2}, "text": {n}, "body": "good {n}"}}\n' for n in range(40))
+    )
     command = ("model", "--data", "rows.jsonl", *SHORT)
     w.fails(*command)
     w.right(*command, "--text-columns", "body")
@@ -347,4 +349,3 @@ def _(w: World) -> None:
     w.fails(*command, "--unlabelled-data", "more.tsv")
     w.right(*command)
     w.right(*command, "--unlabelled-data", question_rows(w))
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.advice.world import World, advice
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import transformers as hf
 from compressor.model_folder import load
 from graph_passes import BlockMask
 from tests import folders
+from tests.advice.world import World, advice
 
 
 @advice("units.entmax _check_softmax site-refused")
