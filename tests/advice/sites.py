@@ -16,7 +16,8 @@ PACKAGES = ("compressor", "graph_passes")
 ADVICE = re.compile(
     r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
     r"|\(-o\)"
-    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe|again|MODEL)\b"
+    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe)\b"
+    r"|\bcompress (?:again|MODEL)\b"
     r"|\bpip install\b"
     r"|\bray start\b|\baccelerate launch\b"
 )

@@ -1,19 +1,24 @@
 """The table of advice: what provokes each message that advises, and what following it leads to.
 
-An entry is a function with the key of its message (`advice_sites` derives it; the failing test prints those that lack an
-entry):
+To add an entry, write a function with the key of its message into the module of `entries` that is named after its
+package; the failing test of the table prints the keys that lack one:
 
     @advice("tasks.columns LabelColumn.find column-missing")
     def _(w: World) -> None:
-        w.rows("rows.tsv", "verdict\\ttext", *ROWS)
-        w.fails(*w.keep_one())
-        w.right(*w.keep_one(), "--label-column", "verdict")
+        w.rows("named.tsv", "verdict\\ttext", *TEXTS)
+        w.fails("model", "--data", "named.tsv", "--keep", "1", "-o", "out")
+        w.right("model", "--data", "named.tsv", "--keep", "1", "-o", "out", "--label-column", "verdict")
 
-`fails` runs a command (or calls a function) and requires that this message, from this place of the source, ends it;
-`notes` requires that it is noted. `right` follows the advice to a run that succeeds (without this note); `clear` follows it
-to another error of the product, whose code is named. Commands of `compress run` succeed once the model and its rows are
-loaded and checked; entries that need more say `w.whole()`, and run in `make zoo` where that takes long (`zoo=True`). An
-entry that cannot be followed here, e.g. without a GPU, says why (`unfollowed="..."`) and only provokes its message.
+`fails` runs a command (or calls a function) that this message, from this place of the source, ends; `notes` one that
+notes it. `right` does what the message advises, and succeeds without the note; `clear` does so and meets another
+error of the product. One word each for what has to be done: a message that offers two ways has two lines. Commands
+work in a copy of a folder with `model`, `rows.tsv`, `plan.json` and `dense.onnx`.
+
+A run succeeds once its model and its rows are loaded and checked, unless the entry says how far it goes:
+`w.parses()`, `w.learns()`, `w.whole()`. Entries that take long run in `make zoo` (`zoo=True`). An entry that cannot
+be followed on this machine says why (`unfollowed="needs a GPU"`), and provokes its message all the same. Where the
+text of a message comes from elsewhere than the place that raises it, its key ends in `text`, and the message that
+contains it counts.
 """
 
 from __future__ import annotations
@@ -194,9 +199,11 @@ class World:
 
     def usage_fails(self, *command: str | Path) -> None:
         """Run a command whose printed line has the text, and that no error of the product ends."""
+        captured = self.request.getfixturevalue("capfd")
+        captured.readouterr()
         with pytest.raises(AssertionError, match="exit code"):
             self._failure(command)
-        printed = self.request.getfixturevalue("capfd").readouterr().err
+        printed = captured.readouterr().err
         assert any(text.strip() in printed for text in self.site.texts), printed
         self.provoked += 1
 

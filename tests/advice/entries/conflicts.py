@@ -1,4 +1,4 @@
-"""Advice on flags that contradict or need each other: see `tests.advice.world`. Following it is right once the recipe is."""
+"""Advice on flags that contradict or need each other: see `tests.advice.world`. A valid recipe follows it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -11,9 +10,11 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from graph_passes import BlockMask, Plan, save
+from graph_passes import BlockMask, Plan, find_attention, save
+from graph_passes.attention.match_plan import match_plan
 from tests import folders, language
 from tests.advice.world import World, advice
+from tests.graph_passes.stacked_attention import keeping, stack
 from tests.latency.graphs import softmax_graph
 from tests.targets.graphs import parsed
 
@@ -341,11 +342,13 @@ def _(w: World) -> None:
 
 @advice("tasks.run_splits _set_aside too-few-rows")
 def _(w: World) -> None:
-    w.rows("one.tsv", "label\ttext", "0\tbad film")
-    command = ("model", "--keep", "1", "--steps", "2", "-o", "out", "--data")
-    w.fails(*command, "one.tsv")
-    w.right(*command, "rows.tsv")
-    w.right(*command, "one.tsv", "--eval-data", "rows.tsv", "--test-data", "rows.tsv")
+    folders.save(folders.gpt2(), w.file("gpt2"))
+    w.rows("one.txt", "the good film")
+    w.rows("more.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
+    command = ("gpt2", "--keep", "1", "--steps", "2", "-o", "out", "--data")
+    w.fails(*command, "one.txt")
+    w.right(*command, "more.txt")
+    w.right(*command, "one.txt", "--eval-data", "more.txt", "--test-data", "more.txt")
 
 
 @advice("workdir WorkDir.reserve disk-full")
@@ -430,11 +433,9 @@ def _(w: World) -> None:
 
 
 def masks(w: World) -> None:
-    from dataclasses import replace
-
     plan = Plan.load(w.file("plan.json"))
     mask = BlockMask(np.ones((plan.sites[0].heads, 1, 1), dtype=bool), 8)
-    plan.replace_groups([replace(site, mask=mask) for site in plan.sites]).save(w.file("plan.json"))
+    plan.masked({site.name: mask for site in plan.sites}).save(w.file("plan.json"))
 
 
 @advice("graph_passes.passes.lower_opset LowerOpset.call unsupported-opset")
@@ -452,12 +453,11 @@ def _(w: World) -> None:
 
 @advice("graph_passes.attention.match_plan constant text")
 def _(w: World) -> None:
-    plan = json.loads(w.file("plan.json").read_text())
-    plan["groups"][0]["name"] = "nowhere"
-    w.rows("renamed.json", json.dumps(plan))
-    w.fails_inside("apply", "dense.onnx", "--plan", "renamed.json", "-o", "smaller.onnx")
+    attentions = find_attention(stack("layer.0.attention", "layer.1.attention"))
+    w.fails(match_plan, Plan(sites=(keeping(2, name="another"),)), attentions)
+    named = tuple(keeping(2, name=attention.name) for attention in attentions)
+    w.right(match_plan, Plan(sites=named), attentions)
     w.right("sites", "dense.onnx")
-    w.right("apply", "dense.onnx", "--plan", "plan.json", "-o", "smaller.onnx")
 
 
 @advice("run.pruning.model_units _known_times text", zoo=True)

@@ -405,18 +405,15 @@ def _(w: World) -> None:
     w.right(lambda: list(speed_notes([speed.model_copy(update={"low": 1.99, "high": 2.01})])))
 
 
-def masked_plan(w: World, block: int = 8, blocks: int = 1) -> None:
+def masked_plan(w: World) -> None:
     """Let the plan of the inputs have masks of 8 positions."""
-    from dataclasses import replace
-
     import numpy as np
 
     from graph_passes import BlockMask, Plan
 
     plan = Plan.load(w.file("plan.json"))
-    mask = BlockMask(np.ones((plan.sites[0].heads, blocks, blocks), dtype=bool), block)
-    masked = plan.replace_groups([replace(site, mask=mask) for site in plan.sites])
-    masked.save(w.file("plan.json"))
+    mask = BlockMask(np.ones((plan.sites[0].heads, 1, 1), dtype=bool), 8)
+    plan.masked({site.name: mask for site in plan.sites}).save(w.file("plan.json"))
 
 
 @advice("run.sizes work_out_sizes too-long")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tests import folders
 from tests.advice.world import SHORT, World, advice
 from tests.selection import tiny
 from tests.tasks import translations
