@@ -110,7 +110,7 @@ def _earlier_plan(recipe: Recipe, model: LoadedModel) -> Plan:
     file = path / "plan.json"
     if not file.is_file():
         raise InputError(
-            f"{path}: there is no plan.json; name the output folder of a run (--start-from)",
+            f"{path}: there is no plan.json; name the output folder of a run under a budget (--start-from)",
             code=ErrorCode.FILE_MISSING,
             field="start_from",
             path=path,

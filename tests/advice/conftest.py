@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compressor.export import export_reference
 from compressor.model_folder import example_inputs, load
 from compressor.units import find_sites, keep_all
 from tests.run.runs import write_inputs
+from tests.shared_exports import shared_export
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,7 +26,7 @@ def valid_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batch = example_inputs(model, 2, 8)
     plan = keep_all(find_sites(model.model, batch)).model_copy(update={"model": model.fingerprint})
     plan.save(folder / "plan.json")
-    export_reference(model.model, plan, batch, folder / "dense.onnx")
+    shared_export(model.model, plan, batch, folder / "dense.onnx")
     return folder
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from compressor.config.fields import flag_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("compressor", "graph_passes")
 
@@ -23,7 +25,7 @@ ADVICE = re.compile(
 )
 """What a text names that advises: a flag, a command, or a package to install."""
 
-PLACEHOLDER = re.compile(r"<([a-z_]+)>")
+PLACEHOLDER = re.compile(r"<([a-z_][a-z_0-9]*)>")
 """A field in a message of `compressor.config`, in place of which its flag is printed."""
 
 _CONSTRUCTORS = ("Error", "Note")
@@ -61,7 +63,7 @@ def advice_sites() -> dict[str, AdviceSite]:
         for file in sorted((ROOT / package).rglob("*.py")):
             source = file.read_text()
             if package == "compressor" and file.parts[len(ROOT.parts) + 1] == "config":
-                source = re.sub(r"<(?={\w)", "--", PLACEHOLDER.sub(r"--\1", source))
+                source = re.sub(r"<(?={\w)", "--", PLACEHOLDER.sub(lambda field: flag_of(field[1]), source))
             for prefix, node, is_call in _advising_nodes(ast.parse(source)):
                 name = f"{_module(file)} {prefix}"
                 numbers[name] += 1

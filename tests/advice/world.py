@@ -205,6 +205,7 @@ class World:
             self._failure(command)
         printed = captured.readouterr().err
         assert any(text.strip() in printed for text in self.site.texts), printed
+        assert self._texts or not self.site.is_call
         self.provoked += 1
 
     def right(self, *command: Any) -> None:

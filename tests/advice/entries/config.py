@@ -38,7 +38,7 @@ def _(w: World) -> None:
     module = task_of_the_page()
     write_module(w.path, module.replace("tags = self.config.label2id", "tags = 1 / 0"), "bad")
     write_module(w.path, module, "right")
-    w.fails(*w.run("--task", "bad:Tags", "--macs", "50%"))
+    w.usage_fails(*w.run("--task", "bad:Tags", "--macs", "50%"))
     w.right(*w.run("--task", "right:Tags", "--macs", "50%"))
 
 

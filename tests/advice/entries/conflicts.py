@@ -189,9 +189,9 @@ conflict(
 )
 conflict(
     DISTILL + "_rounds_for_an_int8_engine contradiction",
-    ROWS + "--macs 50% --distill --quantized-share 50%",
-    ROWS + "--macs 50% --distill --quantized-share 50% --precision int8",
-    ROWS + "--macs 50% --distill --quantized-share 50% --precision auto",
+    ROWS + "--macs 50% --distill --quantized-share 0.5",
+    ROWS + "--macs 50% --distill --quantized-share 0.5 --precision int8",
+    ROWS + "--macs 50% --distill --quantized-share 0.5 --precision auto",
     ROWS + "--macs 50% --distill",
 )
 
