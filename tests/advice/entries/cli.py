@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import pytest
+
+from compressor.config.run import Recipe
 from tests.advice.world import World, advice
 from tests.cli.conftest import drop_first_head
 
@@ -115,3 +120,77 @@ def _(w: World) -> None:
     w.fails("study", "grid", "model", "--size", "smal", "--data", "rows.tsv")
     w.patch.setattr("compressor.studies.study", w.stop)
     w.right("study", "grid", "model", "--size", "small", "--data", "rows.tsv")
+
+
+@advice("cli explain text")
+def _(w: World) -> None:
+    w.usage_fails("apply", "--no-such-flag")
+    w.right("apply", "--help")
+
+
+@advice("cli explain text #2")
+def _(w: World) -> None:
+    from compressor.run import pipeline
+
+    load = pipeline.load_context
+
+    def limited(recipe: Recipe, *arguments: Any) -> Any:
+        if recipe.selection.batch_size > 4 or max(recipe.measure.batch) > 1:
+            raise MemoryError
+        return load(recipe, *arguments)
+
+    w.patch.setattr(pipeline, "load_context", limited)
+    w.usage_fails(*w.keep_one("--batch-size", "8"))
+    w.right(*w.keep_one("--batch-size", "4"))
+    w.usage_fails(*w.keep_one("--batch-size", "4", "--batch", "8"))
+    w.right(*w.keep_one("--batch-size", "4", "--batch", "1"))
+
+
+@advice("cli explain text #3")
+def _(w: World) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("a fault of the program")
+
+    w.patch.setattr("compressor.run.pipeline.run_stages", fail)
+    w.usage_fails(*w.keep_one())
+    with pytest.raises(AssertionError):  # the same end, with the traceback
+        w.right(*w.keep_one("--debug"))
+    w.followed += 1
+
+
+@advice("cli.exit_status finish metric-fell")
+def _(w: World) -> None:
+    from compressor.cli.console import Console
+    from compressor.cli.exit_status import finish
+    from compressor.results import DropStatus
+    from tests.report import reports
+
+    console = Console()
+    console.quiet = True
+    report = reports.report(recipe={"max_drop": 0.01}, drop_status=DropStatus.FAILED)
+    w.fails(finish, console, report, w.out)
+    w.right(finish, console, report.model_copy(update={"drop_status": DropStatus.PASSED}), w.out)
+
+
+@advice("cli.exit_status finish_ladder metric-fell")
+def _(w: World) -> None:
+    from compressor.cli import exit_status
+    from compressor.cli.console import Console
+
+    w.patch.setattr(exit_status, "frontier_summary", lambda frontier: "")
+    console = Console()
+    frontier: Any = SimpleNamespace(is_missed=True, sentence="no rung holds", missing=None, model_dump=lambda mode: {})
+    w.fails(exit_status.finish_ladder, console, frontier, w.out)
+    frontier.is_missed = False
+    w.right(exit_status.finish_ladder, console, frontier, w.out)
+
+
+@advice("cli.kernel kernel text", zoo=True)
+def _(w: World) -> None:
+    from tests.targets.kernels import HEADERS, compiled
+
+    compiled()
+    command = ("kernel", "-o", "kernel.so", *(() if HEADERS is None else ("--include", HEADERS)))
+    w.right(*command)
+    w.right(*w.run("--plan", "plan.json", "--kernel", "kernel.so"))
+    w.provoked += 1  # the text is the result of the command

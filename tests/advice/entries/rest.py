@@ -12,7 +12,7 @@ import pytest
 from compressor.config.run import Recipe
 from graph_passes import BlockMask, Plan, find_attention, save
 from graph_passes.attention.match_plan import match_plan
-from tests import folders, language
+from tests import language
 from tests.advice.world import World, advice
 from tests.graph_passes.stacked_attention import keeping, stack
 from tests.latency.graphs import softmax_graph
@@ -95,69 +95,6 @@ def _(w: World) -> None:
     w.rows("rows.tsv", "label\ttext", *lines)
     w.notes(*masked(w, "--max-length", "20", "--block-size", "8", "--drop-blocks", "10%"))
     w.right(*masked(w, "--max-length", "20", "--block-size", "1", "--drop-blocks", "90%", "-o", "other"))
-
-
-@advice("cli explain text")
-def _(w: World) -> None:
-    w.usage_fails("apply", "--no-such-flag")
-    w.right("apply", "--help")
-
-
-@advice("cli explain text #2")
-def _(w: World) -> None:
-    from compressor.run import pipeline
-
-    load = pipeline.load_context
-
-    def limited(recipe: Recipe, *arguments: Any) -> Any:
-        if recipe.selection.batch_size > 4 or max(recipe.measure.batch) > 1:
-            raise MemoryError
-        return load(recipe, *arguments)
-
-    w.patch.setattr(pipeline, "load_context", limited)
-    w.usage_fails(*w.keep_one("--batch-size", "8"))
-    w.right(*w.keep_one("--batch-size", "4"))
-    w.usage_fails(*w.keep_one("--batch-size", "4", "--batch", "8"))
-    w.right(*w.keep_one("--batch-size", "4", "--batch", "1"))
-
-
-@advice("cli explain text #3")
-def _(w: World) -> None:
-    def fail(*_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError("a fault of the program")
-
-    w.patch.setattr("compressor.run.pipeline.run_stages", fail)
-    w.usage_fails(*w.keep_one())
-    with pytest.raises(AssertionError):  # the same end, with the traceback
-        w.right(*w.keep_one("--debug"))
-    w.followed += 1
-
-
-@advice("cli.exit_status finish metric-fell")
-def _(w: World) -> None:
-    from compressor.cli.console import Console
-    from compressor.cli.exit_status import finish
-    from compressor.results import DropStatus
-    from tests.report import reports
-
-    console = Console()
-    console.quiet = True
-    report = reports.report(recipe={"max_drop": 0.01}, drop_status=DropStatus.FAILED)
-    w.fails(finish, console, report, w.out)
-    w.right(finish, console, report.model_copy(update={"drop_status": DropStatus.PASSED}), w.out)
-
-
-@advice("cli.exit_status finish_ladder metric-fell")
-def _(w: World) -> None:
-    from compressor.cli import exit_status
-    from compressor.cli.console import Console
-
-    w.patch.setattr(exit_status, "frontier_summary", lambda frontier: "")
-    console = Console()
-    frontier: Any = SimpleNamespace(is_missed=True, sentence="no rung holds", missing=None, model_dump=lambda mode: {})
-    w.fails(exit_status.finish_ladder, console, frontier, w.out)
-    frontier.is_missed = False
-    w.right(exit_status.finish_ladder, console, frontier, w.out)
 
 
 @advice("errors TargetMissingError.of_package text", unfollowed="installs a package")
@@ -312,45 +249,6 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--learning-rate", "1e-4", "--batch-size", "8", "--force"))
 
 
-@advice("run.distillation.distill constant text")
-def _(w: World) -> None:
-    w.learns()
-    command = w.run("--plan", "plan.json", "--distill", "--distill-steps", "4", "--batch-size", "8")
-    w.fails(*command, "--distill-learning-rate", "1e30")
-    w.right(*command, "--distill-learning-rate", "1e-4", "--force")
-
-
-@advice("tasks.columns check_present text")
-def _(w: World) -> None:
-    w.fails(*w.keep_one("--label-column", "nothing"))
-    w.right(*w.keep_one("--label-column", "label"))
-    w.fails(*w.keep_one("--text-columns", "nothing"))
-    w.right(*w.keep_one("--text-columns", "text"))
-
-
-@advice("tasks.row_contents repeated_rows text")
-def _(w: World) -> None:
-    words = folders.WORDS
-    rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
-    w.rows("train.tsv", "label\ttext", *rows[:200])
-    w.rows("new.tsv", "label\ttext", *rows[200:])
-    command = ("model", "--data", "train.tsv", "--keep", "1", "--steps", "2", "-o", "out")
-    for split in ("eval", "test"):
-        w.notes(*command, f"--{split}-data", "train.tsv")
-        w.right(*command, f"--{split}-data", "new.tsv")
-
-
-@advice("tasks.run_splits _set_aside too-few-rows")
-def _(w: World) -> None:
-    folders.save(folders.gpt2(), w.file("gpt2"))
-    w.rows("one.txt", "the good film")
-    w.rows("more.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
-    command = ("gpt2", "--keep", "1", "--steps", "2", "-o", "out", "--data")
-    w.fails(*command, "one.txt")
-    w.right(*command, "more.txt")
-    w.right(*command, "one.txt", "--eval-data", "more.txt", "--test-data", "more.txt")
-
-
 @advice("workdir WorkDir.reserve disk-full")
 def _(w: World) -> None:
     from compressor import workdir
@@ -458,111 +356,6 @@ def _(w: World) -> None:
     named = tuple(keeping(2, name=attention.name) for attention in attentions)
     w.right(match_plan, Plan(sites=named), attentions)
     w.right("sites", "dense.onnx")
-
-
-@advice("run.pruning.model_units _known_times text", zoo=True)
-def _(w: World) -> None:
-    w.patch.setenv("XDG_CACHE_HOME", str(w.path))
-    w.notes("sites", "model")
-    w.right("costs", "model", "--seq", "8", "--batch", "1", "--threads", "1")
-    w.right("sites", "model")
-
-
-@advice("run.pruning.bisect_metric _note text")
-def _(w: World) -> None:
-    from compressor.results import MetricUnit
-    from compressor.run.pruning.bisect_metric import _note
-
-    task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
-    plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
-    w.notes(_note, [plan], 4, task)
-    w.right(_note, [plan, plan], 4, task)
-
-
-@advice("run.engine_choice.choose_engine _notes text")
-def _(w: World) -> None:
-    notes_of_choice(w, rows=(8, 4096))
-
-
-@advice("run.engine_choice.choose_engine _notes text #2")
-def _(w: World) -> None:
-    notes_of_choice(w, bounded=(False, True))
-
-
-def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tuple[bool, bool] = (True, True)) -> None:
-    """The notes of a choice before and after the advice is followed."""
-    from compressor.results import MetricUnit
-    from compressor.run.engine_choice.choose_engine import _notes
-
-    best: Any = SimpleNamespace(
-        precision="fp32", target="ort", chosen=True, quantized=1, difference=-0.01, unit=MetricUnit.POINTS,
-        label="ort fp32", in_float=(), holds=True,
-    )  # fmt: skip
-
-    def notes(count: int, is_bounded: bool) -> None:
-        graphs: Any = [SimpleNamespace(rows=count, ruined=(), in_float=())]
-        list(_notes([best], graphs, is_bounded=is_bounded))
-
-    w.notes(notes, rows[0], bounded[0])
-    w.right(notes, rows[1], bounded[1])
-
-
-@advice("run.engine_choice.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
-def _(w: World) -> None:
-    w.whole()
-    w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
-
-
-@advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
-def _(w: World) -> None:
-    from compressor.cli.console import Console
-    from compressor.cli.exit_status import finish
-    from compressor.results import DropStatus, MissingTarget
-    from tests.report import reports
-
-    command = "compress build out --target trt"
-    missing = MissingTarget(target="trt", reason="no GPU", command=command)
-    console = Console()
-    w.fails(finish, console, reports.report(missing=missing, drop_status=DropStatus.PASSED), w.out)
-
-
-@advice("run.rebuild _note_what_to_expect text #2", unfollowed="needs TensorRT 8.6")
-def _(w: World) -> None:
-    from compressor.progress import NullListener
-    from compressor.results import Note, NoteCode
-    from compressor.run import rebuild
-    from compressor.run.run_log import RunLog
-
-    w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
-    note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
-    run: Any = SimpleNamespace(
-        graphs=("dense",),
-        report=SimpleNamespace(notes=(note,)),
-        recipe=SimpleNamespace(engine=SimpleNamespace(target="trt")),
-    )
-    w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))
-
-
-@advice("cli.kernel kernel text", zoo=True)
-def _(w: World) -> None:
-    from tests.targets.kernels import HEADERS, compiled
-
-    compiled()
-    command = ("kernel", "-o", "kernel.so", *(() if HEADERS is None else ("--include", HEADERS)))
-    w.right(*command)
-    w.right(*w.run("--plan", "plan.json", "--kernel", "kernel.so"))
-    w.provoked += 1  # the text is the result of the command
-
-
-@advice("targets.tensorrt.inspector _reason text", unfollowed="needs a GPU and TensorRT")
-def _(w: World) -> None:
-    from compressor.targets.tensorrt.inspector import _reason
-
-    site: Any = SimpleNamespace(head_dim=64)
-    (part,) = w.site.texts
-    assert part in _reason(site, (9, 0), "fp32")[1]
-    assert part not in _reason(site, (9, 0), "fp16")[1]
-    w.provoked += 1
 
 
 @advice("tasks.segment_streams Streams text")

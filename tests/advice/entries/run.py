@@ -517,3 +517,94 @@ def _(w: World) -> None:
     (w.file("plan.json")).write_text(json.dumps(plan))
     w.fails(*w.run("--plan", "plan.json", "--distill"))
     w.right(run, *w.run("--plan", run / "plan.json", "--distill", "--teacher", "model")[1:])
+
+
+@advice("run.distillation.distill constant text")
+def _(w: World) -> None:
+    w.learns()
+    command = w.run("--plan", "plan.json", "--distill", "--distill-steps", "4", "--batch-size", "8")
+    w.fails(*command, "--distill-learning-rate", "1e30")
+    w.right(*command, "--distill-learning-rate", "1e-4", "--force")
+
+
+@advice("run.pruning.model_units _known_times text", zoo=True)
+def _(w: World) -> None:
+    w.patch.setenv("XDG_CACHE_HOME", str(w.path))
+    w.notes("sites", "model")
+    w.right("costs", "model", "--seq", "8", "--batch", "1", "--threads", "1")
+    w.right("sites", "model")
+
+
+@advice("run.pruning.bisect_metric _note text")
+def _(w: World) -> None:
+    from compressor.results import MetricUnit
+    from compressor.run.pruning.bisect_metric import _note
+
+    task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
+    plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
+    w.notes(_note, [plan], 4, task)
+    w.right(_note, [plan, plan], 4, task)
+
+
+@advice("run.engine_choice.choose_engine _notes text")
+def _(w: World) -> None:
+    notes_of_choice(w, rows=(8, 4096))
+
+
+@advice("run.engine_choice.choose_engine _notes text #2")
+def _(w: World) -> None:
+    notes_of_choice(w, bounded=(False, True))
+
+
+def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tuple[bool, bool] = (True, True)) -> None:
+    """The notes of a choice before and after the advice is followed."""
+    from compressor.results import MetricUnit
+    from compressor.run.engine_choice.choose_engine import _notes
+
+    best: Any = SimpleNamespace(
+        precision="fp32", target="ort", chosen=True, quantized=1, difference=-0.01, unit=MetricUnit.POINTS,
+        label="ort fp32", in_float=(), holds=True,
+    )  # fmt: skip
+
+    def notes(count: int, is_bounded: bool) -> None:
+        graphs: Any = [SimpleNamespace(rows=count, ruined=(), in_float=())]
+        list(_notes([best], graphs, is_bounded=is_bounded))
+
+    w.notes(notes, rows[0], bounded[0])
+    w.right(notes, rows[1], bounded[1])
+
+
+@advice("run.engine_choice.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+def _(w: World) -> None:
+    w.whole()
+    w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
+
+
+@advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
+def _(w: World) -> None:
+    from compressor.cli.console import Console
+    from compressor.cli.exit_status import finish
+    from compressor.results import DropStatus, MissingTarget
+    from tests.report import reports
+
+    command = "compress build out --target trt"
+    missing = MissingTarget(target="trt", reason="no GPU", command=command)
+    console = Console()
+    w.fails(finish, console, reports.report(missing=missing, drop_status=DropStatus.PASSED), w.out)
+
+
+@advice("run.rebuild _note_what_to_expect text #2", unfollowed="needs TensorRT 8.6")
+def _(w: World) -> None:
+    from compressor.progress import NullListener
+    from compressor.results import Note, NoteCode
+    from compressor.run import rebuild
+    from compressor.run.run_log import RunLog
+
+    w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
+    note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
+    run: Any = SimpleNamespace(
+        graphs=("dense",),
+        report=SimpleNamespace(notes=(note,)),
+        recipe=SimpleNamespace(engine=SimpleNamespace(target="trt")),
+    )
+    w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))

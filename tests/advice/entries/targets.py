@@ -488,3 +488,14 @@ def _(w: World) -> None:
     w.rows("file", "")
     w.fails(_require_writable, w.file("file") / "cache")
     w.right(_require_writable, w.file("cache"))
+
+
+@advice("targets.tensorrt.inspector _reason text", unfollowed="needs a GPU and TensorRT")
+def _(w: World) -> None:
+    from compressor.targets.tensorrt.inspector import _reason
+
+    site: Any = SimpleNamespace(head_dim=64)
+    (part,) = w.site.texts
+    assert part in _reason(site, (9, 0), "fp32")[1]
+    assert part not in _reason(site, (9, 0), "fp16")[1]
+    w.provoked += 1

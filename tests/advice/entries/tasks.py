@@ -349,3 +349,34 @@ def _(w: World) -> None:
     w.fails(*command, "--unlabelled-data", "more.tsv")
     w.right(*command)
     w.right(*command, "--unlabelled-data", question_rows(w))
+
+
+@advice("tasks.columns check_present text")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--label-column", "nothing"))
+    w.right(*w.keep_one("--label-column", "label"))
+    w.fails(*w.keep_one("--text-columns", "nothing"))
+    w.right(*w.keep_one("--text-columns", "text"))
+
+
+@advice("tasks.row_contents repeated_rows text")
+def _(w: World) -> None:
+    words = folders.WORDS
+    rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
+    w.rows("train.tsv", "label\ttext", *rows[:200])
+    w.rows("new.tsv", "label\ttext", *rows[200:])
+    command = ("model", "--data", "train.tsv", "--keep", "1", "--steps", "2", "-o", "out")
+    for split in ("eval", "test"):
+        w.notes(*command, f"--{split}-data", "train.tsv")
+        w.right(*command, f"--{split}-data", "new.tsv")
+
+
+@advice("tasks.run_splits _set_aside too-few-rows")
+def _(w: World) -> None:
+    folders.save(folders.gpt2(), w.file("gpt2"))
+    w.rows("one.txt", "the good film")
+    w.rows("more.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
+    command = ("gpt2", "--keep", "1", "--steps", "2", "-o", "out", "--data")
+    w.fails(*command, "one.txt")
+    w.right(*command, "more.txt")
+    w.right(*command, "one.txt", "--eval-data", "more.txt", "--test-data", "more.txt")
