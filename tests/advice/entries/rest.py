@@ -109,6 +109,7 @@ def _(w: World) -> None:
 
 @advice("measure.bench sized_feeds tensor-mismatch")
 def _(w: World) -> None:
+    w.times_nothing()
     for name, length in (("fixed.onnx", "8"), ("free.onnx", "sequence")):
         body = parsed("y = Cast <to = 1> (ids)", f"int64[batch, {length}] ids", f"float[batch, {length}] y")
         save(body, w.file(name))
@@ -120,6 +121,7 @@ def _(w: World) -> None:
 
 @advice("measure.bench sized_feeds code")
 def _(w: World) -> None:
+    w.times_nothing()
     body = parsed("y = Cast <to = 1> (ids)", "int64[2, sequence] ids", "float[2, sequence] y")
     save(body, w.file("fixed.onnx"))
     bench = ("bench", "fixed.onnx", "fixed.onnx", "--seq", "8", "--seconds", "0.01", "--batch")
@@ -129,6 +131,7 @@ def _(w: World) -> None:
 
 @advice("measure.bench require_run runtime-failed")
 def _(w: World) -> None:
+    w.times_nothing()
     bench = ("bench", "dense.onnx", "dense.onnx", "--batch", "1", "--seconds", "0.01", "--seq")
     w.fails(*bench, "99")
     w.right(*bench, "8")
