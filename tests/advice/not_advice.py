@@ -12,6 +12,7 @@ NOT_ADVICE: dict[str, str] = {
     "report.figures constant text #5": "a colour",
     "report.frontier Frontier._reached text": "part of a sentence of the report",
     "report.verdict _drop text": "part of a sentence of the report",
+    "tasks.several_classes SeveralClasses.learn_labels text": "a fact",
     "run.ladder _climb text": "the name of a stage",
     "run.pruning.bisect_metric _bisect text": "a fact",
     "run.pruning.bisect_metric _note text #2": "a fact",

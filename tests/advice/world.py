@@ -239,7 +239,12 @@ class World:
                 except _LoadedError:
                     pass
                 return None
-            return _command(command)
+            try:
+                return _command(command)
+            finally:
+                if self._ends == "learn":  # nothing of this run is for the next one to resume
+                    for folder in self.path.glob("*.partial"):
+                        shutil.rmtree(folder)
 
     @contextmanager
     def _short_runs(self) -> Iterator[None]:

@@ -174,7 +174,7 @@ def _(w: World) -> None:
         w.right(*engine, "--expect", expect)
 
 
-@advice("latency.local_engine LocalEngine.random_batch file-missing")
+@advice("latency.local_engine LocalEngine._model file-missing")
 def _(w: World) -> None:
     from compressor.targets import target
 
@@ -247,7 +247,7 @@ def _(w: World) -> None:
     w.right(*command, "--tokenizer", "texts")
 
 
-@advice("latency.triton_client TritonModel.random_batch missing-value")
+@advice("latency.triton_client TritonModel.trial_batch missing-value")
 def _(w: World) -> None:
     from types import SimpleNamespace
 
@@ -259,7 +259,7 @@ def _(w: World) -> None:
     spec = SimpleNamespace(name="x", dtype=ir.DataType.STRING)
     model: Any = TritonModel.__new__(TritonModel)
     model.name, model.inputs = "small", [spec]
-    w.fails(model.random_batch, 1, 8, 0)
+    w.fails(model.trial_batch, 1, 8, 0)
     np.savez(w.file("x.npz"), x=np.array([["good"], ["bad"]]))
     from compressor.config.check import CheckRequest
     from compressor.latency.request_batches import load_batches

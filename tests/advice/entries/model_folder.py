@@ -30,11 +30,12 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--example-inputs", "inputs.npz"))
 
 
-@advice("model_folder.example_inputs _vocabulary_size unsupported-model")
+@advice("model_folder.vocabulary vocabulary_size unsupported-model")
 def _(w: World) -> None:
-    module = importlib.import_module("compressor.model_folder.example_inputs")
+    from compressor.model_folder.vocabulary import vocabulary_size
+
     config = hf.ViTConfig()
-    w.fails(module._vocabulary_size, config, torch.nn.Linear(2, 2))
+    w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))
     np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
     w.right(*w.keep_one("--example-inputs", "inputs.npz"))
 
@@ -57,9 +58,9 @@ def _(w: World) -> None:
 @advice("model_folder.loading _check_complete weights-missing")
 def _(w: World) -> None:
     folders.save(folders.bert_encoder(), w.file("encoder"))
-    w.fails("encoder", "--task", "text-classification", "--data", "rows.tsv", "-o", "out")
+    w.fails("encoder", "--task", "text-classification", "--plan", "plan.json", "-o", "out")
     w.right("encoder", "--task", "feature-extraction", "-o", "out")
-    w.right("model", "--task", "text-classification", "--data", "rows.tsv", "-o", "out")
+    w.right("model", "--task", "text-classification", "--plan", "plan.json", "-o", "out")
 
 
 @advice("model_folder.model_class model_class unsupported-model")
@@ -110,3 +111,14 @@ def _(w: World) -> None:
     (w.model / "pytorch_model.bin").unlink()
     model.save_pretrained(w.model)
     w.right(*w.keep_one())
+
+
+@advice("model_folder.model_class _declare_kind contradiction")
+def _(w: World) -> None:
+    change_config(w, problem_type="multi_label_classification")
+    w.rows("tags.tsv", "labels\ttext", *(f"{n % 2}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))
+    command = ("model", "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data", "tags.tsv")
+    w.fails(*command, "--task", "regression")
+    w.right(*command)
+    change_config(w, problem_type=None)
+    w.right("model", "--task", "multi-label-classification", *command[1:])

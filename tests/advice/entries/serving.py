@@ -127,7 +127,7 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     run = built(w)
     for flags in (("--plain",), ("--threads", "2")):
-        w.fails(*export(w, run, "--backend", "tensorrt", *flags))
+        w.fails(*export(w, run, "--backend", "tensorrt", *flags, "--force"))
         w.right(*export(w, run, "--backend", "tensorrt", "--force"))
         w.right(*export(w, run, "--backend", "onnxruntime", *flags, "--force"))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from tests import folders
 from tests.advice.world import World, advice
@@ -105,10 +108,13 @@ def _(w: World) -> None:
 
 @advice("tasks.data _open_further contradiction")
 def _(w: World) -> None:
+    from compressor.model_folder import load
+    from compressor.tasks import open_data
+
     w.rows("more.txt", *(f"the {word} film" for word in folders.WORDS))
-    command = ("model", "--test-data", "rows.tsv", "--plan", "plan.json", "-o", "out")
-    w.fails(*command, "--unlabelled-data", "more.txt")
-    w.right(*command)
+    folder = load(w.model)
+    w.fails(open_data, folders.rows_config("rows.tsv", unlabelled_data="more.txt"), folder)
+    w.right(open_data, folders.rows_config("rows.tsv"), folder)
 
 
 @advice("tasks.encoding row_length out-of-range")
@@ -254,22 +260,18 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     refusing = "    @classmethod\n    def accepts(cls, folder):\n        return False\n\n    def _names("
     w.fails(*own_task(w, accepts=("    def _names(", refusing)))
-    w.right("model", "--task", "text-classification", "--data", w.rows("rows.tsv", "label\ttext", *TEXTS), *SHORT)
+    folders.save(folders.bert(), w.file("plain"))
+    w.right("plain", "--task", "text-classification", "--data", w.rows("rows.tsv", "label\ttext", *TEXTS), *SHORT)
 
 
 @advice("tasks.returned_values _error task-failed")
 def _(w: World) -> None:
-    w.fails(*own_task(w, answers=("        return [self._names(row > 0) for row in logits]", "        return 3")))
+    w.fails(
+        *own_task(
+            w, answers=('return [[float(tag in cell.split(",")) for tag in tags] for cell in rows[column]]', "return 3")
+        )
+    )
     w.right(*own_task(w))
-
-
-@advice("tasks.regression Regression.__init__ unsupported-model")
-def _(w: World) -> None:
-    command = ("--data", "rows.tsv", *SHORT, "--task")
-    w.fails("model", *command, "regression")
-    w.right("model", *command, "text-classification")
-    folders.save(folders.bert(num_labels=1), w.file("scorer"))
-    w.right("scorer", *command, "regression")
 
 
 @advice("tasks.run_splits read_splits missing-value")
@@ -380,3 +382,80 @@ def _(w: World) -> None:
     w.fails(*command, "one.txt")
     w.right(*command, "more.txt")
     w.right(*command, "one.txt", "--eval-data", "more.txt", "--test-data", "more.txt")
+
+
+def several(w: World, **fields: Any) -> str:
+    """A model that assigns several of three classes to a row, and rows of the classes."""
+    kinds = {"problem_type": "multi_label_classification", **fields}
+    names = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: index for index, name in enumerate(CLASSES)}}
+    folders.save(folders.bert(**kinds, **names), w.file("several"))
+    rows = [f"{n % 2}\t{n // 2 % 2}\t{1 - n % 2}\tthe {folders.WORDS[n % 20]} film" for n in range(40)]
+    w.rows("classes.tsv", "loud\tlong\tsad\ttext", *rows)
+    return "several"
+
+
+CLASSES = ("loud", "long", "sad")
+
+
+@advice("tasks.id_tables IdTables._check_batch too-long")
+def _(w: World) -> None:
+    from datasets import Dataset
+
+    from compressor.tasks.id_tables import IdTables
+
+    tables: Any = IdTables.__new__(IdTables)
+    object.__setattr__(tables, "sizes", {})
+    object.__setattr__(tables, "positions", {"input_ids": 8})
+
+    def check(length: int) -> None:
+        rows = Dataset.from_dict({"input_ids": [[1] * length], "length": [length]})
+        task: Any = SimpleNamespace(
+            collate=lambda rows: {"input_ids": torch.tensor([row["input_ids"] for row in rows])}
+        )
+        tables._check_batch(task, rows, "rows.tsv")
+
+    w.fails(check, 9)
+    w.right(check, 8)
+
+
+@advice("tasks.label_lists columns_of_classes label-mismatch")
+def _(w: World) -> None:
+    command = (several(w), "--data", "classes.tsv", *SHORT, "--label-column")
+    w.fails(*command, "loud,sad")
+    w.right(*command, "loud,long,sad")
+
+
+@advice("tasks.label_lists no_columns column-missing")
+def _(w: World) -> None:
+    folder = several(w)
+    lines = w.file("classes.tsv").read_text().splitlines()[1:]
+    w.rows("others.tsv", "first\tsecond\tthird\ttext", *lines)
+    w.rows("texts.tsv", "tags\ttext", *(f"{CLASSES[n % 3]}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))
+    command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
+    w.fails(*command, "others.tsv")
+    w.right(*command, "classes.tsv")
+    w.right(*command, "texts.tsv", "--label-column", "tags")
+    w.rows("texts.tsv", "labels\ttext", *(f"{CLASSES[n % 3]}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))
+    w.right(*command, "texts.tsv")
+
+
+@advice("tasks.label_lists number_lists text")
+def _(w: World) -> None:
+    folder = several(w, problem_type="regression")
+    words = folders.WORDS
+    w.rows("two.tsv", "labels\ttext", *(f"0.5,{n / 40}\tthe {words[n % 20]} film" for n in range(40)))
+    w.rows("three.tsv", "labels\ttext", *(f"0.5,{n / 40},1.5\tthe {words[n % 20]} film" for n in range(40)))
+    command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
+    w.fails(*command, "two.tsv")
+    w.right(*command, "three.tsv")
+    w.right(*command, "classes.tsv", "--label-column", "loud,long,sad")
+
+
+@advice("tasks.labelled_rows ClassLabels.require_one_class unsupported-model")
+def _(w: World) -> None:
+    from compressor.model_folder import load
+    from compressor.tasks.labelled_rows import ClassLabels
+
+    folder = several(w)
+    w.fails(ClassLabels.require_one_class, load(w.file(folder)))
+    w.right(folder, "--task", "multi-label-classification", "--data", "classes.tsv", *SHORT)
