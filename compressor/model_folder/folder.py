@@ -14,7 +14,6 @@ from compressor.config.own_tasks import OwnTask
 from compressor.model_folder.image_processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules
 from compressor.models.answer_kind import several_answers
-from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note
 from compressor.targets.example_rows import ExampleRows
 
@@ -63,7 +62,7 @@ class ModelFolder:
     @property
     def surroundings(self) -> dict[str, str]:
         """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
-        pooling = ", ".join(self.model.settings) if isinstance(self.model, SentenceEncoder) else None
+        pooling = ", ".join(getattr(self.model, "settings", ())) or None
         source = None if self.own_task is None else self.own_task.source
         parts = {"pooling": pooling, "answers": several_answers(self.config), "task_source": source}
         return {name: text for name, text in parts.items() if text is not None}

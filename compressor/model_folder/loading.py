@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from compressor.config.own_tasks import load_own_task
+from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter
 from compressor.model_folder.companions import COMPANIONS, vocabulary_files
@@ -24,6 +25,7 @@ from compressor.model_folder.merge_adapter import merge_adapter
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.network import load_network
 from compressor.model_folder.processor import load_processor, require_processor, set_padding_token
+from compressor.model_folder.reranker_modules import read_reranker_modules, require_padding, with_head
 from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import SentenceModules, module_folders, read_sentence_modules
 from compressor.model_folder.unread_files import notes_on_files
@@ -91,13 +93,22 @@ def load(
     remote = bool(raw.get("auto_map")) and trust_remote_code
     with quiet_transformers():
         config = load_config(config_folder, trust_remote_code)
-        cls, name = model_class(config_folder, config, task, remote, None if adapter is None else adapter.task)
+        modules_folder = path if (path / MODULES).is_file() else weights_folder
+        reranker = read_reranker_modules(modules_folder) if task in (None, *SEQUENCE_CLASSIFIERS) else None
+        cls, name = model_class(
+            config_folder,
+            config,
+            task,
+            remote,
+            adapter_task=None if adapter is None else adapter.task,
+            head=None if reranker is None else reranker.head,
+        )
         if adapter is not None and not remote:
             adapter.fit_labels(cls, config)
-        modules_folder = path if (path / MODULES).is_file() else weights_folder
         sentence = _sentence_modules(modules_folder, name, named=task is not None)
         supplied = () if adapter is None else adapter.whole
-        network = load_network(files, cls, config, remote=remote, with_summary=sentence is None, supplied=supplied)
+        with_summary = sentence is None and reranker is None
+        network = load_network(files, cls, config, remote=remote, with_summary=with_summary, supplied=supplied)
         images = name == IMAGE_CLASSIFICATION
         processor = load_processor(path, trust_remote_code, images=images)
         if processor is None and adapter is not None:
@@ -126,6 +137,10 @@ def load(
     if sentence is not None:
         name = SENTENCE_SIMILARITY
         model = _with_pooling(modules_folder, model, sentence, processor, pool_in_graph, allow_pickle)
+    elif reranker is not None:
+        model = with_head(
+            modules_folder, model, reranker, processor, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle
+        )
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     file_notes = _file_notes(path, files, adapter, processor)
     has_head = any(note.code is NoteCode.FILES_COPIED for note in file_notes)
@@ -193,15 +208,7 @@ def _with_pooling(
     Raises:
         InputError: the first token is pooled, and the tokenizer pads on the left; or a dense layer cannot be used.
     """
-    if sentence.pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
-        raise InputError(
-            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
-            " with padding on the right",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=path,
-            field="padding_side",
-            value="left",
-        )
+    require_padding(path, sentence.pooling, processor)
     if processor is not None and sentence.max_tokens is not None:
         processor.model_max_length = min(processor.model_max_length, sentence.max_tokens)
     model = SentenceEncoder(encoder, sentence.pooling, normalize=sentence.normalize, pool_in_graph=pool_in_graph)

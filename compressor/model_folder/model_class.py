@@ -29,7 +29,13 @@ _KINDS = {"multi-label-classification": AnswerKind.CLASSES, "regression": Answer
 
 
 def model_class(
-    folder: Path, config: PretrainedConfig, task: str | None, remote: bool, adapter_task: str | None = None
+    folder: Path,
+    config: PretrainedConfig,
+    task: str | None,
+    remote: bool,
+    *,
+    adapter_task: str | None = None,
+    head: tuple[str, int] | None = None,
 ) -> tuple[Any, str]:
     """The class to load, and the name of its task.
 
@@ -43,6 +49,8 @@ def model_class(
         task: the requested task, or None.
         remote: whether the code of the folder may run.
         adapter_task: optimum's name of the task of an adapter, or None.
+        head: for a classifier whose head is added to a model of another task, the name of this task, and the number of
+            outputs; None: other models.
 
     Raises:
         InputError: the folder names no class of transformers or `compressor.models`, or a class whose task is unknown.
@@ -52,6 +60,12 @@ def model_class(
     named_class = getattr(transformers, name, None) or getattr(models, name, None) if name else None
     if not (isinstance(named_class, type) and issubclass(named_class, PreTrainedModel)):
         named_class = None
+    if head is not None:
+        config.num_labels = head[1]
+        if task in _KINDS:
+            _declare_kind(task, config)
+        cls, _ = _class_for_task(head[0], config, named_class, remote)
+        return cls, _task_name("text-classification", config)
     if adapter_task is not None and (named_class is None or _infer_task(named_class) != adapter_task):
         task = task or adapter_task
     if task is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,12 +13,12 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.sentence_files import MODULES, damaged, invalid, read_object, unsupported
 from compressor.models.pooling import POOLINGS
 
-_LIBRARY_CONFIG, _TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
+LIBRARY_CONFIG, TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 """Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
-_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
-_ORDER = re.compile(f"{_TRANSFORMER} {_POOLING}( {_DENSE})*( {_NORMALIZE})?")
-_MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
+TRANSFORMER, POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
+_ORDER = re.compile(f"{TRANSFORMER} {POOLING}( {_DENSE})*( {_NORMALIZE})?")
+_MODULES = f"{TRANSFORMER}, {POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
 _USUAL_PROMPTS = ("query", "document")
 """Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
@@ -85,10 +85,10 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     modules = _supported_modules(folder)
     (_, pooling), *others = modules[1:]
     return SentenceModules(
-        pooling=_pooling(folder / pooling / "config.json"),
+        pooling=pooling_of(folder / pooling / "config.json"),
         normalize=any(name == _NORMALIZE for name, _ in others),
         dense=tuple(path for name, path in others if name == _DENSE),
-        **_text_settings(folder),
+        **text_settings(folder),
     )
 
 
@@ -100,28 +100,28 @@ def read_sentence_texts(folder: Path) -> SentenceTexts | None:
     Raises:
         InputError: a file that describes the texts is damaged.
     """
-    if _POOLING not in (str(module.get("type")).rpartition(".")[2] for module in _listed_modules(folder)):
+    if POOLING not in (str(module.get("type")).rpartition(".")[2] for module in listed_modules(folder)):
         return None
     classes = read_object(folder / "config.json", required=False).get("architectures")
-    library_class = read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
+    library_class = read_object(folder / LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
     if library_class != "SentenceTransformer" or _CLASSIFIER in str(classes):
         return None
-    return SentenceTexts(**_text_settings(folder))
+    return SentenceTexts(**text_settings(folder))
 
 
-def _text_settings(folder: Path) -> dict[str, Any]:
+def text_settings(folder: Path) -> dict[str, Any]:
     """The attributes of `SentenceTexts` by name.
 
     Raises:
         InputError: a file is damaged, or a value is not what the library writes.
     """
-    settings = read_object(folder / _TEXT_CONFIG, required=False)
-    prompting = read_object(folder / _LIBRARY_CONFIG, required=False)
+    settings = read_object(folder / TEXT_CONFIG, required=False)
+    prompting = read_object(folder / LIBRARY_CONFIG, required=False)
     max_tokens = settings.get("max_seq_length")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
-        raise invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    prompts, default_prompt = _prompts(folder / _LIBRARY_CONFIG, prompting)
+        raise invalid(folder / TEXT_CONFIG, "max_seq_length", max_tokens, problem)
+    prompts, default_prompt = _prompts(folder / LIBRARY_CONFIG, prompting)
     return {
         "max_tokens": max_tokens,
         "lower_case": bool(settings.get("do_lower_case", False)),
@@ -147,7 +147,7 @@ def _prompts(file: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], str
 
 def module_folders(folder: Path) -> tuple[str, ...]:
     """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
-    paths = [PurePosixPath(str(module["path"])) for module in _listed_modules(folder) if "path" in module]
+    paths = [PurePosixPath(str(module["path"])) for module in listed_modules(folder) if "path" in module]
     return tuple(str(path) for path in paths if path.parts and _is_inside(path))
 
 
@@ -156,7 +156,7 @@ def _is_inside(path: PurePosixPath) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _listed_modules(folder: Path) -> list[dict[str, Any]]:
+def listed_modules(folder: Path) -> list[dict[str, Any]]:
     """The entries of the file of modules; empty where it is missing, damaged or of another program."""
     try:
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
@@ -181,7 +181,7 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
     if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
     names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]
-    unknown = next((name for name in names if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE)), None)
+    unknown = next((name for name in names if name not in (TRANSFORMER, POOLING, _DENSE, _NORMALIZE)), None)
     if unknown is not None:
         text = f"the module {unknown} is not supported; use a model that consists of {_MODULES}"
         raise unsupported(file, "type", unknown, text)
@@ -189,13 +189,19 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
         listed = ", ".join(names)
         text = f"the modules are {listed or 'missing'}; use a model that consists of {_MODULES}, in this order"
         raise unsupported(file, "type", listed, text)
+    require_inside(folder, paths)
+    return list(zip(names, paths, strict=True))
+
+
+def require_inside(folder: Path, paths: Sequence[str]) -> None:
+    """Raise InputError unless the first of the modules is in the folder itself, and the others are inside of it."""
+    file = folder / MODULES
     outside = next((path for path in paths if not _is_inside(PurePosixPath(path))), None)
     if outside is not None:
         raise unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[0]:
         text = f"the encoder is in the folder {paths[0]}, not in that of {MODULES}; {_SAVE}"
         raise unsupported(file, "path", paths[0], text)
-    return list(zip(names, paths, strict=True))
 
 
 def _is_module(entry: object) -> bool:
@@ -203,7 +209,7 @@ def _is_module(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("type", "path"))
 
 
-def _pooling(file: Path) -> str:
+def pooling_of(file: Path) -> str:
     """The name of the pooling."""
     config = read_object(file, required=True)
     modes = _modes(file, config)

@@ -62,8 +62,8 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
             raise damaged(file, error) from error
         if isinstance(declared, Mapping) and isinstance(declared.get(_KEY), Mapping | list | float | int):
             declared = declared[_KEY]
-    id2label: Mapping[Any, str] = config.id2label or {}
-    names = [str(id2label.get(index, str(index))) for index in range(classes)]
+    labels: Mapping[Any, str] = config.id2label or {}
+    names = [str(labels.get(index, index)) for index in range(classes)]
     values = _values(declared, names)
     if values is None:
         raise InputError(

@@ -10,12 +10,13 @@ import shutil
 from pathlib import Path
 
 from compressor.model_folder.companions import COMPANIONS, vocabulary_files
-from compressor.model_folder.dense_layers import save_dense_layers
+from compressor.model_folder.dense_layers import save_layers
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import module_folders
 from compressor.model_folder.unread_files import HEADS
 from compressor.models.answer_kind import several_answers
+from compressor.models.module_reranker import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 
 _LIBRARY_NAMES = {
@@ -44,7 +45,9 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
                     shutil.copyfile(file, copy)
     _save_labels(folder, out / "config.json")
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
-        save_dense_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
+        save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
+    if isinstance(folder.model, ModuleReranker):
+        save_layers(folder.model.layers, [out / path for path in folder.model.folders])
 
 
 def link_library_files(out: Path) -> None:

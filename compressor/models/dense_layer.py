@@ -1,4 +1,4 @@
-"""A linear layer after the pooling of a sentence encoder, which maps embeddings to another space."""
+"""The layers after the pooling of a sentence encoder or reranker, which map embeddings to other ones or to scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 
 
 class DenseLayer(nn.Module):
-    """The module `Dense` of sentence-transformers: an affine map and an activation.
+    """The module `Dense` of sentence-transformers: an affine map and an activation, and possibly a residual connection.
 
     The weights are buffers: the layer follows the last one that is pruned, and is neither pruned nor trained.
 
@@ -21,19 +21,64 @@ class DenseLayer(nn.Module):
         weight: `[output width, input width]`.
         bias: `[output width]`; None: there is none.
         activation: a name in `ACTIVATIONS`.
+        is_residual: whether the input is added to the output.
+        residual: `[output width, input width]`, which maps that input; None: it is added as it is.
     """
 
     weight: Tensor
     bias: Tensor | None
+    residual: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str,
+        *,
+        is_residual: bool = False,
+        residual: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        self.activation = activation
+        self.register_buffer("residual", residual)
+        self.activation, self.is_residual = activation, is_residual
         self._activate = ACTIVATIONS[activation]()
+
+    @property
+    def setting(self) -> str:
+        """What the layer computes besides its weights."""
+        return f"{self.activation} residual" if self.is_residual else self.activation
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Map embeddings `[texts, input width]` to `[texts, output width]`."""
         mapped: Tensor = self._activate(nn.functional.linear(embeddings, self.weight, self.bias))
-        return mapped
+        if not self.is_residual:
+            return mapped
+        return mapped + (embeddings if self.residual is None else nn.functional.linear(embeddings, self.residual))
+
+
+class NormLayer(nn.Module):
+    """The module `LayerNorm` of sentence-transformers, whose weights are buffers like those of `DenseLayer`.
+
+    Args:
+        weight: `[width]`.
+        bias: `[width]`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @property
+    def setting(self) -> str:
+        """What the layer computes besides its weights."""
+        return "LayerNorm"
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Normalise embeddings `[texts, width]`."""
+        return nn.functional.layer_norm(embeddings, self.weight.shape, self.weight, self.bias)

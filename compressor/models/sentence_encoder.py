@@ -82,7 +82,7 @@ class SentenceEncoder(PreTrainedModel):
     @property
     def settings(self) -> tuple[str, ...]:
         """What embeddings depend on besides weights and configuration."""
-        return self.pooling, str(self.normalize), *(layer.activation for layer in self.dense_layers)
+        return self.pooling, str(self.normalize), *(layer.setting for layer in self.dense_layers)
 
     @property
     def dense_layers(self) -> list[DenseLayer]:

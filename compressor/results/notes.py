@@ -42,6 +42,8 @@ class NoteCode(StrEnum):
     """Many test rows are among the training or evaluation rows."""
     LABELS_NUMBERED = "labels-numbered"
     """Names of labels that the model lacks are numbered in the order of the alphabet."""
+    METRIC_CHOSEN = "metric-chosen"
+    """The metric follows from the rows: pairs of one query are ordered."""
     THRESHOLDS = "thresholds"
     """The probabilities from which a model that assigns several classes to a row assigns them."""
     LABELS_PERMUTED = "labels-permuted"

@@ -159,7 +159,7 @@ class LabelledTexts(LabelledRows):
         self._pads_left = pads_left(folder)
 
     @property
-    def special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int] | None:
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
@@ -206,7 +206,7 @@ class LabelledTexts(LabelledRows):
         store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
             columns = self._tokenize([list(chunk[name]) for name in names])
-            cut += count_cut(columns)
+            cut += self._count_cut(columns)
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
                 problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
@@ -215,6 +215,10 @@ class LabelledTexts(LabelledRows):
             store.add(Dataset.from_dict(encoded).data.table)
         self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
+
+    def _count_cut(self, encoded: BatchEncoding) -> int:
+        """Number of the rows of the last encoding that are cut."""
+        return count_cut(encoded)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
         """The tokenizer's encoding of rows of one or two texts."""

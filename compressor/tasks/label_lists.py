@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.label_values import label_text, number_of, numbers_of
-from compressor.tasks.labels import has_default_names, has_model_names
+from compressor.tasks.labels import class_names, has_default_names, has_model_names
 
 _SEPARATORS = ("|", ";", ",")
 """What joins the labels of a text."""
@@ -38,8 +38,7 @@ def columns_of_classes(
         InputError: a requested column is missing, or they are not one for each class.
     """
     classes = int(config.num_labels or 0)
-    id2label: Mapping[Any, str] = config.id2label or {}
-    names = [str(id2label.get(index, str(index))) for index in range(classes)]
+    names = class_names(config)
     if requested is None:
         return None if has_default_names(config) else _columns_by_name(names, rows.column_names)
     if requested in rows.column_names or "," not in requested:

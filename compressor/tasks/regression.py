@@ -68,7 +68,7 @@ class Regression(LabelledTexts):
         constant = _constant_number(labels)
         return None if constant is None else f"every row has the label {labels[0, constant]:g}"
 
-    def constant_score(self, statistics: np.ndarray) -> float:
+    def constant_score(self, statistics: np.ndarray) -> float | None:
         """The score of an answer that is the same number for every row."""
         predicted, labels = np.split(statistics, 2, axis=1)
         return self.score(np.concatenate([np.zeros_like(predicted), labels], axis=1))

@@ -33,12 +33,13 @@ _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 """Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
 
 
-def _column_mean(column: int, statistics: np.ndarray) -> float:
+def column_mean(column: int, statistics: np.ndarray) -> float:
+    """The mean of a column of statistics `[examples, k]`; zero without examples."""
     return float(statistics[:, column].mean()) if len(statistics) else 0.0
 
 
-_RECALL = Metric("recall@10", partial(_column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_NDCG = Metric("ndcg@10", partial(_column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
+_NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
 _SPEARMAN = Metric("spearman", spearman, maximum=1.0)
 
 

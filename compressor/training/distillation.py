@@ -128,10 +128,9 @@ class Distillation:
         """Hash of everything that the teacher's outputs depend on."""
         teacher, key = self.teacher, hashlib.sha256(fingerprint(self.teacher).encode())
         key.update((self._kind or "").encode())
-        if isinstance(teacher, SentenceEncoder):
-            key.update(" ".join(teacher.settings).encode())
-            if teacher.documents is not None:
-                key.update(teacher.documents.detach().float().cpu().contiguous().numpy().tobytes())
+        key.update(" ".join(getattr(teacher, "settings", ())).encode())
+        if isinstance(teacher, SentenceEncoder) and teacher.documents is not None:
+            key.update(teacher.documents.detach().float().cpu().contiguous().numpy().tobytes())
         return key.hexdigest()
 
     def keep_outputs(self, folder: Path, rows: int, tokens: int) -> Distillation:
@@ -286,17 +285,9 @@ class Distillation:
         return outputs
 
     def _loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
-        variance = self.variance  # that of a batch of few rows would weigh batches by chance
-        divergences = divergence(
-            target,
-            output,
-            self.outputs,
-            batch,
-            variance,
-            kind=self._kind,
-            temperature=self.temperature,
-            dtype=torch.float32,
-        )
+        # The variance of a batch of few rows would weigh batches by chance.
+        options: dict[str, Any] = {"temperature": self.temperature, "dtype": torch.float32, "kind": self._kind}
+        divergences = divergence(target, output, self.outputs, batch, self.variance, **options)
         return divergences.mean() + self.hidden_weight * hidden_error(target, output, batch)
 
 

@@ -68,6 +68,7 @@ def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
         "micro-f1",
         "macro-f1",
         "map",
+        "mrr@10",
         "exact-match",
         "recall@10",
         "ndcg@10",
