@@ -3,7 +3,7 @@
 To add an entry, write a function with the key of its message into the module of `entries` that is named after its
 package; the failing test of the table prints the keys that lack one:
 
-    @advice("tasks.columns LabelColumn.find column-missing")
+    @advice("tasks.columns LabelColumn.find text")
     def _(w: World) -> None:
         w.rows("named.tsv", "verdict\\ttext", *TEXTS)
         w.fails("model", "--data", "named.tsv", "--keep", "1", "-o", "out")

@@ -102,12 +102,25 @@ conflict(
 )
 conflict(
     CHECK + "_fields_have_an_effect text #2",
+    "check small.onnx --baseline dense.onnx --gzip",
+    "check --model small --server http://127.0.0.1:9 --baseline dense --gzip",
+    "check small.onnx --baseline dense.onnx",
+)
+conflict(
+    CHECK + "_fields_have_an_effect text #3",
+    SERVER + "--certificate authority.pem",
+    "check --model small --server grpcs://127.0.0.1:9 --baseline dense --certificate authority.pem",
+    "check --model small --server https://127.0.0.1:9 --baseline dense --certificate authority.pem",
+    SERVER,
+)
+conflict(
+    CHECK + "_fields_have_an_effect text #4",
     LOCAL + "--expect any --tolerance 0.1",
     LOCAL + "--expect any",
     LOCAL + "--tolerance 0.1",
 )
 conflict(
-    CHECK + "_fields_have_an_effect text #3",
+    CHECK + "_fields_have_an_effect text #5",
     "check small.onnx --baseline dense.onnx --tokenizer model",
     LOCAL,
     "check small.onnx --baseline dense.onnx",

@@ -299,7 +299,7 @@ def _two_rounds(first: Any, second: Any, seconds: float, /, **_: Any) -> Any:
         yield 1e-3 * np.ones((2, 10)) + 1e-6 * np.arange(20).reshape(2, 10)
 
 
-@advice("latency.triton_protocols connect text", unfollowed="installs a package")
+@advice("latency.triton_client connect text", unfollowed="installs a package")
 def _(w: World) -> None:
     import sys
 
@@ -314,3 +314,12 @@ def _(w: World) -> None:
     w.fails(*command, "127.0.0.1:9")
     for scheme in ("grpc", "http"):
         w.clear("server-unreachable", *command, f"{scheme}://127.0.0.1:9")
+
+
+@advice("latency.triton_client _check_certificate code")
+def _(w: World) -> None:
+    import certifi
+
+    command = ("check", "--model", "small", "--baseline", "dense", "--server", "grpcs://127.0.0.1:9", "--certificate")
+    w.fails(*command, "nowhere.pem")
+    w.clear("server-unreachable", *command, certifi.where())

@@ -610,3 +610,12 @@ def _(w: World) -> None:
         recipe=SimpleNamespace(engine=SimpleNamespace(target="trt")),
     )
     w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))
+
+
+@advice("run.beyond_served _unproven_note lengths-unproven")
+def _(w: World) -> None:
+    from compressor.run.beyond_served import _unproven_note
+
+    w.notes(_unproven_note, [8])
+    w.right(*w.run("--plan", "plan.json", "--seq", "9"))
+    w.right(_unproven_note, [])

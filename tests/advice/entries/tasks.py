@@ -78,7 +78,7 @@ def advised(message: str) -> list[str]:
     return shlex.split(message.rpartition("(")[2].rstrip(")"))
 
 
-@advice("tasks.columns TextColumns._check_count column-missing")
+@advice("tasks.columns TextColumns._check_count text")
 def _(w: World) -> None:
     w.rows("named.tsv", "label\tremark", *TEXTS)
     command = ("model", "--data", "named.tsv", *SHORT)
@@ -96,7 +96,7 @@ def _(w: World) -> None:
     w.right(*command, "--text-columns", "body")
 
 
-@advice("tasks.columns LabelColumn.find column-missing")
+@advice("tasks.columns LabelColumn.find text")
 def _(w: World) -> None:
     w.rows("named.tsv", "verdict\ttext", *TEXTS)
     command = ("model", "--keep", "1", "--steps", "2", "--data", "named.tsv", "-o", "out")
