@@ -30,13 +30,10 @@ NOT_ADVICE: dict[str, str] = {
 
 PENDING: frozenset[str] = frozenset(
     (
-        "latency.triton_client TritonModel._send text #2",
-        "latency.triton_client TritonModel._send text #3",
         "models.export_remedy with_other_form text",
         "run.fixed_shapes _remedy text",
         "run.fixed_shapes _remedy text #2",
         "run.fixed_shapes _remedy text #3",
-        "run.pruning.metric_trials require_informed label-mismatch #2",
     )
 )
 """Messages whose entries are not written yet."""

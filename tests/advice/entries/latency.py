@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from tests.advice.world import World, advice
@@ -323,3 +326,37 @@ def _(w: World) -> None:
     command = ("check", "--model", "small", "--baseline", "dense", "--server", "grpcs://127.0.0.1:9", "--certificate")
     w.fails(*command, "nowhere.pem")
     w.clear("server-unreachable", *command, certifi.where())
+
+
+def denied(w: World, name: str) -> None:
+    """A server whose client reports a fault."""
+    pytest.importorskip("tritonclient.http")
+    from compressor.latency.triton_client import TritonModel
+    from compressor.latency.triton_protocols import Fault
+
+    def call() -> None:
+        raise RuntimeError("no luck")
+
+    model: Any = TritonModel.__new__(TritonModel)
+    model.url, model.name = "https://127.0.0.1:9", "small"
+    model._connection = SimpleNamespace(without_secrets=lambda text: text, seconds=1.0)
+    model._protocol = SimpleNamespace(
+        deadline=contextlib.nullcontext, errors=(RuntimeError,), fault=lambda error: Fault[name], reason=str
+    )
+    w.fails(model._send, call)
+
+
+@advice("latency.triton_client TritonModel._send text #2")
+def _(w: World) -> None:
+    denied(w, "FORBIDDEN")
+    command = ("check", "--model", "small", "--baseline", "dense", "--server", "https://127.0.0.1:9")
+    w.clear("server-unreachable", *command, "--header", "Authorization: Bearer TOKEN")
+
+
+@advice("latency.triton_client TritonModel._send text #3")
+def _(w: World) -> None:
+    import certifi
+
+    denied(w, "UNTRUSTED")
+    command = ("check", "--model", "small", "--baseline", "dense", "--server", "https://127.0.0.1:9")
+    w.clear("server-unreachable", *command, "--certificate", certifi.where())

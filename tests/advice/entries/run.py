@@ -315,11 +315,21 @@ def _(w: World) -> None:
 
 @advice("run.pruning.metric_trials require_informed label-mismatch")
 def _(w: World) -> None:
+    informed(w, "the labels are in another order")
+
+
+@advice("run.pruning.metric_trials require_informed label-mismatch #2")
+def _(w: World) -> None:
+    informed(w, None)
+
+
+def informed(w: World, order: str | None) -> None:
+    """A whole model whose metric shows nothing, and one whose metric does."""
     from compressor.run.pruning.metric_trials import require_informed
 
     task: Any = SimpleNamespace(metric="accuracy")
-    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5), task)
-    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5), task)
+    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), task)
+    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), task)
 
 
 @advice("run.pruning.prunable_groups prunable_groups site-refused")
