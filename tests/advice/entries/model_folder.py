@@ -55,7 +55,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--trust-remote-code"))
 
 
-@advice("model_folder.loading _check_complete weights-missing")
+@advice("model_folder.network _missing_error text #2")
 def _(w: World) -> None:
     folders.save(folders.bert_encoder(), w.file("encoder"))
     w.fails("encoder", "--task", "text-classification", "--plan", "plan.json", "-o", "out")
@@ -122,3 +122,30 @@ def _(w: World) -> None:
     w.right(*command)
     change_config(w, problem_type=None)
     w.right("model", "--task", "multi-label-classification", *command[1:])
+
+
+@advice("model_folder.network _missing_error text")
+def _(w: World) -> None:
+    folders.save(folders.tagger(), w.file("tagger"))
+    w.fails("tagger", "--task", "text-classification", "-o", "out")
+    w.right("tagger", "--task", "token-classification", "-o", "out")
+
+
+@advice("model_folder.configuration _check_not_quantized unsupported-model")
+def _(w: World) -> None:
+    change_config(w, quantization_config={"quant_method": "gptq", "bits": 4})
+    w.fails(*w.keep_one())
+    change_config(w, quantization_config=None)
+    w.right(*w.keep_one("--precision", "int8"))
+
+
+@advice("model_folder.weight_checks _check_header unsupported-model")
+def _(w: World) -> None:
+    from safetensors.torch import save_file
+
+    name = "bert.encoder.layer.0.output.dense.weight"
+    state = folders.bert().state_dict()
+    save_file({**state, name: state[name].to(torch.int8)}, w.model / "model.safetensors", {"format": "pt"})
+    w.fails(*w.keep_one())
+    folders.save(folders.bert(), w.model)
+    w.right(*w.keep_one("--precision", "int8"))
