@@ -356,7 +356,7 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     attentions = find_attention(stack("layer.0.attention", "layer.1.attention"))
     w.fails(match_plan, Plan(sites=(keeping(2, name="another"),)), attentions)
-    named = tuple(keeping(2, name=attention.name) for attention in attentions)
+    named = tuple(keeping(2, name=str(attention.name)) for attention in attentions)
     w.right(match_plan, Plan(sites=named), attentions)
     w.right("sites", "dense.onnx")
 

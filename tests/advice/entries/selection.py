@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.selection import tiny
 from tests.tasks import translations
 
 
-def search(w: World, *flags: object) -> tuple[object, ...]:
+def search(w: World, *flags: str) -> tuple[str | Path, ...]:
     """A search on the rows."""
     return w.run("--batch-size", "8", "--method", *flags)
 

@@ -237,7 +237,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--metric", "f1"))
 
 
-def own_task(w: World, **changes: str) -> tuple[str, ...]:
+def own_task(w: World, **changes: tuple[str, str]) -> tuple[str, ...]:
     write_tagged_inputs(w.path)
     w.patch.syspath_prepend(w.path)
     module = task_of_the_page()

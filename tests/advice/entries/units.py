@@ -58,7 +58,8 @@ def _(w: World) -> None:
         with intercepted(folder.model, lambda call: call.run(), attention=None):
             replica: Any = next(module for name, module in folder.model.named_modules() if name.endswith("self"))
             values = dict(vars(replica))
-            copy = type(replica).__new__(type(replica))
+            kind: Any = type(replica)
+            copy = kind.__new__(kind)
             vars(copy).update(values, _is_replica=True, _parameters=dict(replica._parameters))
             parent: Any = folder.model.get_submodule("bert.encoder.layer.0.attention")
             parent.self = copy
