@@ -268,7 +268,7 @@ def _(w: World) -> None:
     from compressor.config.check import CheckRequest
     from compressor.latency.request_batches import load_batches
 
-    endpoint: Any = SimpleNamespace(inputs=[TensorSpec("x", ir.DataType.STRING, (FREE, 1))])
+    endpoint: Any = SimpleNamespace(id_limits={}, inputs=[TensorSpec("x", ir.DataType.STRING, (FREE, 1))])
     request = CheckRequest(
         model="small", server="http://127.0.0.1:9", baseline="dense", inputs=w.file("x.npz"), batch=2
     )

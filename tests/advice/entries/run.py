@@ -614,7 +614,7 @@ def _(w: World) -> None:
     w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
     note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
     run: Any = SimpleNamespace(
-        graphs=("dense",),
+        graphs={"dense": w.file("dense.onnx"), "compressed": w.file("dense.onnx")},
         report=SimpleNamespace(notes=(note,)),
         recipe=SimpleNamespace(engine=SimpleNamespace(target="trt")),
     )

@@ -444,7 +444,7 @@ def _(w: World) -> None:
     folder = several(w, problem_type="regression")
     words = folders.WORDS
     w.rows("two.tsv", "labels\ttext", *(f"0.5,{n / 40}\tthe {words[n % 20]} film" for n in range(40)))
-    w.rows("three.tsv", "labels\ttext", *(f"{n % 3},{n / 40},1.5\tthe {words[n % 20]} film" for n in range(40)))
+    w.rows("three.tsv", "labels\ttext", *(f"{n % 3},{n / 40},{n % 5}\tthe {words[n % 20]} film" for n in range(40)))
     command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
     w.fails(*command, "two.tsv")
     w.right(*command, "three.tsv")
