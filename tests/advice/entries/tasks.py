@@ -444,11 +444,16 @@ def _(w: World) -> None:
     folder = several(w, problem_type="regression")
     words = folders.WORDS
     w.rows("two.tsv", "labels\ttext", *(f"0.5,{n / 40}\tthe {words[n % 20]} film" for n in range(40)))
-    w.rows("three.tsv", "labels\ttext", *(f"{n % 3},{n / 40},{n % 5}\tthe {words[n % 20]} film" for n in range(40)))
+    w.rows("three.tsv", "labels\ttext", *(f"{n},{n / 40},{40 - n}\tthe {words[n % 20]} film" for n in range(40)))
     command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
     w.fails(*command, "two.tsv")
     w.right(*command, "three.tsv")
-    w.right(*command, "classes.tsv", "--label-column", "loud,long,sad")
+    w.rows(
+        "columns.tsv",
+        "loud\tlong\tsad\ttext",
+        *(f"{n}\t{n / 40}\t{40 - n}\tthe {words[n % 20]} film" for n in range(40)),
+    )
+    w.right(*command, "columns.tsv", "--label-column", "loud,long,sad")
 
 
 @advice("tasks.labelled_rows ClassLabels.require_one_class unsupported-model")
