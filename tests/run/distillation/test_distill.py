@@ -271,7 +271,7 @@ def save_masked(path: Path) -> Path:
 def test_other_tasks_refuse_to_cut_and_join_rows(task: str, save: Callable[[Path], Path], tmp_path: Path) -> None:
     save(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the good film\n" * 200)
-    tasks = ("text-classification", "regression")
+    tasks = ("text-classification", "multi-label-classification", "regression")
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="augment", task=task, tasks=tasks):
         run(tmp_path, tmp_path / "out", data=str(tmp_path / "text.txt"), augment=0.5)
     assert not (tmp_path / "out").exists()
