@@ -63,7 +63,8 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         )
     options = recipe.distillation
     if options.augment and task.special_ids is None:
-        augmented_tasks = tuple(known.name for known in task_classes() if known.special_ids is not Task.special_ids)
+        able = (known.name for known in task_classes() if known.special_ids is not Task.special_ids)
+        augmented_tasks = tuple(dict.fromkeys(able))
         raise UsageError(
             f"--augment {options.augment:g}: not available for {task.name}, only for {' and '.join(augmented_tasks)};"
             " omit it",
