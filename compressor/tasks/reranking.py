@@ -159,11 +159,17 @@ class Reranking(Regression):
         self.set_aside_by = "query" if self.ranks else None
 
     def _queries_of(self, rows: Dataset, source: str) -> list[int]:
-        """The number of the query of every row; equal queries have equal numbers in all splits."""
+        """The number of the query of every row; equal queries have equal numbers in all splits.
+
+        A row of a single text without a column of queries is a query of its own.
+        """
         name = next((name for name in _QUERY_COLUMNS if name in rows.column_names), None)
-        if name is None:
-            name = self.text_columns.find(rows, self._request.text_columns, source)[0]
-        return [self._queries.setdefault(str(query), len(self._queries)) for query in rows[name][:]]
+        texts = self.text_columns.find(rows, self._request.text_columns, source)
+        if name is None and len(texts) == 1:
+            queries = [f"{source}, row {number}" for number in range(len(rows))]
+        else:
+            queries = [str(query) for query in rows[name or texts[0]][:]]
+        return [self._queries.setdefault(query, len(self._queries)) for query in queries]
 
 
 def ranking_of_rows(statistics: np.ndarray) -> np.ndarray:

@@ -97,7 +97,10 @@ class TextFile(io.RawIOBase):
             InputError: they are not text of the encoding, or hold a zero byte; the message names the line.
             LineError: text follows the quote that closes a cell; see `follow_quotes`.
         """
-        if not self._ahead and size:
+        # Arrow takes a short read for a block, which has to hold the end of a row.
+        while (missing := size - len(self._ahead)) > 0 and (fetched := self._fetch(missing)):
+            self._ahead += fetched
+        if size < 0 and not self._ahead:
             self._ahead = self._fetch(size)
         chunk = self._ahead if size < 0 else self._ahead[:size]
         self._ahead = self._ahead[len(chunk) :]

@@ -24,6 +24,8 @@ from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
 
 LONG = "good bad film " * 70
+POOLS: list[pa.MemoryPool] = []
+"""Pools that tables still give their memory back to."""
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
@@ -120,6 +122,7 @@ def test_a_disk_that_is_too_small_for_rows_is_named(tmp_path: Path, monkeypatch:
 def peak_of_memory() -> Iterator[list[int]]:
     """A list that gets the bytes that Python and Arrow held at most inside the context."""
     pool, former, peak = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool(), list[int]()
+    POOLS.append(pool)
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:

@@ -108,10 +108,10 @@ def test_a_folder_that_the_class_does_not_accept_is_refused(path: Path, classifi
 def test_its_metrics_are_known_by_name_beside_those_of_this_package(path: Path, classifier: ModelFolder) -> None:
     write_module(path, task_of_the_page())
     folder = load(classifier.path, task="tags:Tags")
-    assert metric_named("micro-f1", folder).unit.scale == 100
+    assert metric_named("tag-f1", folder).unit.scale == 100
     assert metric_named("accuracy", folder) == metric_named("accuracy")
     with pytest.raises(UsageError):
-        metric_named("micro-f1")
+        metric_named("tag-f1")
 
 
 BROKEN: dict[str, tuple[str | None, str, ErrorCode]] = {
