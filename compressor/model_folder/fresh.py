@@ -7,7 +7,9 @@ of dynamic rotary embeddings. What has run before a proof must not matter to it.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,28 @@ from compressor.model_folder.folder import ModelFolder
 from compressor.models.block_sparse import attend_by_masks
 from compressor.units.find import restored_modes, share_unread_sites
 
-_unused = WeakKeyDictionary[nn.Module, PreTrainedModel]()
-"""Model of a run -> the model of its folder, loaded again, on which nothing runs. Equal weights are shared."""
+
+@dataclass(frozen=True)
+class _Unused:
+    """A model on which nothing runs.
+
+    Attributes:
+        model: the model.
+        shared: name of each parameter that is also one of the model of a run, which may be trained -> its checksum.
+    """
+
+    model: PreTrainedModel
+    shared: Mapping[str, int]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether all shared parameters have the values that they were shared with."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        return all(_checksum(parameters[name]) == checksum for name, checksum in self.shared.items())
+
+
+_unused = WeakKeyDictionary[nn.Module, _Unused]()
+"""Model of a run -> the model of its folder, loaded again. Equal weights are shared."""
 
 
 def load(path: str | Path, **options: Any) -> ModelFolder:
@@ -49,7 +71,8 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
     """The model of a folder, loaded afresh: nothing has run on it.
 
     Args:
-        folder: the folder. One that was not loaded from files has no other model than its own, which is copied.
+        folder: the folder. One that was not loaded from files has no other model than its own, which is copied with its
+            weights at the first call.
         trained: whether its weights are those of `folder.model`, which were trained; otherwise they are those of the
             files.
 
@@ -57,11 +80,10 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
         InputError: the folder cannot be loaded again.
     """
     unused = _unused.get(folder.model)
-    if unused is None:
-        unused = copy_of(folder.model) if folder.load_again is None else folder.load_again().model
-        _share_equal_weights(unused, folder.model)
-        _unused[folder.model] = unused
-    fresh = copy_of(unused)
+    # Training changes weights in place, and with them those that are shared.
+    if unused is None or not (trained or unused.is_unchanged):
+        unused = _unused[folder.model] = _load_unused(folder)
+    fresh = copy_of(unused.model)
     if trained:
         tensors = folder.model.state_dict()
         weights = {name for name, _ in folder.model.named_parameters(remove_duplicate=False)}
@@ -73,20 +95,46 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
 
 def copy_of(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model in evaluation mode, which shares its parameters and nothing else that a forward can change."""
-    parameters = {id(parameter): parameter for parameter in model.parameters()}
+    return _copy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def _copy(model: PreTrainedModel, shared: dict[int, Any]) -> PreTrainedModel:
+    """A copy of a model in evaluation mode; `shared` maps the ids of what is not copied to itself."""
     with restored_modes(model):
         model.train()  # LeViT caches in evaluation mode what cannot be copied
-        duplicate = copy.deepcopy(model, parameters)
+        duplicate = copy.deepcopy(model, shared)
     share_unread_sites(model, duplicate)
     return duplicate.eval()
 
 
-def _share_equal_weights(model: nn.Module, other: nn.Module) -> None:
-    """Let a model have the parameters of another one where both are equal, so that one copy is in memory."""
+def _load_unused(folder: ModelFolder) -> _Unused:
+    """The model of a folder, which shares the parameters of `folder.model` that have not been trained."""
+    if folder.load_again is None:
+        return _Unused(_copy(folder.model, {}), {})
+    model = folder.load_again().model
+    shared = _share_equal_weights(model, folder.model)
+    return _Unused(model, {name: _checksum(parameter) for name, parameter in shared.items()})
+
+
+def _share_equal_weights(model: nn.Module, other: nn.Module) -> dict[str, nn.Parameter]:
+    """Let a model have the parameters of another one where both are equal, so that one copy is in memory.
+
+    Returns:
+        Their names in the model, and the parameters.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     others = dict(other.named_parameters(remove_duplicate=False))
+    shared = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         twin = others.get(name)
         if twin is not None and twin.shape == parameter.shape and torch.equal(twin.to(parameter.device), parameter):
             path, _, leaf = name.rpartition(".")
             setattr(modules[path], leaf, twin)
+            shared[name] = twin
+    return shared
+
+
+def _checksum(parameter: nn.Parameter) -> int:
+    """A checksum of the values; versions of tensors miss what is written to `parameter.data`."""
+    values = parameter.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(memoryview(values.view(torch.uint8).numpy()))
