@@ -65,6 +65,8 @@ def _structure(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor],
     """A hash of what the operators and the metadata of a reference graph depend on."""
     config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
     digest = hashlib.sha256(json.dumps([type(model).__name__, config], sort_keys=True, default=str).encode())
+    for name, module in model.named_modules():  # block-sparse attention may be that of transformers, or a mask
+        digest.update(f"{name} {type(module).__module__}.{type(module).__qualname__}".encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
     if plan.masks:  # such a graph is not rewritten: it is that of the same masks, gates and weights only

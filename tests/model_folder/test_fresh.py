@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,55 @@ def test_a_weight_that_a_run_changed_in_place_before_the_proof_is_not_the_refere
     torch.testing.assert_close(logits(fresh_model(folder), 8), before)
 
 
+def add_one(model: Any) -> None:
+    with torch.no_grad():
+        model.classifier.weight.add_(1.0)
+
+
+def write_data(model: Any) -> None:
+    model.classifier.weight.data.copy_(model.classifier.weight.data + 1.0)
+
+
+def load_others(model: Any) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, strict=False)
+
+
+def take_a_training_step(model: Any) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    model(**text(8), labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+
+
+def permute_units(model: Any) -> None:
+    with torch.no_grad():
+        model.classifier.weight.copy_(model.classifier.weight.roll(1, dims=1))
+
+
+@pytest.mark.parametrize("is_saved", [True, False], ids=["files", "memory"])
+@pytest.mark.parametrize("change", [add_one, write_data, load_others, take_a_training_step, permute_units])
+def test_a_weight_that_a_run_changes_in_place_after_a_proof_is_not_the_reference_of_the_next(
+    change: Callable[[Any], None], is_saved: bool, tmp_path: Path
+) -> None:
+    folder = load(folders.save(folders.bert(), tmp_path))
+    folder = folder if is_saved else replace(folder, load_again=None)
+    before = logits(folder.model, 8)
+    torch.testing.assert_close(logits(fresh_model(folder), 8), before)
+    for _ in range(2):
+        change(folder.model)
+        assert not torch.allclose(logits(folder.model, 8), before)
+        torch.testing.assert_close(logits(fresh_model(folder, trained=True), 8), logits(folder.model, 8))
+        torch.testing.assert_close(logits(fresh_model(folder), 8), before)
+
+
+def test_weights_that_are_not_trained_are_in_memory_once(tmp_path: Path) -> None:
+    folder = load(folders.save(folders.bert(), tmp_path))
+    fresh_model(folder)
+    add_one(folder.model)
+    weights = dict(folder.model.named_parameters())
+    unshared = {name for name, weight in fresh_model(folder).named_parameters() if weight is not weights[name]}
+    assert unshared == {"classifier.weight"}
+
+
 @pytest.mark.parametrize("drawn", [1, 3])
 @pytest.mark.parametrize("pegasus", [False, True], ids=["bert", "pegasus"])
 def test_block_sparse_attention_as_a_mask_is_the_function_of_the_folder(
@@ -142,9 +193,22 @@ def test_the_configuration_lists_the_lengths_at_which_the_model_changes(name: st
     assert SWITCHES[name] in configured_switches(text_model(name).config)
 
 
+def test_models_of_the_same_configuration_and_other_modules_share_no_export(blocks: Path, tmp_path: Path) -> None:
+    """As a mask, block-sparse attention has a right graph; without the form, one that is refused."""
+    folder = load(blocks)
+    plan = keep_all(find_sites(copy_of(folder.model), text(8)))
+    cases = verify.make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
+    assert export_graph("dense", folder, plan, ExportConfig(), cases, tmp_path / "graph.onnx").proof.holds
+    refuse_without_the_form(blocks, tmp_path)
+
+
 def test_a_model_that_changes_for_good_without_a_form_is_refused_with_what_changed(
     blocks: Path, tmp_path: Path
 ) -> None:
+    refuse_without_the_form(blocks, tmp_path)
+
+
+def refuse_without_the_form(blocks: Path, tmp_path: Path) -> None:
     folder = loading.load(blocks)  # the model as transformers loads it
     plan = keep_all(find_sites(copy_of(folder.model), text(8)))
     cases = verify.make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
