@@ -15,7 +15,7 @@ from compressor.results import EmbeddingAgreement, Note, NoteCode
 from compressor.tasks import Data, batches
 from compressor.tasks.data import draw_rows
 from compressor.tasks.forwards import forward_arguments
-from compressor.tasks.retrieval import Judgements, nearest, ranking_scores, unit_rows
+from compressor.tasks.retrieval import Judgements, nearest, ranking_scores
 from compressor.tasks.sentence_similarity import SentenceSimilarity, pair_embeddings
 
 _DOCUMENTS = 1024
@@ -67,7 +67,10 @@ def agreement_of(
         pairs[:, 0] = 1.0  # every first text is a query
     texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]
     dense, compressed = (pair_embeddings(embeddings, pairs) for embeddings in texts)
-    cosines = (unit_rows(texts[0]) * unit_rows(texts[1])).sum(1)
+    # A small change of an embedding changes its cosine in the second order, which float32 rounds to one.
+    wide = [rows.astype(np.float64) for rows in texts]
+    norms = np.linalg.norm(wide[0], axis=1) * np.linalg.norm(wide[1], axis=1)
+    cosines = (wide[0] * wide[1]).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny)
     judgements = Judgements.of(pairs)
     gains = judgements.gains
     if not labelled:

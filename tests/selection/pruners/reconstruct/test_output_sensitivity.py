@@ -200,7 +200,8 @@ def test_parts_of_a_batch_equal_the_whole(classes: int, rows: int, monkeypatch: 
     monkeypatch.setattr(output_sensitivity, "_ROWS", rows)
     parts = sensitivity_of(model, batches, LINEARS, ("logits",))
     for name in LINEARS:
-        np.testing.assert_allclose(parts.metrics[name], whole.metrics[name], rtol=1e-4, atol=1e-7)
+        # An entry is a sum in float32 whose terms cancel; the mean of the diagonal, one, is their scale.
+        np.testing.assert_allclose(parts.metrics[name], whole.metrics[name], rtol=1e-4, atol=1e-5)
         for actual, expected in zip(parts.weights, whole.weights, strict=True):
             torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
 
