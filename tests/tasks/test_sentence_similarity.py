@@ -193,6 +193,11 @@ def test_equal_engines_agree(encoder: ModelFolder, tmp_path: Path) -> None:
     assert (agreement.cosine, agreement.dense, agreement.own, agreement.mixed) == pytest.approx((1, 1, 1, 1))
     turned = [np.roll(part, 1, axis=1) for part in parts]
     rotated = agreement_of(parts, turned, data)
+    moved = [part + np.linspace(1e-4, 2e-4, part.shape[1], dtype=part.dtype) for part in parts]
+    first, second = (np.concatenate(rows).astype(np.float64) for rows in (parts, moved))
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    expected = 1 - float(((first * second).sum(1) / norms).mean())
+    assert 1 - agreement_of(parts, moved, data).cosine == pytest.approx(expected, rel=1e-3, abs=0)
     assert rotated.own == pytest.approx(1), "a rotation of all embeddings changes no index of its own"
     assert rotated.mixed < 1
 
