@@ -1,4 +1,5 @@
-"""The lengths at which a configuration lets a model change: those of windows, chunks, blocks and rotary embeddings."""
+"""The lengths at which a configuration lets a model change: those of windows, chunks, blocks, chosen keys and rotary
+embeddings."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ _REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radi
 """Names of configuration entries that hold a number of positions."""
 _PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
 """Words of the types of layers to which such an entry may apply."""
+_CHOSEN = "index_topk"
+"""Name of the entry with the number of keys up to which sparse attention sees all."""
 
 
 def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
@@ -40,6 +43,8 @@ def _sizes(config: PretrainedConfig) -> Iterator[int]:
         for name in (name for name in vars(config) if _REACH.fullmatch(name)):
             value = getattr(config, name)
             yield from (size for size in (value if isinstance(value, list | tuple) else [value]) if _is_reach(size))
+    if _is_reach(chosen := getattr(config, _CHOSEN, None)):
+        yield chosen
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
     usual = getattr(config, "original_max_position_embeddings", None)

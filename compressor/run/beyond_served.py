@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from compressor.models.block_sparse import attend_by_masks
 from compressor.models.tiny_model import tiny_model
 from compressor.results import Note, NoteCode, Proof
 from compressor.run import verify
+from compressor.run.changed_models import prove_with_ties
 from compressor.run.products import Case, ExportedGraph
 from compressor.run.proof_lengths import both_sides
 from compressor.units import keep_all
@@ -53,19 +55,20 @@ def prove_beyond(
     bound = _LONGEST if limit is None else min(limit, _LONGEST)
     lengths = both_sides(switches, longest, bound)
     unproven = [switch for switch in switches if switch + 1 > bound]
-    proof = None
+    proof, tied = None, None
     if lengths:
         parameters = sum(parameter.numel() for parameter in folder.model.parameters())
         if parameters * lengths[-1] <= _WORK:
-            proof = _prove(folder, fresh_model(folder), exported.plan, exported.path, lengths, config)
+            proof, tied = _prove(folder, fresh_model(folder), exported.plan, exported.path, lengths, config)
         else:
-            proof = _prove_tiny(folder, lengths, config)
+            proof, tied = _prove_tiny(folder, lengths, config)
             unproven = sorted({*unproven, *switches}) if proof is None else unproven
     if proof is not None:
         before = exported.proof
         errors = {"error": max(before.error, proof.error), "cases": (*before.cases, *proof.cases)}
         exported = replace(exported, proof=before.model_copy(update=errors))
-    return exported, tuple(_unproven_note(unproven[:1]))
+    notes = _unproven_note(unproven[:1])
+    return exported, tuple(notes if tied is None else [_tied_note(tied), *notes])
 
 
 def _prove(
@@ -76,20 +79,31 @@ def _prove(
     lengths: Sequence[int],
     config: ExportConfig,
     prefix: str = "",
-) -> Proof:
-    """The proof of a graph on texts of some lengths, which holds; `prefix` begins the names of its cases."""
+) -> tuple[Proof, int | None]:
+    """The proof of a graph on texts of some lengths, which holds; `prefix` begins the names of its cases.
+
+    Where it holds only if the model chooses the first of equal scores, the cases say so, and the number of chosen keys
+    is returned beside it.
+    """
     cases = []
     for length in lengths:
         feeds = {name: value.numpy() for name, value in example_inputs(folder, 1, length).items()}
         cases.append(Case(feeds, f"{prefix}{verify.case_name(feeds)}"))
-    return verify.require(verify.prove_export(model, plan, graph, cases, "dense", attention=config.attention))
+    prove = partial(verify.prove_export, model, plan, graph, cases, "dense", attention=config.attention)
+    proof = prove()
+    if not proof.holds:
+        ordered, tied = prove_with_ties(prove)
+        if tied is not None:
+            names = tuple(f"{name}, the first of equal scores" for name in ordered.cases)
+            return ordered.model_copy(update={"cases": names}), tied
+    return verify.require(proof), None
 
 
-def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfig) -> Proof | None:
-    """The proof of the export of a tiny model of the same configuration; None: it cannot be made or exported."""
+def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfig) -> tuple[Proof | None, int | None]:
+    """As `_prove`, of a tiny model of the same configuration; no proof: it cannot be made or exported."""
     model = tiny_model(folder.model)
     if model is None:
-        return None
+        return None, None
     exported_model = copy_of(model)
     attend_by_masks(exported_model)
     tiny = replace(folder, model=exported_model, config=model.config, load_again=None, sentence=None, example={})
@@ -100,8 +114,17 @@ def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfi
             plan = keep_all(find_units(exported_model, inputs, attention=config.attention).sites)
             export_reference(exported_model, plan, inputs, path, opset=config.opset, attention=config.attention)
         except CompressorError:
-            return None
+            return None, None
         return _prove(tiny, model, plan, path, lengths, config, "tiny model of the same configuration: ")
+
+
+def _tied_note(tied: int) -> Note:
+    return Note(
+        code=NoteCode.LENGTHS_UNPROVEN,
+        text=f"the graph is proven up to {tied} tokens: above, the model chooses {tied} keys by scores, and where"
+        " several are equal PyTorch chooses others than ONNX does; time a longer text to prove it"
+        f" (--seq {tied + 1})",
+    )
 
 
 def _unproven_note(switches: Sequence[int]) -> list[Note]:

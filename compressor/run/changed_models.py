@@ -1,9 +1,10 @@
-"""The refusal of models that change at an input for good, and that no form of the export covers."""
+"""The refusal of models that change at an input for good or choose among equal scores, which no form of the export
+covers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from compressor.errors import ErrorCode, InputError
@@ -17,18 +18,20 @@ if TYPE_CHECKING:
     from compressor.models.forward_changes import Change
 
 
-def require_export(proof: Proof, model: PreTrainedModel, cases: Sequence[Case]) -> Proof:
+def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Sequence[Case]) -> Proof:
     """The proof of an export, if it holds.
 
     Args:
-        proof: the proof.
+        prove: makes the proof.
         model: its reference, on which nothing has run.
         cases: its inputs.
 
     Raises:
-        InputError: it does not hold, and a forward on one of the inputs changes the model.
+        InputError: it does not hold, and a forward on one of the inputs changes the model, or it would hold if the
+            model chose the first of equal scores.
         MismatchError: it does not hold.
     """
+    proof = prove()
     if proof.holds:
         return proof
     from compressor.units.hook import family
@@ -55,7 +58,47 @@ def require_export(proof: Proof, model: PreTrainedModel, cases: Sequence[Case]) 
                 before=change.before,
                 after=change.after,
             )
+    _, tied = prove_with_ties(prove)
+    if tied is not None:
+        field = _entry(model, tied)
+        named = "" if field is None else f" ({field})"
+        raise InputError(
+            f"{family(model)}: above {tied} keys{named} the model chooses keys by scores, and several are equal:"
+            " PyTorch chooses others of these than ONNX does, so that the graph computes something else on texts of"
+            f' more than {tied} tokens; to compress it for shorter texts, set "max_position_embeddings": {tied} in'
+            " config.json",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            family=family(model),
+            field=field,
+            value=tied,
+        )
     return verify.require(proof)
+
+
+def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
+    """A proof against the model as it is if it chooses the first of equal scores, as ONNX does.
+
+    Args:
+        prove: makes the proof.
+
+    Returns:
+        The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
+        scores are equal, so that these are not what a graph differs by.
+    """
+    from compressor.models.tied_choices import FirstOfEqual
+
+    with FirstOfEqual() as choices:
+        proof = prove()
+    return proof, choices.tied if proof.holds else None
+
+
+def _entry(model: PreTrainedModel, size: int) -> str | None:
+    """The entry of the configuration that holds a number of chosen keys."""
+    from compressor.models.length_switches import text_part
+
+    return next(
+        (name for name, value in vars(text_part(model.config)).items() if "topk" in name and value == size), None
+    )
 
 
 def _change(model: PreTrainedModel, case: Case) -> Change | None:

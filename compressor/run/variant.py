@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import graph_passes
@@ -53,7 +54,8 @@ def export_graph(
         template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:
-        InputError: the graph computes something else than the model, which changes at an input.
+        InputError: the graph computes something else than the model, which changes at an input, or chooses among equal
+            scores.
         MismatchError: the graph computes something else than the model.
     """
     model = fresh_model(folder, trained=name != "dense")
@@ -62,8 +64,8 @@ def export_graph(
         if proof.holds:
             return ExportedGraph(name, plan, out, proof)
     export_unproven(folder, plan, config, out)
-    proof = verify.prove_export(model, plan, out, cases, name, attention=config.attention)
-    return ExportedGraph(name, plan, out, require_export(proof, model, cases))
+    prove = partial(verify.prove_export, model, plan, out, cases, name, attention=config.attention)
+    return ExportedGraph(name, plan, out, require_export(prove, model, cases))
 
 
 def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
