@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.model_class import task_of_tensors
+from compressor.model_folder.model_class import label_count, task_of_tensors
 from compressor.model_folder.weight_checks import WeightFiles, first_names
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
@@ -98,7 +98,7 @@ def load_network(
     if missing:
         raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
     if wrong:
-        raise _shape_error(files, type(model).__name__, wrong)
+        raise _shape_error(files, type(model), config, wrong)
     return Network(model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), renamed=bool(notes))
 
 
@@ -190,15 +190,41 @@ def _missing_error(
     )
 
 
-def _shape_error(files: WeightFiles, name: str, wrong: Sequence[tuple[str, Any, Any]]) -> InputError:
-    """The error of tensors that have another shape than the configuration says."""
-    shapes = [f"{tensor} {list(shape)}, not {list(needed)}" for tensor, shape, needed in wrong]
-    return InputError(
-        f"{files.path}: has other shapes than config.json says: {first_names(shapes)}; copy both from the same model",
-        code=ErrorCode.FILE_MISMATCH,
-        path=files.path,
-        tensors=tuple(tensor for tensor, *_ in wrong),
-        model_class=name,
+def _shape_error(
+    files: WeightFiles, cls: Any, config: PretrainedConfig, wrong: Sequence[tuple[str, Any, Any]]
+) -> InputError:
+    """The error of tensors that have another shape than the configuration says.
+
+    Cases:
+        1. The head has another number of classes than the configuration names; a head of another task is one of these.
+        2. Others: weights and configuration are those of two models.
+    """
+    shapes = first_names([f"{tensor} {list(shape)}, not {list(needed)}" for tensor, shape, needed in wrong])
+    count = label_count(cls, config, {tensor: tuple(shape) for tensor, shape, _ in wrong})
+    details: dict[str, Any] = {
+        "code": ErrorCode.FILE_MISMATCH,
+        "path": files.path,
+        "tensors": tuple(tensor for tensor, *_ in wrong),
+        "model_class": cls.__name__,
+    }
+    if count is None or not all(_differs_in(config.num_labels, count, needed, shape) for _, shape, needed in wrong):
+        return InputError(
+            f"{files.path}: has other shapes than config.json says: {shapes}; copy both from the same model", **details
+        )
+    message = (
+        f"{files.path}: the head has {count} {'output' if count == 1 else 'outputs'}, and config.json names"
+        f" {config.num_labels} classes ({shapes}); name {count} there (id2label and label2id)"
+    )
+    saved = next(iter(config.architectures or ()), cls.__name__)
+    if saved != cls.__name__:
+        message = f"{message}, or omit --task, since the folder is one of {saved}"
+    return InputError(message, **details, classes=count)
+
+
+def _differs_in(named: int, count: int, needed: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether the shape of a tensor is the needed one with another number of classes."""
+    return len(needed) == len(shape) and all(
+        size == first or (first, size) == (named, count) for first, size in zip(needed, shape, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from compressor.results import Note, NoteCode, Proof
 from compressor.run import verify
 from compressor.run.products import Case
 from compressor.run.run_log import RunLog
-from compressor.targets import QUANTIZED, TARGETS, TOLERANCE, Precision, Target, target
+from compressor.targets import TARGETS, TOLERANCE, Precision, Target, target
 from compressor.workdir import QUANTIZED_GRAPHS
 
 
@@ -90,5 +90,5 @@ def _prove(
 
 
 def _remedy(runtime: Target, precision: Precision) -> str:
-    options = f"--target {runtime.name}" + (f" --precision {precision}" if precision in QUANTIZED else "")
-    return f"compress build OUT {options} makes an engine from it that is proven"
+    # The precision is named for floats too: without it, the engine has the precision of the run.
+    return f"compress build OUT --target {runtime.name} --precision {precision} makes an engine from it that is proven"

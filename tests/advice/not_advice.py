@@ -1,4 +1,4 @@
-"""Texts of the source that name a flag and advise nobody, and messages without an entry."""
+"""Texts of the source that name a flag and advise nobody."""
 
 NOT_ADVICE: dict[str, str] = {
     "cli main text": "arguments of a command without any",
@@ -27,15 +27,3 @@ NOT_ADVICE: dict[str, str] = {
     "serving.tensorrt_engines constant text": "a flag of Triton's server, which a note names",
 }
 """Key -> why following it is not tested."""
-
-PENDING: frozenset[str] = frozenset(
-    (
-        "model_folder.reranker_modules with_head unsupported-model",
-        "models.export_remedy with_other_form text",
-        "run.fixed_shapes _remedy text",
-        "run.fixed_shapes _remedy text #2",
-        "run.fixed_shapes _remedy text #3",
-        "tasks.reranking Reranking.learn_labels text",
-    )
-)
-"""Messages whose entries are not written yet."""

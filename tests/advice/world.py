@@ -119,6 +119,11 @@ class World:
     def out(self) -> Path:
         return self.path / "out"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of the message that the last command constructed."""
+        return tuple(self._texts or ())
+
     def file(self, name: str) -> Path:
         return self.path / name
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers as hf
 
-from tests import folders
+from tests import folders, rerankers
 from tests.advice.world import World, advice
 
 
@@ -150,3 +150,25 @@ def _(w: World) -> None:
     w.fails(*w.keep_one())
     folders.save(folders.bert(), w.model)
     w.right(*w.keep_one("--precision", "int8"))
+
+
+@advice("model_folder.network _shape_error text")
+def _(w: World) -> None:
+    folders.save(hf.BertForMultipleChoice(hf.BertConfig(**folders.SIZES)), w.file("chooser"))
+    command = ("chooser", "--task", "text-classification", *w.keep_one()[1:])
+    w.fails(*command)
+    w.right("chooser", "-o", "out")
+    folders.save(hf.BertForMultipleChoice(hf.BertConfig(**folders.SIZES, num_labels=1)), w.file("chooser"))
+    w.right(*command)
+
+
+@advice("model_folder.reranker_modules with_head unsupported-model")
+def _(w: World) -> None:
+    rerankers.save_causal_reranker(w.file("answers"))
+    folders.save(folders.bert(num_labels=1), w.file("scorer"))
+    file = w.file("answers/1_LogitScore/config.json")
+    file.write_text(json.dumps({"true_token_id": folders.SIZES["vocab_size"], "false_token_id": 1}))
+    w.rows("text.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
+    w.fails("answers", *w.keep_one()[1:])
+    w.right("answers", "--task", "causal-lm", *w.keep_one("--data", "text.txt")[1:])
+    w.right("scorer", *w.keep_one()[1:])

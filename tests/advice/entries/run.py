@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
 from compressor.config.run import Recipe
 from tests import folders
-from tests.advice.world import World, advice
+from tests.advice.world import SHORT, World, advice
 
 
 @advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
@@ -628,3 +629,41 @@ def _(w: World) -> None:
     w.notes(_unproven_note, [8])
     w.right(*w.run("--plan", "plan.json", "--seq", "9"))
     w.right(_unproven_note, [])
+
+
+@advice("run.fixed_shapes _remedy text", zoo=True)
+@advice("run.fixed_shapes _remedy text #2", zoo=True)
+def _(w: World) -> None:
+    from compressor.targets import target
+    from tests.run.test_fixed_shapes import wrong
+
+    w.whole()
+    short = ("--seconds", "0.01", "--threads", "1", "--allow-float-products")
+    runtime = type(target("openvino"))
+    with w.patch.context() as patch:
+        patch.setattr(runtime, "run_fixed", wrong)
+        w.notes(*w.run("--plan", "plan.json", "--target", "openvino", "--precision", "int8", short[-1]))
+    advised = [re.findall(r"compress (build) OUT (.+?) makes", text) for text in w.texts]
+    builds = [[command, w.out, *flags.split()] for ((command, flags),) in advised]
+    assert len(builds) == 2
+    for build in builds:
+        w.right(*build, *short)
+        assert json.loads((w.out / "report.json").read_text())["precision"] == build[-1]
+
+
+@advice("models.export_remedy with_other_form text", zoo=True)
+def _(w: World) -> None:
+    import transformers as hf
+
+    folders.save(hf.BertForSequenceClassification(hf.BertConfig(**{**folders.SIZES, "intermediate_size": 28})), w.model)
+    forward = hf.BertModel.forward
+
+    def branching(self: Any, input_ids: Any, *arguments: Any, **inputs: Any) -> Any:
+        is_odd = self.config._attn_implementation == "eager" and int(input_ids.sum()) < 0
+        return forward(self, -input_ids if is_odd else input_ids, *arguments, **inputs)
+
+    w.patch.setattr(hf.BertModel, "forward", branching)
+    w.whole()
+    command = ("model", "-o", "out", *SHORT[4:])
+    w.fails(*command)
+    w.right(*command, "--attention", "sdpa")

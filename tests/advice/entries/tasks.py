@@ -464,3 +464,14 @@ def _(w: World) -> None:
     folder = several(w)
     w.fails(ClassLabels.require_one_class, load(w.file(folder)))
     w.right(folder, "--task", "multi-label-classification", "--data", "classes.tsv", *SHORT)
+
+
+@advice("tasks.reranking Reranking.learn_labels text")
+def _(w: World) -> None:
+    folders.save(folders.bert(num_labels=1), w.file("scorer"))
+    words = folders.WORDS
+    pairs = (f"{n % 3}\tthe {words[n // 5]}\tthe {words[n % 20]} film {words[n // 20]}" for n in range(60))
+    w.rows("pairs.tsv", "label\tquery\tpassage", *pairs)
+    command = ("scorer", "--data", "pairs.tsv", *SHORT)
+    w.notes(*command)
+    w.right(*command, "--metric", "spearman")
