@@ -28,16 +28,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from compressor import model_folder
 from compressor.cli import main
 from compressor.config.fields import FieldConflictError, InvalidValueError, flag_of
 from compressor.errors import CompressorError
+from compressor.model_folder import load as loaded_afresh
 from compressor.results import Note
 from compressor.run import pipeline
 from graph_passes.errors import GraphPassError
@@ -265,12 +268,33 @@ class World:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "load_context", load_only)
+            if self._ends == "load":
+                patch.setattr(model_folder, "load", _loaded_once)
             if self._ends == "parse":
                 patch.setattr(pipeline, "compress", self.stop)
             yield
 
     def _is_from_site(self, message: str) -> bool:
         return any(text in message for text in self._texts or ())
+
+
+_LOADED: dict[tuple[object, ...], model_folder.ModelFolder] = {}
+"""Contents and options of a model folder -> the loaded folder."""
+
+
+def _loaded_once(path: Path, *, task: str | None, example_inputs: Path | None, **options: Any) -> Any:
+    """Load a folder as runs do, once for equal files: a run that ends when it is checked does not change its model."""
+    load = partial(loaded_afresh, path, task=task, example_inputs=example_inputs, **options)
+    if task is not None or example_inputs is not None or not path.is_dir():
+        return load()
+    files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    key = (*sorted(files.items()), *sorted(options.items()))
+    if key not in _LOADED:
+        folder = load()
+        if folder.notes or folder.base is not None:  # these have the path in their texts
+            return folder
+        _LOADED[key] = folder
+    return replace(_LOADED[key], path=path, load_again=load)
 
 
 def _command(arguments: tuple[Any, ...]) -> CompressorError | GraphPassError | None:

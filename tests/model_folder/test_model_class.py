@@ -33,6 +33,20 @@ def test_one_output_is_a_regression(tmp_path: Path) -> None:
     assert load(folders.save(folders.bert(num_labels=1), tmp_path)).task == "regression"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_head_of_another_number_of_classes_is_named(count: int, tmp_path: Path) -> None:
+    def name_classes(number: int) -> None:
+        names = {str(index): f"class {index}" for index in range(number)}
+        edit_config(path, id2label=names, label2id={name: int(index) for index, name in names.items()})
+
+    path = folders.save(folders.bert(num_labels=count), tmp_path)
+    name_classes(2)
+    with fails_with(ErrorCode.FILE_MISMATCH, path=path / "model.safetensors", classes=count):
+        load(path)
+    name_classes(count)
+    assert load(path).config.num_labels == count
+
+
 def test_a_language_model_has_its_task(tmp_path: Path) -> None:
     path = folders.save(folders.gpt2(), tmp_path)
     assert load(path).task == "causal-lm"

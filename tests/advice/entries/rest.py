@@ -25,7 +25,7 @@ def masked(w: World, *flags: Any) -> tuple[Any, ...]:
     return w.run("--steps", "2", "--batch-size", "8", "--drop-blocks", "50%", *flags)
 
 
-@advice("block_masks.collect_maps collect_attention_maps too-few-rows")
+@advice("block_masks.collect_maps collect_attention_maps too-few-rows", zoo=True)
 def _(w: World) -> None:
     from compressor.block_masks.collect_maps import _MapSums
 
@@ -245,7 +245,7 @@ def _(w: World) -> None:
     w.right("train", "another", *command[2:], "--eval-data", "train.txt", "--test-data", "train.txt")
 
 
-@advice("training.fit constant text")
+@advice("training.fit constant text", zoo=True)
 def _(w: World) -> None:
     w.learns()
     w.fails(*w.keep_one("--learning-rate", "1e30", "--batch-size", "8", "--options", "warmup=0"))
@@ -292,7 +292,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("-o", "another"))
 
 
-@advice("workdir _check_output text #3")
+@advice("workdir _check_output text #3", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     w.fails(*w.keep_one("-o", run))
@@ -300,7 +300,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("-o", "another"))
 
 
-@advice("workdir _check_output output-exists")
+@advice("workdir _check_output output-exists", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     w.fails(*w.keep_one("-o", run))
@@ -361,7 +361,7 @@ def _(w: World) -> None:
     w.right("sites", "dense.onnx")
 
 
-@advice("tasks.segment_streams Streams text")
+@advice("tasks.segment_streams Streams text", zoo=True)
 def _(w: World) -> None:
     from compressor.tasks.segment_streams import Streams
 

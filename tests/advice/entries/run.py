@@ -45,7 +45,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("run.distillation.distill distillation_of missing-value")
+@advice("run.distillation.distill distillation_of missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     command = (run, "--data", "rows.tsv", "--plan", run / "plan.json", "--distill", "--max-length", "8", "-o", "out")
@@ -118,7 +118,7 @@ def _(w: World) -> None:
     w.right(*ladder, "ladder")
 
 
-@advice("run.ladder _check_folders text #2")
+@advice("run.ladder _check_folders text #2", zoo=True)
 def _(w: World) -> None:
     ladder = ("model", "--data", "rows.tsv", "--macs", "80%,60%", "-o")
     w.fails(*ladder, w.finished())
@@ -215,7 +215,7 @@ def _(w: World) -> None:
     w.right(*command, "--ray", "local")
 
 
-@advice("run.pipeline _refuse_inputs_inside_output contradiction")
+@advice("run.pipeline _refuse_inputs_inside_output contradiction", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     command = ("model", "--plan", run / "plan.json", "--force", "-o")
@@ -229,7 +229,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
 
 
-@advice("run.plan_source _other_model_error file-mismatch")
+@advice("run.plan_source _other_model_error file-mismatch", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
@@ -255,7 +255,7 @@ def _(w: World) -> None:
     w.right(*command, "kv", *neurons, "--start-from", "start", "-o", "out2")
 
 
-@advice("run.plan_source _start_plan plan-mismatch")
+@advice("run.plan_source _start_plan plan-mismatch", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
@@ -522,7 +522,7 @@ def _(w: World) -> None:
     w.right("build", w.out, *build, "--allow-float-products")
 
 
-@advice("run.fitted_weights _missing text")
+@advice("run.fitted_weights _missing text", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
@@ -531,7 +531,7 @@ def _(w: World) -> None:
     w.right(run, *w.run("--plan", run / "plan.json", "--distill", "--teacher", "model")[1:])
 
 
-@advice("run.distillation.distill constant text")
+@advice("run.distillation.distill constant text", zoo=True)
 def _(w: World) -> None:
     w.learns()
     command = w.run("--plan", "plan.json", "--distill", "--distill-steps", "4", "--batch-size", "8")

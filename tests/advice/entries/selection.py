@@ -69,7 +69,7 @@ def _(w: World) -> None:
     w.right(*search(w, "dsp", "--keep", "1", "--steps", "2"))
 
 
-@advice("selection.learn learn contradiction")
+@advice("selection.learn learn contradiction", zoo=True)
 def _(w: World) -> None:
     translations.save(translations.marian(), w.file("marian"))
     file = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
@@ -80,7 +80,7 @@ def _(w: World) -> None:
     w.right(*command, "--max-drop", "10", "--metric", "loss")
 
 
-@advice("selection.run_search _certified_budget contradiction")
+@advice("selection.run_search _certified_budget contradiction", zoo=True)
 def _(w: World) -> None:
     w.patch.setenv("XDG_CACHE_HOME", str(w.path))
     w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=4, certify=0.5))
@@ -89,14 +89,14 @@ def _(w: World) -> None:
     w.right(*search(w, "taylor", "--max-drop", "0.9", "--certify", "0.5"))
 
 
-@advice("selection.run_search _nothing_removed nothing-removed")
+@advice("selection.run_search _nothing_removed nothing-removed", zoo=True)
 def _(w: World) -> None:
     w.learns()
     w.fails(*search(w, "astar", "--max-drop", "0"))
     w.right(*search(w, "astar", "--max-drop", "0.9"))
 
 
-@advice("selection.search.base require_end missing-value")
+@advice("selection.search.base require_end missing-value", zoo=True)
 def _(w: World) -> None:
     w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=None))
     w.learns()
@@ -119,7 +119,7 @@ def costly_heads(w: World) -> None:
     w.patch.setattr(ModelSubsetEvaluator, "evaluate", lambda self, kept: len(kept) / len(self.heads))
 
 
-@advice("selection.search.base nothing_removed_note nothing-removed")
+@advice("selection.search.base nothing_removed_note nothing-removed", zoo=True)
 def _(w: World) -> None:
     costly_heads(w)
     w.learns()
@@ -127,7 +127,7 @@ def _(w: World) -> None:
     w.right(*search(w, "taylor", "--max-drop", "0.9"))
 
 
-@advice("selection.search.random_subsets RandomSearch.choose nothing-removed")
+@advice("selection.search.random_subsets RandomSearch.choose nothing-removed", zoo=True)
 def _(w: World) -> None:
     costly_heads(w)
     w.learns()
@@ -135,14 +135,14 @@ def _(w: World) -> None:
     w.right(*search(w, "random", "--max-drop", "0.9"))
 
 
-@advice("selection.search.astar _zero_budget text")
+@advice("selection.search.astar _zero_budget text", zoo=True)
 def _(w: World) -> None:
     w.learns()
     w.fails_with_note(*search(w, "astar", "--max-drop", "0"))
     w.right(*search(w, "astar", "--max-drop", "0.9"))
 
 
-@advice("selection.search.taylor TaylorSearch.choose text")
+@advice("selection.search.taylor TaylorSearch.choose text", zoo=True)
 def _(w: World) -> None:
     costly_heads(w)
     w.learns()
@@ -229,7 +229,7 @@ def _(w: World) -> None:
     w.fails(*search(w, "astar", "--keep", "1", "--ray", "127.0.0.1:9"))
 
 
-@advice("selection.ray_search.cluster _unavailable text")
+@advice("selection.ray_search.cluster _unavailable text", zoo=True)
 def _(w: World) -> None:
     from compressor.selection.ray_search import cluster
 

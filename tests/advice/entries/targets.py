@@ -39,7 +39,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--target", "ort", "--provider", "cpu"))
 
 
-@advice("targets.base Target.check_request contradiction #2")
+@advice("targets.base Target.check_request contradiction #2", zoo=True)
 def _(w: World) -> None:
     from tests.targets.kernels import compiled
 
@@ -201,7 +201,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--kernel", "kernel.so"))
 
 
-@advice("targets.onnxruntime.ort_session _register runtime-failed")
+@advice("targets.onnxruntime.ort_session _register runtime-failed", zoo=True)
 def _(w: World) -> None:
     from tests.targets.kernels import compiled
 

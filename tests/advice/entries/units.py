@@ -14,7 +14,7 @@ from tests import folders
 from tests.advice.world import World, advice
 
 
-@advice("units.entmax _check_softmax site-refused")
+@advice("units.entmax _check_softmax site-refused", zoo=True)
 def _(w: World) -> None:
     w.patch.setattr(torch, "allclose", lambda *_, **__: False)
     command = w.run("--drop-blocks", "50%", "--steps", "2")
