@@ -112,8 +112,8 @@ def learn_blocks(
     )
     if unreached := unreached_share(maps, masks, recipe.blocks.block_size):
         text = (
-            f"{unreached:.1%} of the blocks are kept because no row that was read reaches them; smaller blocks"
-            " (--block-size) follow short rows more closely"
+            f"{unreached:.1%} of the blocks are kept because no row that was read reaches them; if no row is longer, a"
+            " lower --max-length leaves them out"
         )
         notes.append(Note(code=NoteCode.BLOCKS_UNREACHED, text=text))
     # Times vary, so all processes, and a resumed run, train with the masks that the main process selected once.

@@ -39,7 +39,7 @@ def _(w: World) -> None:
     run = w.finished()
     w.right("build", run, "--target", "openvino", "--seconds", "0.01", "--threads", "1")
     for flags in (("--device", "gpu"), ("--gpus", "0")):
-        w.fails(*export(w, run, "--backend", "python", *flags))
+        w.fails(*export(w, run, "--backend", "python", *flags, "--force"))
         w.right(*export(w, run, "--backend", "python", "--force"))
         w.right(*export(w, run, "--backend", "onnxruntime", *flags, "--force"))
 
