@@ -119,10 +119,11 @@ class Candidate(Row):
     size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense engine over
     that of this one. Where units are removed afterwards, `speed_of_half` is the same with half of the units of every
     group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is that
-    minus the metric of the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its
-    answers that equal those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`.
-    Memory is measured for engines that hold. `in_float` names products of the quantized graph that were returned to
-    floats, because a proof or the metric does not hold with them in int8. `failure` says why there is no such engine.
+    minus the metric of the dense engine, both as computed and not scaled to `unit`; without labels both are None.
+    `agreement` is the share of its answers to these rows that equal those of the dense engine. `holds` says whether the
+    metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names products of the
+    quantized graph that were returned to floats, because a proof or the metric does not hold with them in int8.
+    `failure` says why there is no such engine.
     """
 
     target: str

@@ -25,7 +25,9 @@ from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
 from compressor.tasks.label_order import order_text
+from compressor.tasks.returned_values import pop_labels
 from compressor.tasks.run_splits import PURPOSES
+from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams, read
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 
@@ -65,11 +67,11 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     has_embeddings = isinstance(data.task, SentenceSimilarity)
     statistics, logits = [], []
     for variant in variants:
-        batches: list[np.ndarray] = []
+        parts: list[np.ndarray] = []
         with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
-            on_logits = (lambda values, _, kept=batches: kept.append(values)) if has_embeddings else None
+            on_logits = (lambda values, _, kept=parts: kept.append(values)) if has_embeddings else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
-        logits.append(batches)
+        logits.append(parts)
     dense, compressed = statistics
     scores = (score(dense, compressed, data.task, "test", len(data.test), selection.seed),)
     constant, order = data.task.constant_score(dense), order_text(data.task, dense, "test")
@@ -141,6 +143,25 @@ def statistics_of(
 
         return read(data.task, rows, segment, batch_size, progress)
     return statistics(data.task, rows, _forward_of(variant, data.task, on_logits), progress=progress)
+
+
+def answer(
+    variant: Variant, task: Task, rows: Dataset, on_progress: ProgressCallback, on_logits: LogitsObserver
+) -> None:
+    """Run an engine on rows whose labels are not read.
+
+    Args:
+        variant: the variant whose engine runs.
+        task: what the rows are for.
+        rows: encoded rows.
+        on_progress: called with (rows answered, rows).
+        on_logits: called with the logits of each batch.
+    """
+    forward, answered = _forward_of(variant, task, on_logits), 0
+    for indices, batch in batches(task, rows):
+        pop_labels(task, batch, len(indices))
+        forward(batch)
+        on_progress(answered := answered + len(indices), len(rows))
 
 
 def score(

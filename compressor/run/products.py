@@ -183,7 +183,7 @@ class ScoredAnswers:
     """The answers of an engine to the evaluation rows.
 
     Attributes:
-        statistics: sufficient statistics of the metric, `[examples, statistics]`.
+        statistics: sufficient statistics of the metric, `[examples, statistics]`; `[0, 0]` where rows have no labels.
         ids: ids of the answers, `[answers]`; None: those of the task are not compared one by one.
     """
 

@@ -59,6 +59,11 @@ def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
         yield order[start : start + batch_size].tolist()
 
 
+def compares_answers(task: Task) -> bool:
+    """Whether answers of two engines are compared one by one: the task defines `answer_ids`."""
+    return type(task).answer_ids is not Task.answer_ids
+
+
 def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
     """Rows that stand for all where models are compared: drawn at random; all if there are no more than `count`.
 

@@ -190,7 +190,7 @@ class EngineTrials:
         return dataclasses.replace(choice, in_float=in_float), path
 
     def score(self, trial: Trial) -> Trial:
-        """The candidate with the metric on the evaluation rows, if there are any with labels.
+        """The candidate with the metric and the equal answers on the evaluation rows, if there are any.
 
         An engine that cannot run on these rows is a row with the reason.
         """

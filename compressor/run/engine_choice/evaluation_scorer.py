@@ -14,12 +14,12 @@ from torch import Tensor
 from compressor.config.run import Recipe
 from compressor.results import Score, is_within, loss_of
 from compressor.run import run_notes
-from compressor.run.evaluate import score, statistics_of
+from compressor.run.evaluate import answer, score, statistics_of
 from compressor.run.products import ScoredAnswers, Variant
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
 from compressor.tasks.label_order import order_text
-from compressor.tasks.scoring import sample_of
+from compressor.tasks.scoring import compares_answers, sample_of
 
 _COMPARED_ROWS = 2_000
 """Number of evaluation rows on which engines are compared, where there are more."""
@@ -45,7 +45,9 @@ class EvaluationScorer:
     log: RunLog
 
     def measure(self, variant: Variant, label: str) -> ScoredAnswers | None:
-        """The answers of an engine to the rows by which engines are compared; None where these have no labels.
+        """The answers of an engine to the rows by which engines are compared.
+
+        None where these have no labels and answers are not compared one by one.
 
         Args:
             variant: its variant.
@@ -54,9 +56,11 @@ class EvaluationScorer:
         return None if self._rows is None else self._measure(variant, label, self._rows)
 
     def compare(self, scored: ScoredAnswers | None) -> dict[str, Any]:
-        """The fields of a `Candidate` that describe its metric; empty where it has no scored answers."""
+        """The fields of a `Candidate` that describe its metric, where rows have labels, and its equal answers."""
         if self.data is None or scored is None:
             return {}
+        if not self.data.scores_eval:
+            return {"agreement": _agreement(self._reference.ids, scored.ids)}
         task, dense, max_drop = self.data.task, self._reference, self.recipe.selection.max_drop
         metric, reference = task.score(scored.statistics), task.score(dense.statistics)
         loss = loss_of(metric - reference, higher_is_better=task.higher_is_better)
@@ -80,7 +84,7 @@ class EvaluationScorer:
         Raises:
             DivergedError: the metric of a variant is not finite.
         """
-        if self.data is None or self._rows is None:
+        if self.data is None or self._rows is None or not self.data.scores_eval:
             return ()
         task, seed = self.data.task, self.recipe.selection.seed
         rows = sample_of(task, self.data.eval, _DECIDING_ROWS, seed)
@@ -101,7 +105,7 @@ class EvaluationScorer:
         return self._measure(self.dense, "dense", self._rows)
 
     def _measure(self, variant: Variant, label: str, rows: Dataset) -> ScoredAnswers:
-        """The answers of an engine to rows with labels."""
+        """The answers of an engine to rows, and their statistics where the rows have labels."""
         assert self.data is not None
         task, batch_size = self.data.task, self.recipe.selection.batch_size
         answers: list[np.ndarray] = []
@@ -110,14 +114,20 @@ class EvaluationScorer:
             if (ids := task.answer_ids(logits, batch)) is not None:
                 answers.append(ids.ravel())
 
+        if not self.data.scores_eval:
+            with self.log.stage(f"{label}: answering the evaluation rows") as on_progress:
+                answer(variant, task, rows, on_progress, keep_answers)
+            return ScoredAnswers(np.empty((0, 0)), np.concatenate(answers))
         with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
             statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=keep_answers)
         return ScoredAnswers(statistics, np.concatenate(answers) if answers else None)
 
     @functools.cached_property
     def _rows(self) -> Dataset | None:
-        """The evaluation rows by which engines are compared; None where they have no labels."""
-        if self.data is None or not self.data.scores_eval:
+        """The evaluation rows by which engines are compared; None where nothing can be compared on them."""
+        if self.data is None:
+            return None
+        if not self.data.scores_eval and not (len(self.data.eval) and compares_answers(self.data.task)):
             return None
         return sample_of(self.data.task, self.data.eval, _COMPARED_ROWS, self.recipe.selection.seed)
 

@@ -82,3 +82,17 @@ def test_rows_without_labels_have_no_score(tmp_path: Path, *, has_labels: bool) 
     scorer = EvaluationScorer(dense, data, recipe, RunLog(NullListener()))
     assert len(scorer.scores(engine)) == has_labels
     assert cast(ListEngine, engine.engine).rows == (2 if has_labels else 0)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_rows_without_labels_have_equal_answers(tmp_path: Path, *, compares: bool) -> None:
+    fields: dict[str, Any] = {} if compares else {"num_labels": 1}
+    folder = load(folders.save(folders.bert(**fields), tmp_path / "model"))
+    file = tsv(tmp_path / "rows.tsv", *(f"{label}\tword" for label in LABELS))
+    data = replace(open_data(folders.rows_config(file, file, file), folder), scores_eval=False)
+    recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out")
+    engine = variant([1 - LABELS[0], 1 - LABELS[1], *LABELS[2:]])
+    scorer = EvaluationScorer(variant(LABELS), data, recipe, RunLog(NullListener()))
+    facts: dict[str, Any] = scorer.compare(scorer.measure(engine, "first"))
+    assert facts == ({"agreement": pytest.approx(0.8)} if compares else {})
+    assert cast(ListEngine, engine.engine).rows == (len(LABELS) if compares else 0), "nothing runs in vain"
