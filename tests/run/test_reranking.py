@@ -41,7 +41,8 @@ def _inputs(folder: Any, save: Any, query: str, document: str) -> dict[str, np.n
         encoded = folder.processor(f"one {query} two {document} three four", add_special_tokens=False)
     else:
         encoded = folder.processor(query, document)
-    return {name: np.array([values], dtype=np.int64) for name, values in encoded.items()}
+    names = ("input_ids", "attention_mask") if save is save_causal_reranker else encoded
+    return {name: np.array([encoded[name]], dtype=np.int64) for name in names}
 
 
 def _ndcg(scores: np.ndarray, labels: np.ndarray) -> float:

@@ -47,14 +47,12 @@ def test_texts_without_labels_quantize_it_and_tell_how_many_answers_stay(tmp_pat
     assert report.compressed.quantized is not None
 
     folder, engine = load(model), target("ort").load(tmp_path / "out" / "engine.onnx")
-    equal = []
-    for words in texts[50:]:
-        encoded = folder.processor(words, return_tensors="pt")
-        with torch.no_grad():
-            whole = folder.model(**encoded).logits.numpy()
-        logits = engine.run({name: value.numpy() for name, value in encoded.items()})["logits"]
-        assert np.abs(logits - whole).max() < np.abs(whole).max() / 4
-        equal.append(bool(((logits >= 0) == (whole >= 0)).all()))
+    encoded = folder.processor(texts[50:], return_tensors="pt")  # one batch, as in the run
+    with torch.no_grad():
+        whole = folder.model(**encoded).logits.numpy()
+    logits = engine.run({name: value.numpy() for name, value in encoded.items()})["logits"]
+    assert np.abs(logits - whole).max() < np.abs(whole).max() / 2
+    equal = ((logits >= 0) == (whole >= 0)).all(1)
     (chosen,) = (row for row in report.candidates if row.chosen)
     assert (chosen.metric, chosen.difference) == (None, None)
-    assert chosen.agreement == pytest.approx(np.mean(equal), abs=1.5 / len(equal))
+    assert chosen.agreement == pytest.approx(equal.mean())
