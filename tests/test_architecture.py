@@ -1,4 +1,4 @@
-"""The layers of the code: imports point to the same layer or to one above it, and have no cycle; files are short."""
+"""The layers of the code: imports point to the same layer or to one above it, and have no cycle."""
 
 from __future__ import annotations
 
@@ -38,10 +38,6 @@ COMPRESSOR = (
 )
 LAYERS = {"graph_passes": GRAPH_PASSES, "compressor": COMPRESSOR}
 """Layers of each package from the top down, as names of subpackages and modules; `__init__` may import all."""
-
-LIMITED = ("benchmarks", "compressor", "graph_passes")
-"""Packages whose files have a maximum number of lines."""
-MAXIMUM_LINES = 300
 
 Imports = dict[str, set[str]]
 """Module name -> modules of the project that its source imports, function bodies and type checking included."""
@@ -117,14 +113,6 @@ def import_cycles(imports: Imports) -> list[str]:
     return cycles
 
 
-def long_files(root: Path) -> list[str]:
-    """`file: lines` for each file of the packages in `LIMITED` below a folder that is too long."""
-    paths = [path for package in LIMITED for path in sorted((root / package).rglob("*.py"))]
-    assert paths
-    lines = {path.relative_to(root): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
-    return [f"{path}: {count}" for path, count in lines.items() if count > MAXIMUM_LINES]
-
-
 @pytest.fixture(scope="module")
 def imports() -> Imports:
     return imports_of(ROOT)
@@ -155,14 +143,3 @@ def test_upward_imports_and_cycles_are_reported() -> None:
     }
     assert upward_imports(graph) == ["compressor.units.gate imports compressor.training.fit, which lies below it"]
     assert import_cycles(graph) == ["compressor.units.gate -> compressor.training.fit -> compressor.units.gate"]
-
-
-def test_files_are_short() -> None:
-    assert long_files(ROOT) == []
-
-
-def test_long_files_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "compressor").mkdir()
-    for name, count in (("short", MAXIMUM_LINES), ("long", MAXIMUM_LINES + 1)):
-        (tmp_path / "compressor" / f"{name}.py").write_text("pass\n" * count)
-    assert long_files(tmp_path) == [f"compressor/long.py: {MAXIMUM_LINES + 1}"]
