@@ -57,16 +57,23 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_headers(value: Any) -> tuple[SecretStr, ...]:
-    """Headers of the form `NAME: VALUE`."""
+    """Headers of the form `NAME: VALUE`, in ASCII.
+
+    Others are refused here: the errors of the clients for what HTTP or gRPC cannot send show the values of all headers.
+    """
     headers = [value] if isinstance(value, (str, SecretStr)) else value
     texts = [header.get_secret_value() if isinstance(header, SecretStr) else str(header) for header in headers]
     for text in texts:
         name, _, content = text.partition(":")
-        if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not content.strip() or "\n" in text:
+        is_binary = name.lower().endswith("-bin")  # gRPC's name for bytes
+        if not _HEADER_NAME.fullmatch(name) or is_binary or not content.strip():
             raise InvalidValueError("not a header; give 'NAME: VALUE', such as 'Authorization: Bearer TOKEN'")
+        if not (content.isascii() and content.isprintable()):
+            raise InvalidValueError(f"the value of {name} has characters that no header may have; use printable ASCII")
     return tuple(map(SecretStr, texts))
 
 
+_HEADER_NAME = re.compile(r"[\w.-]+", re.ASCII)
 Headers = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_headers)]
 Name = Annotated[str, BeforeValidator(_as_text)]
 """Name of a model on a server, or path of a file."""

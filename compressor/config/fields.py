@@ -148,22 +148,25 @@ def usage_error(
         name_of: the flag or key under which a field was set.
     """
     fault = error.errors(include_url=False)[0]
+    secrets = {name for name, field in fields.items() if extra_of(field, "is_secret")}
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldConflictError):
         return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
     if fault["type"] == "extra_forbidden":
         unknown = str(fault["loc"][-1])
         message = f"unknown field {unknown}; {suggestion(unknown, list(fields))}"
-        return UsageError(message, code=ErrorCode.UNKNOWN_NAME, field=unknown, value=fault["input"])
+        return UsageError(
+            message, code=ErrorCode.UNKNOWN_NAME, field=unknown, value=None if secrets else fault["input"]
+        )
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
     if fault["type"] == "missing" and name:
         message = f"{name_of(name)}: missing; name {fields[name].description}"
         return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
     hint = "" if ";" in message or not name else f" ({fields[name].description})"
-    is_secret = bool(name) and extra_of(fields[name], "is_secret")
-    value = None if is_secret else fault["input"]
-    subject = "" if not name else f"{name_of(name)}: " if is_secret else f"{name_of(name)} {value!r}: "
+    # Without a name the value is that of all fields.
+    value = None if name in secrets or (secrets and not name) else fault["input"]
+    subject = "" if not name else f"{name_of(name)}: " if name in secrets else f"{name_of(name)} {value!r}: "
     return UsageError(f"{subject}{message}{hint}", code=code, field=name, value=value)
 
 

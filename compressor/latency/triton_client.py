@@ -176,9 +176,10 @@ class TritonModel:
                 Fault.SERVER_FAILED: f"{reason}; see the server's log",
             }
             kind = ServerError if misfit is None else InputError
+            # The error of the client shows the response, in which a server may repeat headers.
             raise kind(
                 f"{self.url}: {self.name}: {texts[fault]}", code=_CODES[fault], url=self.url, model=self.name
-            ) from error
+            ) from (None if self._connection.headers else error)
 
     def _misfit(self, request: Sequence[Any]) -> str | None:
         """Which input of a request has another shape than the server lists; None if all fit."""
@@ -187,7 +188,10 @@ class TritonModel:
             if len(shape) != len(tensor.dims) or any(
                 size not in (FREE, actual) for size, actual in zip(tensor.dims, shape, strict=True)
             ):
-                return f"the input {tensor.name} is {list(shape)}, and the server lists {list(tensor.dims)}: mend it"
+                return (
+                    f"the input {tensor.name} is {list(shape)}, and the server lists {list(tensor.dims)}; give that"
+                    " shape (--inputs, --batch, --seq)"
+                )
         return None
 
     def _unreadable(self, output: str, reason: str) -> MismatchError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -41,6 +42,9 @@ class Fault(Enum):
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """What OpenSSL calls a certificate that it does not trust, in errors of both clients."""
 
+_LONG = 8
+"""Characters from which on a part of a header, such as a cookie, is taken for a secret of its own."""
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -66,10 +70,13 @@ class Connection:
         return "gzip" if self.gzip else None
 
     def without_secrets(self, text: str) -> str:
-        """A text in which no value of a header occurs, nor its last word, such as the token behind `Bearer`."""
+        """A text in which no value of a header occurs, nor its last word, such as a token, nor its longer parts."""
+        secrets: set[str] = set()
         for value in self.headers.values():
-            for secret in (value, value.split()[-1]):
-                text = text.replace(secret, "***")
+            parts = re.split(r"[\s;,=]+", value)
+            secrets |= {value, value.split()[-1], *(part for part in parts if len(part) >= _LONG)}
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
         return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ pytest.importorskip("tritonclient.http")
 Cap = pytest.CaptureFixture[str]
 TOKEN = "a-secret-0123456789"
 HEADER = f"Authorization: Bearer {TOKEN}"
+UNSENDABLE = (f"A-bin: {TOKEN}", f"A!: {TOKEN}", f"A: {TOKEN}\r", f"A: {TOKEN}\nB: c", f"A: {TOKEN}é")
+"""Headers that HTTP or gRPC cannot send."""
 
 
 def requests_of(extensions: tuple[str, ...], **fields: Any) -> list[Request]:
@@ -105,7 +108,7 @@ def test_a_server_that_denies_access_is_no_fault_of_the_inputs(header: Any, deny
     with pytest.raises(ServerError) as error:
         check(request_for(denying, header=header), timer=EQUAL_TIMES)
     assert error.value.code is ErrorCode.ACCESS_DENIED
-    assert TOKEN not in str(error.value)
+    assert TOKEN not in "".join(traceback.format_exception(error.value))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,9 @@ def test_a_server_that_denies_access_is_no_fault_of_the_inputs(header: Any, deny
     [
         ({"header": TOKEN}, ErrorCode.INVALID_VALUE),
         ({"header": ["A: b", f"{TOKEN}: "]}, ErrorCode.INVALID_VALUE),
+        *(({"header": [HEADER, header]}, ErrorCode.INVALID_VALUE) for header in UNSENDABLE),
+        ({"header": HEADER, "headers": HEADER}, ErrorCode.UNKNOWN_NAME),
+        ({"headers": HEADER}, ErrorCode.UNKNOWN_NAME),
         ({"certificate": "ca.pem"}, ErrorCode.CONTRADICTION),
         ({"server": None, "header": HEADER}, ErrorCode.CONTRADICTION),
         ({"server": None, "gzip": True}, ErrorCode.CONTRADICTION),
