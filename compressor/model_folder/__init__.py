@@ -5,9 +5,10 @@ from compressor.model_folder.example_feeds import example_feeds, example_feeds_b
 from compressor.model_folder.example_inputs import example_inputs, example_rows
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.fresh import copy_of, fresh_model, load
+from compressor.model_folder.fresh import fresh_model, load
 from compressor.model_folder.processor import load_processor, require_processor
 from compressor.model_folder.tokenizer_files import link_library_files, save_companions
+from compressor.models.model_copy import copy_of
 
 __all__ = [
     "ModelFolder",

@@ -18,9 +18,10 @@ from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
 from compressor.model_folder.row_layout import row_layout
 from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
-from compressor.model_folder.vocabulary import ordinary_ids, text_config, text_tokenizer, vocabulary_size
+from compressor.model_folder.vocabulary import ordinary_ids, text_tokenizer, vocabulary_size
 from compressor.models import SegmentConfig
 from compressor.models.rotary import extension
+from compressor.models.text_config import text_config
 from compressor.segment_memory import memory_names
 from compressor.targets.example_rows import ExampleRows
 

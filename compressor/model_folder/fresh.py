@@ -6,7 +6,6 @@ of dynamic rotary embeddings. What has run before a proof must not matter to it.
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from transformers import PreTrainedModel
 from compressor.model_folder import loading
 from compressor.model_folder.folder import ModelFolder
 from compressor.models.block_sparse import attend_by_masks
-from compressor.units.find import restored_modes, share_unread_sites
+from compressor.models.model_copy import copy_of
+from compressor.units.find import share_unread_sites
 
 
 @dataclass(frozen=True)
@@ -93,24 +93,10 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
     return fresh
 
 
-def copy_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model in evaluation mode, which shares its parameters and nothing else that a forward can change."""
-    return _copy(model, {id(parameter): parameter for parameter in model.parameters()})
-
-
-def _copy(model: PreTrainedModel, shared: dict[int, Any]) -> PreTrainedModel:
-    """A copy of a model in evaluation mode; `shared` maps the ids of what is not copied to itself."""
-    with restored_modes(model):
-        model.train()  # LeViT caches in evaluation mode what cannot be copied
-        duplicate = copy.deepcopy(model, shared)
-    share_unread_sites(model, duplicate)
-    return duplicate.eval()
-
-
 def _load_unused(folder: ModelFolder) -> _Unused:
     """The model of a folder, which shares the parameters of `folder.model` that have not been trained."""
     if folder.load_again is None:
-        return _Unused(_copy(folder.model, {}), {})
+        return _Unused(copy_of(folder.model, with_weights=True), {})
     model = folder.load_again().model
     shared = _share_equal_weights(model, folder.model)
     return _Unused(model, {name: _checksum(parameter) for name, parameter in shared.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from transformers.utils import ModelOutput
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from compressor.model_folder.weight_checks import check_finite, first_names
+from compressor.models.model_copy import copy_of
 from compressor.silence_libraries import one_line, quiet_tools
 
 _TOLERANCE = 1e-4
@@ -143,9 +143,8 @@ def _unmergeable(adapter: Adapter, reason: str) -> InputError:
 
 def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The outputs that are tensors of numbers, of a copy: some models change when they run, and proofs follow."""
-    duplicate = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     with torch.no_grad():
-        output = duplicate(**inputs)
+        output = copy_of(model)(**inputs)
     values = output.to_tuple() if isinstance(output, ModelOutput) else output
     return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 

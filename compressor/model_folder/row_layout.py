@@ -14,10 +14,10 @@ from compressor.model_folder.vocabulary import (
     marker_ids,
     ordinary_ids,
     special_id,
-    text_config,
     text_tokenizer,
     vocabulary_size,
 )
+from compressor.models.text_config import text_config
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.example_rows import ExampleRows
 

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.sentence_files import damaged
+from compressor.models.class_names import class_names
 
 THRESHOLD_FILES = "*thresholds.json"
 """Files of thresholds in a model folder."""
@@ -42,12 +43,11 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
     Raises:
         InputError: they are no such numbers, or two files declare some.
     """
-    classes = int(config.num_labels or 0)
     declared, file = getattr(config, _KEY, None), folder / "config.json"
     if declared is None:
         files = sorted(folder.glob(THRESHOLD_FILES))
         if not files:
-            return Thresholds((_DEFAULT,) * classes)
+            return Thresholds((_DEFAULT,) * len(class_names(config)))
         if len(files) > 1:
             raise InputError(
                 f"{folder}: {files[0].name} and {files[1].name} both declare thresholds of the classes; keep one",
@@ -62,12 +62,11 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
             raise damaged(file, error) from error
         if isinstance(declared, Mapping) and isinstance(declared.get(_KEY), Mapping | list | float | int):
             declared = declared[_KEY]
-    labels: Mapping[Any, str] = config.id2label or {}
-    names = [str(labels.get(index, index)) for index in range(classes)]
+    names = class_names(config)
     values = _values(declared, names)
     if values is None:
         raise InputError(
-            f"{file}: the thresholds are not a number from 0 to 1 for each of {classes} classes"
+            f"{file}: the thresholds are not a number from 0 to 1 for each of {len(names)} classes"
             f" ({', '.join(names):.80}); write a list of them, or an object of these names",
             code=ErrorCode.FILE_MISMATCH,
             path=file,

@@ -16,6 +16,7 @@ from compressor.model_folder.sentence_files import MODULES
 from compressor.model_folder.sentence_modules import module_folders
 from compressor.model_folder.unread_files import HEADS
 from compressor.models.answer_kind import several_answers
+from compressor.models.class_names import has_default_names
 from compressor.models.module_reranker import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 
@@ -77,7 +78,7 @@ def _save_labels(folder: ModelFolder, file: Path) -> None:
     """
     config = json.loads(file.read_text(encoding="utf-8"))
     names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
-    has_names = not _are_defaults(names) and config.get("id2label") != names
+    has_names = not has_default_names(folder.config) and config.get("id2label") != names
     has_problem = several_answers(folder.config) and config.get("problem_type") != folder.config.problem_type
     if has_names:
         config["id2label"], config["label2id"] = names, {name: int(index) for index, name in names.items()}
@@ -85,11 +86,6 @@ def _save_labels(folder: ModelFolder, file: Path) -> None:
         config["problem_type"] = folder.config.problem_type
     if has_names or has_problem:
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _are_defaults(names: dict[str, str]) -> bool:
-    """Whether the names are those that transformers generates."""
-    return all(name == f"LABEL_{index}" for index, name in names.items())
 
 
 def _is_of_library(out: Path) -> bool:

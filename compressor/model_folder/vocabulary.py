@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.folder import ModelFolder
+from compressor.models.text_config import text_config
 
 
 def text_tokenizer(folder: ModelFolder) -> Any:
@@ -38,14 +39,6 @@ def ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndar
     known = len(tokenizer) if hasattr(tokenizer, "convert_ids_to_tokens") else size
     ordinary = np.setdiff1d(np.arange(min(size, known)), list(marker_ids(config, tokenizer)))
     return ordinary if len(ordinary) else np.arange(size)
-
-
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that describes text; that of the decoder if several do."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config.get_text_config(decoder=True)
 
 
 def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from compressor.models.rotary import DYNAMIC, extension
+from compressor.models.text_config import text_config
 
 _REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
 """Names of configuration entries that hold a number of positions."""
@@ -24,16 +25,8 @@ def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
 
     Windows to both sides have half of their width on each side, so that both numbers are among the lengths.
     """
-    sizes = set(_sizes(text_part(config)))
+    sizes = set(_sizes(text_config(config)))
     return tuple(sorted(sizes | {size // 2 for size in sizes if size > 3}))
-
-
-def text_part(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that describes text; that of the decoder if several do."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config.get_text_config(decoder=True)
 
 
 def _sizes(config: PretrainedConfig) -> Iterator[int]:

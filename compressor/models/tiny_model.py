@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.length_switches import text_part
+from compressor.models.module_reranker import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.text_config import text_config
 
 _HEADS, _LAYERS, _INNER = 2, 2, 32
 _LAYER_COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layer", "num_layers")
@@ -27,15 +28,15 @@ _SCALE = 0.2
 def tiny_model(model: PreTrainedModel) -> PreTrainedModel | None:
     """A tiny random model of the class and configuration of another; None: no such model can be made.
 
-    A layer of every kind remains. A sentence encoder counts without its pooling.
+    A layer of every kind remains. Of a sentence encoder or a reranker of modules it is the encoder alone.
 
     Args:
         model: the model, which stays as it is.
     """
-    if isinstance(model, SentenceEncoder):
+    if isinstance(model, SentenceEncoder | ModuleReranker):
         model = model.encoder
     config = copy.deepcopy(model.config)
-    _shrink(text_part(config))
+    _shrink(text_config(config))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

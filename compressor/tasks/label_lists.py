@@ -11,9 +11,10 @@ from datasets import ClassLabel, Dataset
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.models.class_names import class_names, has_default_names
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.label_values import label_text, number_of, numbers_of
-from compressor.tasks.labels import class_names, has_default_names, has_model_names
+from compressor.tasks.labels import has_model_names
 
 _SEPARATORS = ("|", ";", ",")
 """What joins the labels of a text."""
@@ -61,8 +62,8 @@ def columns_of_classes(
 
 def _columns_by_name(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...] | None:
     """The columns with these names, ignoring case; None where one is missing."""
-    found = {column.lower(): column for column in columns}
-    return tuple(found[name.lower()] for name in names) if all(name.lower() in found for name in names) else None
+    spelled = {column.lower(): column for column in columns}
+    return tuple(spelled[name.lower()] for name in names) if all(name.lower() in spelled for name in names) else None
 
 
 def numbers_by_column(rows: Dataset, columns: Sequence[str], source: str) -> list[list[float]]:
@@ -171,7 +172,7 @@ def number_lists(rows: Dataset, column: str, config: PretrainedConfig, source: s
 
 def no_columns(rows: Dataset, config: PretrainedConfig, source: str) -> InputError:
     """The error of rows without labels of several classes or values."""
-    names = ", ".join(str(name) for name in (config.id2label or {}).values())
+    names = ", ".join(class_names(config))
     return InputError(
         f"{source}: no column of labels among {list_columns(rows)}; add 'labels' with a list for each row, or a column"
         f" for each output ({names:.120}), or name the columns (--label-column)",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest
 
+from compressor.models.class_names import class_names
 from compressor.tasks.base import Task
 from compressor.tasks.labelled_rows import ClassLabels
 
@@ -82,7 +81,8 @@ def order_text(task: Task, statistics: np.ndarray, split: str) -> str | None:
         float((np.asarray(numbers)[statistics[:, 0].astype(np.int64)] == statistics[:, 1]).mean())
         for numbers in (range(classes), order)
     )
-    pairs = [f"{_class_name(task, number)!r} for {task.label_of(order[number])!r}" for number in moved[:_LISTED]]
+    names = class_names(task.config)
+    pairs = [f"{names[number]!r} for {task.label_of(order[number])!r}" for number in moved[:_LISTED]]
     remedy = f"name the classes in this order in config.json ({_names(task, order)})"
     if not task.has_names:
         remedy = "write the names of the classes as labels"
@@ -90,11 +90,6 @@ def order_text(task: Task, statistics: np.ndarray, split: str) -> str | None:
         f"the labels of the {split} rows seem to have another order than the classes of the model: it is right on"
         f" {own:.0%} of the rows, and on {permuted:.0%} if it means {', '.join(pairs)}; {remedy}"
     )
-
-
-def _class_name(task: ClassLabels, number: int) -> str:
-    id2label: Mapping[Any, str] = task.config.id2label or {}
-    return str(id2label.get(number, number))
 
 
 def _names(task: ClassLabels, order: list[int]) -> str:

@@ -232,17 +232,6 @@ def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[st
     return [name for name in names if _class_name(name).lower() not in model_names]
 
 
-def class_names(config: PretrainedConfig) -> list[str]:
-    """The name of every class of a model in order; the number of one that has no name."""
-    names: Mapping[Any, str] = config.id2label or {}
-    return [str(names.get(index, index)) for index in range(int(config.num_labels or 0))]
-
-
-def has_default_names(config: PretrainedConfig) -> bool:
-    """Whether the names of the classes are those that transformers generates."""
-    return all(str(name) == f"LABEL_{index}" for index, name in (config.id2label or {}).items())
-
-
 def _class_name(name: Any) -> str:
     """The name of a class of a model, spelled as labels are: `1` for `01`."""
     return label_text(str(name)) or str(name)

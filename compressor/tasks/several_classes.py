@@ -15,10 +15,11 @@ from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder.thresholds import Thresholds
+from compressor.models.class_names import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
 from compressor.tasks.labelled_rows import LabelledRows
-from compressor.tasks.labels import classes_of_texts, has_default_names, ids_of_texts, listed_names
+from compressor.tasks.labels import classes_of_texts, ids_of_texts, listed_names
 from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
 
 _PRESENT = 0.5
@@ -190,8 +191,8 @@ class SeveralClasses(LabelledRows):
         return np.asarray(logits >= limits)
 
     def _names_of(self, assigned: np.ndarray) -> str:
-        names: Mapping[Any, str] = self.config.id2label or {}
-        return " | ".join(str(names.get(index, index)) for index in np.flatnonzero(assigned).tolist()) or "no class"
+        names = class_names(self.config)
+        return " | ".join(names[index] for index in np.flatnonzero(assigned).tolist()) or "no class"
 
 
 def _threshold_note(thresholds: Thresholds, source: str) -> Note:
