@@ -22,7 +22,7 @@ def test_links_point_to_existing_files(page: Path) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def parse(words: list[str]) -> None:
