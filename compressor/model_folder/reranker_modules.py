@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from compressor.model_folder.sentence_modules import (
     TEXT_CONFIG,
     TRANSFORMER,
     listed_modules,
+    module_folders,
     pooling_of,
     require_inside,
     text_settings,
@@ -67,7 +67,7 @@ def read_reranker_modules(folder: Path) -> RerankerModules | None:
     names = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if names == [TRANSFORMER, _ANSWERS]:
         return _of_language_model(folder, str(modules[1].get("path", "")))
-    if POOLING not in names or not _is_reranker(folder, modules):
+    if POOLING not in names or not _is_reranker(folder):
         return None
     paths = [str(module.get("path", "")) for module in modules]
     require_inside(folder, paths)
@@ -166,9 +166,9 @@ def require_padding(path: Path, pooling: str, processor: Any) -> None:
         )
 
 
-def _is_reranker(folder: Path, modules: Sequence[dict[str, Any]]) -> bool:
+def _is_reranker(folder: Path) -> bool:
     """Whether a folder with a pooling is a reranker: the library's settings say so, or a dense layer writes scores."""
     if read_object(folder / LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
         return True
-    configs = (folder / str(module.get("path", "")) / "config.json" for module in modules)
+    configs = (folder / path / "config.json" for path in module_folders(folder))
     return any(read_object(file, required=False).get("module_output_name") == SCORES for file in configs)

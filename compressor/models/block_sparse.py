@@ -50,10 +50,10 @@ class BlockMask:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments of a module of full attention, with the mask added: a forward pre-hook."""
-        states, given, *others = (*args, kwargs.pop("attention_mask", None)) if len(args) < 2 else args
+        states, mask, *others = (*args, kwargs.pop("attention_mask", None)) if len(args) < 2 else args
         scores = self.scores(states)
-        if given is not None:  # the sum of two lowest numbers is minus infinity, whose softmax may be NaN
-            scores = (given + scores).clamp(min=torch.finfo(scores.dtype).min)
+        if mask is not None:  # the sum of two lowest numbers is minus infinity, whose softmax may be NaN
+            scores = (mask + scores).clamp(min=torch.finfo(scores.dtype).min)
         return (states, scores, *others), kwargs
 
 

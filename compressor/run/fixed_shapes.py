@@ -12,6 +12,7 @@ from compressor.run import verify
 from compressor.run.products import Case
 from compressor.run.run_log import RunLog
 from compressor.targets import TARGETS, TOLERANCE, Precision, Target, target
+from compressor.targets.relative_error import Outputs
 from compressor.workdir import QUANTIZED_GRAPHS
 
 
@@ -36,13 +37,16 @@ def prove_graphs(
     fixed = [case for case in cases if _is_one_row(case)]
     if not fixed:
         return ()
+    others = [case for case in cases if not _is_one_row(case)]
     files = {name: folder / name for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()}
     proofs = []
     for name, path in {**files, **(graphs or {})}.items():
-        for runtime, precision in _readers(name):
+        readers = list(_readers(name))
+        expected = verify.graph_outputs(path, (*fixed, *others)) if readers else []
+        for runtime, precision in readers:
             with log.stage(f"{name}: proving it at fixed shapes in {runtime.title}"):
                 try:
-                    proof = _prove(path, name, runtime, precision, cases, fixed)
+                    proof = _prove(path, name, runtime, precision, fixed, others, expected)
                     reason = "" if proof.holds else f"its outputs differ by {proof.error:.2g} of their size"
                 except CompressorError as error:
                     proof, reason = None, str(error)
@@ -76,14 +80,20 @@ def _readers(name: str) -> Iterator[tuple[Target, Precision]]:
 
 
 def _prove(
-    path: Path, name: str, runtime: Target, precision: Precision, cases: Sequence[Case], fixed: Sequence[Case]
+    path: Path,
+    name: str,
+    runtime: Target,
+    precision: Precision,
+    fixed: Sequence[Case],
+    others: Sequence[Case],
+    expected: Sequence[Outputs],
 ) -> Proof:
     named = [replace(case, name=f"{name} in {runtime.title}, {case.name}") for case in fixed]
     return verify.prove_fixed(
-        path,
         lambda feeds: runtime.run_fixed(path, feeds, precision=precision),
-        cases,
         named,
+        others,
+        expected,
         "dense" if name == "dense.onnx" else "compressed",
         TOLERANCE[precision],
     )

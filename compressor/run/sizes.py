@@ -64,11 +64,13 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
     limit = min(limits, default=None)
     shapes = [*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)]
     served = () if data is None else row_cases(data, inputs, longest=limit)
-    longest, switches = longest_text((*_cases(inputs, limit, mask_reach, shapes), *served)), tuple[int, ...]()
-    if longest:
-        switches = switch_lengths(folder, longest, limit)
-        shapes += [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
-    cases = (*_cases(inputs, limit, mask_reach, shapes), *served)
+    made_up = _cases(inputs, limit, mask_reach, shapes)
+    longest = longest_text((*made_up, *served))
+    switches = switch_lengths(folder, longest, limit) if longest else ()
+    sides = [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
+    if sides:
+        made_up = _cases(inputs, limit, mask_reach, (*shapes, *sides))
+    cases = (*made_up, *served)
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
     beyond = tuple(switch for switch in switches if switch >= longest)
     return RunSizes(lengths, cases, mask_reach, longest_row, options, beyond)

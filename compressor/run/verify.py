@@ -143,7 +143,7 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
         cases: the inputs.
         variant: name of the variant.
     """
-    expected = _outputs(reference, cases)
+    expected = graph_outputs(reference, cases)
     return _prove(ProofStage.SHRINK, variant, cases, expected, _run_of(shrunk), TOLERANCE["fp32"])
 
 
@@ -163,10 +163,10 @@ def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: V
     from graph_passes import load
 
     if engine.precision in QUANTIZED:
-        expected = _outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
+        expected = graph_outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
         tolerance = TOLERANCE[engine.precision]
         return _prove(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
-    expected = _outputs(shrunk, cases)
+    expected = graph_outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
     return _prove(ProofStage.BUILD, variant, cases, expected, engine.run, TOLERANCE[precision])
@@ -194,27 +194,29 @@ def prove_products(
         run = _run_of(activations)
         operands = [Case({**case.feeds, **run(case.feeds)}, case.name) for case in cases]
         save(products_graph(load(quantized), [case.feeds for case in operands]), products)
-        expected = _outputs(products, operands)
+        expected = graph_outputs(products, operands)
         engine = build(products, [case.feeds for case in operands])
         return _prove(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)
 
 
 def prove_fixed(
-    graph: Path, run: Run, cases: Sequence[Case], fixed: Sequence[Case], variant: VariantName, tolerance: float
+    run: Run,
+    fixed: Sequence[Case],
+    others: Sequence[Case],
+    expected: Sequence[Outputs],
+    variant: VariantName,
+    tolerance: float,
 ) -> Proof:
     """Compare a graph with itself, compiled by a runtime for the shapes of single batches.
 
     Args:
-        graph: the graph.
         run: runs one batch at its own shapes.
-        cases: inputs of several sizes, by whose outputs errors are scaled.
-        fixed: those of `cases` that are compared, with the names that the proof gives them.
+        fixed: the inputs that are compared.
+        others: inputs of other sizes, by whose outputs errors are scaled too.
+        expected: outputs of the graph (`graph_outputs`) for `fixed`, then for `others`.
         variant: name of the variant.
         tolerance: largest relative error.
     """
-    feeds = [case.feeds for case in fixed]
-    others = [case for case in cases if not any(case.feeds is each for each in feeds)]
-    expected = _outputs(graph, (*fixed, *others))
     return _prove(ProofStage.FIXED_SHAPE, variant, fixed, expected, run, tolerance, others)
 
 
@@ -244,7 +246,8 @@ def _run_of(path: Path) -> Run:
     return unoptimized_runner(path)
 
 
-def _outputs(path: Path, cases: Sequence[Case]) -> list[Outputs]:
+def graph_outputs(path: Path, cases: Sequence[Case]) -> list[Outputs]:
+    """Outputs of a graph that the runtime does not optimize, for each case."""
     run = _run_of(path)
     return [run(case.feeds) for case in cases]
 

@@ -22,6 +22,8 @@ from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.labels import classes_of_texts, ids_of_texts, listed_names
 from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
 
+_COUNTS = 64
+"""Numbers of most frequent classes up to which each is tried as an answer; beyond, as many more are."""
 _PRESENT = 0.5
 """Smallest label of a class that a row has."""
 
@@ -114,7 +116,9 @@ class SeveralClasses(LabelledRows):
         labels = statistics[:, self._classes :]
         order = np.argsort(-labels.mean(0), kind="stable")
         ranks = np.argsort(order)
-        answers = (np.tile(ranks <= count, (len(labels), 1)) for count in range(len(order)))
+        first = range(1, min(len(order), _COUNTS) + 1)
+        counts = np.unique([*first, *np.geomspace(1, len(order), _COUNTS).round()])
+        answers = (np.tile(ranks < count, (len(labels), 1)) for count in counts)
         return max(self.score(np.concatenate([answer, labels], axis=1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
