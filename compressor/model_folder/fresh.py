@@ -123,4 +123,4 @@ def _share_equal_weights(model: nn.Module, other: nn.Module) -> dict[str, nn.Par
 def _checksum(parameter: nn.Parameter) -> int:
     """A checksum of the values; versions of tensors miss what is written to `parameter.data`."""
     values = parameter.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(memoryview(values.view(torch.uint8).numpy()))
+    return zlib.crc32(values.view(torch.uint8).numpy().data)

@@ -207,7 +207,9 @@ def _shape_error(
         "tensors": tuple(tensor for tensor, *_ in wrong),
         "model_class": cls.__name__,
     }
-    if count is None or not all(_differs_in(config.num_labels, count, needed, shape) for _, shape, needed in wrong):
+    if count is None or not all(
+        _differs_in(int(config.num_labels or 0), count, needed, shape) for _, shape, needed in wrong
+    ):
         return InputError(
             f"{files.path}: has other shapes than config.json says: {shapes}; copy both from the same model", **details
         )

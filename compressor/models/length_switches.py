@@ -36,7 +36,8 @@ def _sizes(config: PretrainedConfig) -> Iterator[int]:
         for name in (name for name in vars(config) if _REACH.fullmatch(name)):
             value = getattr(config, name)
             yield from (size for size in (value if isinstance(value, list | tuple) else [value]) if _is_reach(size))
-    if _is_reach(chosen := getattr(config, _CHOSEN, None)):
+    chosen: Any = getattr(config, _CHOSEN, None)
+    if _is_reach(chosen):
         yield chosen
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [part for part in (rope, *rope.values()) if isinstance(part, dict)]

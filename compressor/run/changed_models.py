@@ -94,10 +94,10 @@ def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
 
 def _entry(model: PreTrainedModel, size: int) -> str | None:
     """The entry of the configuration that holds a number of chosen keys."""
-    from compressor.models.length_switches import text_part
+    from compressor.models.text_config import text_config
 
     return next(
-        (name for name, value in vars(text_part(model.config)).items() if "topk" in name and value == size), None
+        (name for name, value in vars(text_config(model.config)).items() if "topk" in name and value == size), None
     )
 
 

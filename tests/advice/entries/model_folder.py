@@ -158,7 +158,9 @@ def _(w: World) -> None:
     command = ("chooser", "--task", "text-classification", *w.keep_one()[1:])
     w.fails(*command)
     w.right("chooser", "-o", "out")
-    folders.save(hf.BertForMultipleChoice(hf.BertConfig(**folders.SIZES, num_labels=1)), w.file("chooser"))
+    config = hf.BertConfig(**folders.SIZES)
+    config.num_labels = 1
+    folders.save(hf.BertForMultipleChoice(config), w.file("chooser"))
     w.right(*command)
 
 
