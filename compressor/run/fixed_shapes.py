@@ -41,11 +41,11 @@ def prove_graphs(
     files = {name: folder / name for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()}
     proofs = []
     for name, path in {**files, **(graphs or {})}.items():
-        readers = list(_readers(name))
-        expected = verify.graph_outputs(path, (*fixed, *others)) if readers else []
-        for runtime, precision in readers:
+        expected: list[Outputs] = []  # the same for every runtime
+        for runtime, precision in _readers(name):
             with log.stage(f"{name}: proving it at fixed shapes in {runtime.title}"):
                 try:
+                    expected = expected or verify.graph_outputs(path, (*fixed, *others))
                     proof = _prove(path, name, runtime, precision, fixed, others, expected)
                     reason = "" if proof.holds else f"its outputs differ by {proof.error:.2g} of their size"
                 except CompressorError as error:
