@@ -146,6 +146,7 @@ def _build_all(
     """
     built: list[_Built] = []
     failed: list[FolderRow] = []
+    reasons: list[CompressorError] = []
     for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
         if not (out / (target(name).quantized_graph(precision) or file)).is_file():
             continue
@@ -159,12 +160,15 @@ def _build_all(
                     require_sizes(engine.engine)
                 except CompressorError as error:
                     failures.append(f"{source}: {error}")
+                    reasons.append(error)
                     continue
                 built.append(engine)
                 break
             else:
                 failed.append(FolderRow(name, precision, failure="; ".join(failures)))
     if not built:
+        if len(reasons) == 1:
+            raise reasons[0]
         raise InputError(
             f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}",
             code=ErrorCode.RUNTIME_FAILED,

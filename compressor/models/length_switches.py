@@ -29,6 +29,12 @@ def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
     return tuple(sorted(sizes | {size // 2 for size in sizes if size > 3}))
 
 
+def chosen_keys(config: PretrainedConfig) -> int | None:
+    """The number of keys that sparse attention chooses by scores; None: it attends to all."""
+    chosen: Any = getattr(text_config(config), _CHOSEN, None)
+    return chosen if _is_reach(chosen) else None
+
+
 def _sizes(config: PretrainedConfig) -> Iterator[int]:
     """The numbers of positions among the entries of a configuration that its layers use."""
     layers = getattr(config, "layer_types", None) or ()
@@ -36,8 +42,7 @@ def _sizes(config: PretrainedConfig) -> Iterator[int]:
         for name in (name for name in vars(config) if _REACH.fullmatch(name)):
             value = getattr(config, name)
             yield from (size for size in (value if isinstance(value, list | tuple) else [value]) if _is_reach(size))
-    chosen: Any = getattr(config, _CHOSEN, None)
-    if _is_reach(chosen):
+    if (chosen := chosen_keys(config)) is not None:
         yield chosen
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [part for part in (rope, *rope.values()) if isinstance(part, dict)]

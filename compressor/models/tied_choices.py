@@ -19,12 +19,19 @@ _TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
 class FirstOfEqual(TorchFunctionMode):
     """While inside, `topk` chooses the first of equal values, as ONNX's TopK does.
 
+    Args:
+        watches: whether ties are noticed alone, and PyTorch chooses.
+
     Attributes:
         tied: the smallest number of chosen values where the last of them equals one that is not chosen; None: in no
             choice. Values of masked positions, infinite or the lowest of their type, do not count.
     """
 
     tied: int | None = None
+
+    def __init__(self, *, watches: bool = False) -> None:
+        super().__init__()
+        self._watches = watches
 
     def __torch_function__(
         self,
@@ -35,7 +42,8 @@ class FirstOfEqual(TorchFunctionMode):
     ) -> Any:
         if func not in _TOPK:
             return func(*args, **(kwargs or {}))
-        return self._first(*args, **(kwargs or {}))
+        first = self._first(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if self._watches else first
 
     def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
         values, indices = torch.sort(input, dim=dim, descending=largest, stable=True)

@@ -16,6 +16,8 @@ from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
 from compressor.model_folder.example_inputs import token_limit
 from compressor.models.block_sparse import attend_by_masks
+from compressor.models.length_switches import chosen_keys
+from compressor.models.tied_choices import FirstOfEqual
 from compressor.models.tiny_model import tiny_model
 from compressor.results import Note, NoteCode, Proof
 from compressor.run import verify
@@ -90,8 +92,9 @@ def _prove(
         feeds = {name: value.numpy() for name, value in example_inputs(folder, 1, length).items()}
         cases.append(Case(feeds, f"{prefix}{verify.case_name(feeds)}"))
     prove = partial(verify.prove_export, model, plan, graph, cases, "dense", attention=config.attention)
-    proof = prove()
-    if not proof.holds:
+    with FirstOfEqual(watches=True) as choices:
+        proof = prove()
+    if not proof.holds or (choices.tied is not None and choices.tied == chosen_keys(model.config)):
         ordered, tied = prove_with_ties(prove)
         if tied is not None:
             names = tuple(f"{name}, the first of equal scores" for name in ordered.cases)

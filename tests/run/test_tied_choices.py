@@ -86,7 +86,7 @@ def test_keys_among_equal_scores_are_right_up_to_their_number_and_refused_above(
     assert exported.proof.holds
     fresh, above = fresh_model(folder), cases(40)
     prove = partial(verify.prove_export, fresh, plan, path, above, "dense", attention=config.attention)
-    assert not prove().holds
+    assert prove().holds == (name == "AXK2ForSequenceClassification"), "its last position happens to agree"
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="index_topk", value=KEYS):
         require_export(prove, fresh, above)
     proven, notes = prove_beyond(folder, exported, (39,), config, KEYS)
