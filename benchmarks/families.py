@@ -18,8 +18,10 @@ import multiprocessing
 import resource
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -43,24 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder of the rows")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of a family in seconds of the processor")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="families to sweep again")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="FAMILY", help="families to sweep again, in this order"
+    )
     parser.add_argument("--forms", nargs="+", type=Form, choices=list(Form), default=list(Form), help="classes to take")
     parser.add_argument("--again", nargs="+", default=[], metavar="OUTCOME", help="outcomes to sweep again")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
     kept = {(row.family, row.form) for row in read_rows(options.work) if row.outcome not in options.again}
-    everything = [(family, form) for family in model_types() for form in forms_of(family)]
     pairs = [
         (family, form)
-        for family, form in everything
-        if form in options.forms and (family in options.only if options.only else (family, form) not in kept)
+        for family in options.only or model_types()
+        for form in forms_of(family)
+        if form in options.forms and (options.only or (family, form) not in kept)
     ]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sweep_family.__module__, "openvino"])
 
     def sweep(pair: tuple[str, Form]) -> None:
         family, form = pair
-        row = run_apart(context, family, options.seconds, form)
+        row = dataclasses.replace(run_apart(context, family, options.seconds, form), swept=f"{date.today()}")
         name = family if form is Form.USUAL else f"{family}.{form}"
         write_text(options.work / f"{name}.json", json.dumps(dataclasses.asdict(row), indent=1))
         print(f"{name}: {row.outcome} {row.reason}".strip(), flush=True)
@@ -72,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("interrupted: families that have begun are finished", flush=True)
             pool.shutdown(cancel_futures=True)
     rows = read_rows(options.work)
-    PAGE.write_text(page_of(rows, len(everything)), encoding="utf-8")
+    models = Counter(form for family in model_types() for form in forms_of(family))
+    PAGE.write_text(page_of(rows, models), encoding="utf-8")
     print(f"wrote {PAGE}")
     return int(any(row.outcome == Outcome.FAILED for row in rows))
 

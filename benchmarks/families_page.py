@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import transformers
 
@@ -14,15 +14,18 @@ _INTRODUCTION = """# Families
 
 What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported,
 and cut by a plan that keeps a random half of its heads and neurons. The exported graph is compared with the gated
-PyTorch model, a fresh copy for each input, and the shrunk graph with the exported one, on ONNX Runtime, and on
-OpenVINO; a relative error of at most 1e-4 holds. Rows have 4 to 90 tokens, and up to twice the length at which a family
-computes attention in another way (a window, sparse blocks, longer factors of rotary positions), with padding on the
-right and on the left; in some inputs there are as many rows and positions as heads. Images have one size.
+PyTorch model, and the shrunk graph with the exported one, on ONNX Runtime, and on OpenVINO; a relative error of at most
+1e-4 holds. Images have one size.
 
 A family is swept in each form that it has: with its **usual** head, **bare**, with a head that is **pooled** (a
 classifier of texts, images or sounds), and with a head for each position (**tokens**: labels of tokens, answers to
-questions).
+questions). A line holds for its form alone, on the day and on the inputs that the second table states for both;
+nothing is claimed about a family and form without a line.
 `make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
+
+With padding on the left, a token that sees no other has no defined output in PyTorch: SDPA and eager attention, which
+graphs have, differ there. A classifier that reads the first token (ModernBERT) should get rows with padding on the
+right.
 
 Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged:
 give `compress` a real folder, and inputs by `--example-inputs FILE.npz`.
@@ -40,12 +43,12 @@ _MEANINGS = {
 }
 
 
-def page_of(rows: Sequence[Row], models: int) -> str:
+def page_of(rows: Sequence[Row], models: Mapping[Form, int]) -> str:
     """The text of the page.
 
     Args:
         rows: the rows.
-        models: number of families, each in all of its forms; some may have no row yet.
+        models: form -> number of families that have it; some may have no row yet.
     """
     counts = collections.Counter(row.outcome for row in rows)
     lines = [
@@ -54,12 +57,7 @@ def page_of(rows: Sequence[Row], models: int) -> str:
         "|" + " --- |" * 3,
     ]
     lines += [f"| {outcome} | {counts[outcome]} | {meaning} |" for outcome, meaning in _MEANINGS.items()]
-    if len(rows) < models:
-        lines.append(f"| not swept yet | {models - len(rows)} | the sweep was interrupted |")
-    lines += ["", f"| form | {' | '.join(_MEANINGS)} |", "|" + " --- |" * (1 + len(_MEANINGS))]
-    for form in Form:
-        of_form = collections.Counter(row.outcome for row in rows if row.form == form)
-        lines.append(_line(form, *(of_form[outcome] for outcome in _MEANINGS)))
+    lines += ["", *_runs(rows, models)]
     for outcome in _MEANINGS:
         of_outcome = [row for row in rows if row.outcome == outcome]
         if of_outcome:
@@ -67,22 +65,35 @@ def page_of(rows: Sequence[Row], models: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _runs(rows: Sequence[Row], models: Mapping[Form, int]) -> Iterator[str]:
+    """The outcomes of each form and day, with what was compared, and how many families of a form have no row."""
+    yield f"| form | swept | {' | '.join(_MEANINGS)} | compared on |"
+    yield "|" + " --- |" * (3 + len(_MEANINGS))
+    for form in Form:
+        of_form = [row for row in rows if row.form == form]
+        for day, compared in sorted({(row.swept, row.compared) for row in of_form}):
+            run = collections.Counter(row.outcome for row in of_form if (row.swept, row.compared) == (day, compared))
+            yield _line(form, day, *(run[outcome] for outcome in _MEANINGS), compared)
+        if missing := models[form] - len(of_form):
+            yield _line(form, f"not yet: {missing}", *("" for _ in _MEANINGS), "")
+
+
 def _section(outcome: Outcome, rows: Sequence[Row]) -> Iterator[str]:
     """The rows of an outcome: numbers where something was cut, else reasons, else names."""
     if outcome in (Outcome.HOLDS, Outcome.IN_PART):
-        yield "| family | model | sites | feed-forwards | parameters left | ONNX Runtime | OpenVINO | refused |"
-        yield "|" + " --- |" * 8
+        yield "| family | form | model | sites | feed-forwards | parameters left | ONNX Runtime | OpenVINO | refused |"
+        yield "|" + " --- |" * 9
         for row in rows:
             left = f"{row.parameters[1] / row.parameters[0]:.0%}" if row.parameters[0] else ""
             errors = (_number(row.error), _number(row.openvino))
-            yield _line(row.family, row.model, row.heads, row.neurons, left, *errors, row.reason)
+            yield _line(row.family, row.form, row.model, row.heads, row.neurons, left, *errors, row.reason)
     elif any(row.reason for row in rows):
-        yield "| family | model | reason |"
-        yield "|" + " --- |" * 3
+        yield "| family | form | model | reason |"
+        yield "|" + " --- |" * 4
         for row in rows:
-            yield _line(row.family, row.model, row.reason)
+            yield _line(row.family, row.form, row.model, row.reason)
     else:
-        yield ", ".join(f"`{name}`" for name in dict.fromkeys(row.family for row in rows))
+        yield ", ".join(f"`{row.family}` ({row.form})" for row in rows)
 
 
 def _line(*cells: object) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.families import run_apart
-from benchmarks.families_law import Outcome, Row, padded_left, sweep_family
+from benchmarks.families_law import Outcome, Row, padded_left, random_plan, require_gates, sweep_family
 from benchmarks.families_page import page_of
 from benchmarks.families_tiny import (
     HEADS,
@@ -25,6 +26,8 @@ from benchmarks.families_tiny import (
     tiny_config,
     tiny_model,
 )
+from compressor.run.products import Case
+from compressor.units import find_groups, keep_all
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen2_vl", "vit", "t5", "nemotron_h", "deepseek_v3"])
@@ -92,6 +95,34 @@ def test_padding_moves_to_the_left_with_its_tokens() -> None:
     assert padded_left({"pixel_values": torch.ones(2, 3, 8, 8)}) is None
 
 
+class _ReachedError(BaseException):
+    """A stage of the sweep began, of which a test waits."""
+
+
+def test_attention_forms_may_differ_where_a_model_reads_padding() -> None:
+    """The first token of a row that is padded on the left sees no key in ModernBERT's windows."""
+
+    def stop(row: Row) -> None:
+        if row.outcome is Outcome.NOT_EXPORTABLE:
+            raise _ReachedError
+
+    with pytest.raises(_ReachedError):
+        sweep_family("modernbert", stop, form=Form.POOLED)
+
+
+def test_gates_that_change_a_model_that_reads_padding_are_wrong() -> None:
+    def fresh() -> PreTrainedModel:
+        return tiny_model("bert", form=Form.POOLED)
+
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    inputs = {"input_ids": torch.arange(12).view(2, 6) * mask, "attention_mask": mask}
+    case = Case({name: tensor.numpy() for name, tensor in inputs.items()}, "padded")
+    groups = find_groups(fresh(), inputs, attention="eager")
+    require_gates(fresh, keep_all(groups), [case])
+    with pytest.raises(Exception, match="gates of one change logits"):
+        require_gates(fresh, random_plan(groups, np.random.default_rng(0)), [case])
+
+
 def test_a_family_without_attention_ends_early() -> None:
     stages: list[str] = []
     row = sweep_family("resnet", lambda row: stages.append(row.reason))
@@ -148,16 +179,24 @@ def test_a_process_without_a_result_is_an_outcome() -> None:
 
 
 def test_the_page_counts_outcomes_and_names_what_is_missing() -> None:
+    numbers: dict[str, Any] = {"heads": 2, "neurons": 2, "parameters": (100, 60), "error": 1e-6, "openvino": 2e-6}
     rows = [
-        Row("bert", Outcome.HOLDS, heads=2, neurons=2, parameters=(100, 60), error=1e-6, openvino=2e-6),
-        Row("kosmos", Outcome.REFUSED, reason="layers.0: LayerNormalization a|b"),
-        Row("resnet", Outcome.NO_ATTENTION),
-        Row("resnet", Outcome.NO_ATTENTION, form=Form.POOLED),
+        Row("bert", Outcome.HOLDS, swept="2026-11-29", compared="all lengths", **numbers),
+        Row("kosmos", Outcome.REFUSED, reason="layers.0: LayerNormalization a|b", swept="2026-11-26"),
+        Row("resnet", Outcome.NO_ATTENTION, swept="2026-11-26"),
+        Row("resnet", Outcome.NO_ATTENTION, form=Form.POOLED, swept="2026-11-29", compared="all lengths"),
     ]
-    lines = page_of(rows, 6).splitlines()
-    counts = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines if line.startswith("| ")}
-    assert (counts["holds"], counts["refused"], counts["FAILED"], counts["not swept yet"]) == ("1", "1", "0", "2")
-    assert "| bert |  | 2 | 2 | 60% | 1e-06 | 2e-06 |  |" in lines
-    assert "| kosmos |  | layers.0: LayerNormalization a\\|b |" in lines
-    assert "`resnet`" in lines
-    assert [line.count(" 1 ") for line in lines if line.startswith(("| usual", "| pooled", "| bare"))] == [3, 0, 1]
+    lines = page_of(rows, {Form.USUAL: 3, Form.BARE: 2, Form.POOLED: 1, Form.TOKENS: 0}).splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    counts = {cells[0]: cells[1] for cells in table if len(cells) == 3}
+    assert (counts["holds"], counts["refused"], counts["FAILED"]) == ("1", "1", "0")
+    runs = [[cell for cell in cells if cell not in ("", "0")] for cells in table if cells[0] in [*Form]]
+    assert runs == [
+        ["usual", "2026-11-26", "1", "1"],
+        ["usual", "2026-11-29", "1", "all lengths"],
+        ["bare", "not yet: 2"],
+        ["pooled", "2026-11-29", "1", "all lengths"],
+    ]
+    assert "| bert | usual |  | 2 | 2 | 60% | 1e-06 | 2e-06 |  |" in lines
+    assert "| kosmos | usual |  | layers.0: LayerNormalization a\\|b |" in lines
+    assert "`resnet` (usual), `resnet` (pooled)" in lines
