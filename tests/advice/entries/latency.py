@@ -329,8 +329,8 @@ def _(w: World) -> None:
     w.clear("server-unreachable", *command, certifi.where())
 
 
-def denied(w: World, name: str) -> None:
-    """A server whose client reports a fault."""
+def denied(w: World, name: str, *request: Any) -> Any:
+    """A server whose client reports a fault, as which the message ends; returns the client."""
     pytest.importorskip("tritonclient.http")
     from compressor.latency.triton_client import TritonModel
     from compressor.latency.triton_protocols import Fault
@@ -339,12 +339,17 @@ def denied(w: World, name: str) -> None:
         raise RuntimeError("no luck")
 
     model: Any = TritonModel.__new__(TritonModel)
-    model.url, model.name = "https://127.0.0.1:9", "small"
-    model._connection = SimpleNamespace(without_secrets=lambda text: text, seconds=1.0)
+    model.url, model.name, model.inputs = (
+        "https://127.0.0.1:9",
+        "small",
+        [TensorSpec("x", ir.DataType.FLOAT, (FREE, 4))],
+    )
+    model._connection = SimpleNamespace(without_secrets=lambda text: text, seconds=1.0, headers={})
     model._protocol = SimpleNamespace(
         deadline=contextlib.nullcontext, errors=(RuntimeError,), fault=lambda error: Fault[name], reason=str
     )
-    w.fails(model._send, call)
+    w.fails(model._send, call, *request)
+    return model
 
 
 @advice("latency.triton_client TritonModel._send text #2")
@@ -361,3 +366,12 @@ def _(w: World) -> None:
     denied(w, "UNTRUSTED")
     command = ("check", "--model", "small", "--baseline", "dense", "--server", "https://127.0.0.1:9")
     w.clear("server-unreachable", *command, "--certificate", certifi.where())
+
+
+@advice("latency.triton_client TritonModel._misfit text")
+def _(w: World) -> None:
+    def sent(width: int) -> list[Any]:
+        return [SimpleNamespace(shape=lambda: [2, width])]
+
+    model = denied(w, "REFUSED", sent(5))
+    w.right(model._send, dict, sent(4))

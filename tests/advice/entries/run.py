@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from compressor.config.run import Recipe
+from compressor.results import Note
 from tests import folders
 from tests.advice.world import SHORT, World, advice
 
@@ -629,6 +630,18 @@ def _(w: World) -> None:
     w.notes(_unproven_note, [8])
     w.right(*w.run("--plan", "plan.json", "--seq", "9"))
     w.right(_unproven_note, [])
+
+
+@advice("run.beyond_served _tied_note lengths-unproven")
+def _(w: World) -> None:
+    from compressor.run.beyond_served import _tied_note
+
+    def note(*numbers: int) -> list[Note]:
+        return [_tied_note(number) for number in numbers]
+
+    w.notes(note, 8)
+    w.right(*w.run("--plan", "plan.json", "--seq", "9"))
+    w.right(note)
 
 
 @advice("run.fixed_shapes _remedy text", zoo=True)
