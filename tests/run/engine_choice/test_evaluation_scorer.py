@@ -90,7 +90,7 @@ def test_rows_without_labels_have_equal_answers(tmp_path: Path, *, compares: boo
     folder = load(folders.save(folders.bert(**fields), tmp_path / "model"))
     file = tsv(tmp_path / "rows.tsv", *(f"{label}\tword" for label in LABELS))
     data = replace(open_data(folders.rows_config(file, file, file), folder), scores_eval=False)
-    recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out")
+    recipe = Recipe(data=file, model=tmp_path / "model", out=tmp_path / "out", keep=1)
     engine = variant([1 - LABELS[0], 1 - LABELS[1], *LABELS[2:]])
     scorer = EvaluationScorer(variant(LABELS), data, recipe, RunLog(NullListener()))
     facts: dict[str, Any] = scorer.compare(scorer.measure(engine, "first"))
