@@ -79,7 +79,7 @@ def test_the_command_of_the_page_runs(folder: Path, report: Report) -> None:
     assert report.task_code is not None
     assert (report.task, report.task_code.path, report.recipe["task"]) == ("tags", "tags:Tags", "tags:Tags")
     assert report.task_code.source == f"sha256:{hashlib.sha256((folder / 'tags.py').read_bytes()).hexdigest()}"
-    assert report.scores[0].metric == "micro-f1"
+    assert report.scores[0].metric == "tag-f1"
     assert all(proof.holds for proof in report.proofs)
     names = {name for row in report.answers for text in (row.dense, row.expected) for name in text.split(",")}
     assert names <= {*TAGS, ""}
