@@ -13,7 +13,9 @@ import pytest
 
 from compressor.errors import ErrorCode
 from compressor.quantization import quantize_symmetric
+from compressor.targets import TOLERANCE
 from compressor.targets.tensorrt.metadata import TimingsState
+from tests.targets.cpu import has_vnni
 from tests.targets.graphs import pruned
 from tests.targets.tensorrt.conftest import RunProbe
 
@@ -101,7 +103,7 @@ def test_a_graph_in_int8_is_strongly_typed_or_has_the_flag_of_the_builder(outcom
     assert outcome["network"] == (["EXPLICIT_BATCH"] if old else ["STRONGLY_TYPED"])
     assert outcome["flags"] == (["INT8"] if old else [])
     assert outcome["layers"] == [None], "the types are those of the quantizers"
-    assert outcome["error"] <= 1e-2
+    assert outcome["error"] <= (1e-2 if has_vnni() else TOLERANCE["int8"]), "sums saturate without VNNI"
     assert set(outcome["inputs"].values()) == {"int32" if old else "int64"}
     assert (outcome["loaded"], outcome["attentions"]) == ("int8", 2)
     assert outcome["quantized"] is None, "the stand-in lists no product"
