@@ -193,6 +193,7 @@ def test_the_configuration_lists_the_lengths_at_which_the_model_changes(name: st
     assert SWITCHES[name] in configured_switches(text_model(name).config)
 
 
+@pytest.mark.zoo
 def test_models_of_the_same_configuration_and_other_modules_share_no_export(blocks: Path, tmp_path: Path) -> None:
     """As a mask, block-sparse attention has a right graph; without the form, one that is refused."""
     folder = load(blocks)

@@ -30,7 +30,7 @@ from tests import folders
 from tests.run.length_models import LIMIT, SWITCHES, text_model
 from tests.run.runs import write_inputs
 
-QUICK = ("dynamic", "bigbird")
+QUICK = ("bigbird",)
 EXPORTED = sorted(SWITCHES.keys() - {"longformer"})
 """Longformer cannot be exported."""
 

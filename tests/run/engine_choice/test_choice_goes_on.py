@@ -103,7 +103,7 @@ def test_the_next_engine_is_delivered_where_the_best_cannot_be_built_again(secon
     assert not (second / "left.over").exists()
 
 
-@pytest.mark.parametrize("label", ["ort int8 dynamic", "ort int8 portable"])
+@pytest.mark.parametrize("label", ["ort int8 dynamic", pytest.param("ort int8 portable", marks=pytest.mark.zoo)])
 def test_an_engine_that_cannot_be_scored_is_a_row(
     label: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
