@@ -70,9 +70,7 @@ def test_the_first_of_equal_values_are_chosen_and_ties_at_the_boundary_are_notic
         assert choices.tied == tied
 
 
-@pytest.mark.parametrize(
-    "name", ["AXK2ForSequenceClassification", pytest.param("AXK2Model", marks=pytest.mark.zoo)]
-)
+@pytest.mark.parametrize("name", ["AXK2ForSequenceClassification", pytest.param("AXK2Model", marks=pytest.mark.zoo)])
 def test_keys_among_equal_scores_are_right_up_to_their_number_and_refused_above(name: str, tmp_path: Path) -> None:
     model: Any = getattr(hf, name)
     folder = load(folders.save(spread(model(hf.AXK2Config(**_SIZES))), tmp_path / "model"))
