@@ -104,6 +104,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "blip-2": {"image_token_index": VOCABULARY - 1},
     "bridgetower_vision_model": {"hidden_size": 64},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 1]}}
+    },
     "deberta": RELATIVE_POSITIONS,
     "deberta-v2": {**RELATIVE_POSITIONS, "share_att_key": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm"},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
@@ -118,6 +121,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "instructblip": {"image_token_index": VOCABULARY - 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lilt": {"hidden_size": 48},  # boxes have six coordinates, in layers of a quarter of the width
     "mamba2": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [0, 1]},
     "moonshine_streaming_encoder": {"sliding_windows": [[16, 4], [16, 0]]},
@@ -357,6 +361,8 @@ def tiny_model(model_type: str, seed: int = 0, form: Form = Form.USUAL) -> PreTr
         for part in (config, getattr(config, "text_config", None)):
             if part is not None and getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id
     model = cls(config).eval()
     # With usual weights, a head of a random model changes the output by less than rounding does.
     for name, parameter in model.named_parameters():

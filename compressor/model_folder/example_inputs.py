@@ -179,11 +179,12 @@ def token_limit(model: PreTrainedModel) -> int | None:
     if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
     # RoBERTa and related families count positions from the padding id on, and leave that many table rows unused.
-    offsets = [
-        module.padding_idx + 1
+    paddings = [
+        getattr(module, "padding_idx", None)
         for name, module in model.named_modules()
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+        if name.endswith("position_embeddings")
     ]
+    offsets = [padding + 1 for padding in paddings if padding is not None]
     return int(limit * extension(config)) - max(offsets, default=0) - len(_image_places(model.config))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, RowError
@@ -171,15 +171,20 @@ def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
         table = owner.get_input_embeddings()
     except (AttributeError, NotImplementedError, TypeError):
         return None
-    return table.num_embeddings if isinstance(table, nn.Embedding) else None
+    return _rows_of(table)
 
 
 def _sizes_of(model: nn.Module, name: str) -> list[int]:
     """The sizes of all tables of a name."""
-    modules = model.named_modules()
-    return [
-        module.num_embeddings for path, module in modules if path.endswith(name) and isinstance(module, nn.Embedding)
-    ]
+    sizes = (_rows_of(module) for path, module in model.named_modules() if path.endswith(name))
+    return [size for size in sizes if size is not None]
+
+
+def _rows_of(module: Any) -> int | None:
+    """Number of rows of an embedding table, of a class of its own in some families (I-BERT); None: it is none."""
+    weight = getattr(module, "weight", None)
+    is_table = hasattr(module, "padding_idx") and isinstance(weight, Tensor) and weight.dim() == 2
+    return len(weight) if is_table else None
 
 
 def _position_limits(model: PreTrainedModel) -> dict[str, int]:
@@ -188,12 +193,14 @@ def _position_limits(model: PreTrainedModel) -> dict[str, int]:
     RoBERTa and related families begin behind the padding id, BART and OPT behind an offset.
     """
     limits: dict[str, int] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITION_TABLES:
+    tables: list[tuple[str, Any]] = list(model.named_modules())
+    for path, module in tables:
+        rows = _rows_of(module)
+        if rows is not None and path.rpartition(".")[2] in _POSITION_TABLES:
             of_decoder = model.config.is_encoder_decoder and "decoder" in path.split(".")
             name = _TARGET_TOKENS if of_decoder else _TOKENS
             first = getattr(module, "offset", None) or (0 if module.padding_idx is None else module.padding_idx + 1)
-            limits[name] = min(limits.get(name, module.num_embeddings), module.num_embeddings - int(first))
+            limits[name] = min(limits.get(name, rows), rows - int(first))
     return limits
 
 

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, load
+from compressor.model_folder.example_inputs import token_limit
 from compressor.tasks import open_data
 from compressor.tasks.id_tables import IdTables
 from tests import folders
@@ -161,6 +162,10 @@ def test_tables_are_those_of_the_modules() -> None:
     torch.manual_seed(0)
     roberta = hf.RobertaConfig(vocab_size=30, max_position_embeddings=40, pad_token_id=1, **SMALL)
     assert limits(hf.RobertaForSequenceClassification(roberta))[1] == {"input_ids": 38}
+    # Its tables are modules of its own.
+    ibert = hf.IBertForSequenceClassification(hf.IBertConfig(**{**roberta.to_dict(), "model_type": "ibert"}))
+    assert limits(ibert) == ({"input_ids": 30, "token_type_ids": 2}, {"input_ids": 38})
+    assert token_limit(ibert) == 38
     opt = hf.OPTConfig(
         vocab_size=30, max_position_embeddings=40, hidden_size=16, num_hidden_layers=1, ffn_dim=16,
         num_attention_heads=2, word_embed_proj_dim=16,
