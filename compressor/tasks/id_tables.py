@@ -183,8 +183,9 @@ def _sizes_of(model: nn.Module, name: str) -> list[int]:
 def _rows_of(module: Any) -> int | None:
     """Number of rows of an embedding table, of a class of its own in some families (I-BERT); None: it is none."""
     weight = getattr(module, "weight", None)
-    is_table = hasattr(module, "padding_idx") and isinstance(weight, Tensor) and weight.dim() == 2
-    return len(weight) if is_table else None
+    if not hasattr(module, "padding_idx") or not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    return len(weight)
 
 
 def _position_limits(model: PreTrainedModel) -> dict[str, int]:
