@@ -131,7 +131,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
-    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
+    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 16)},
     "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "t5gemma2_text": {"dropout_rate": 0.0},
