@@ -3,7 +3,8 @@
 transformers' models with `attention_type` block_sparse attend to all positions of a short text, for which they replace
 their attention modules for good: what follows depends on the texts before. Above that length, the query positions of a
 block see the blocks beside it, the first and the last block; those of the first and the last block see all. Outside of
-training, the randomly drawn blocks are copies of the first block, whose positions therefore count several times.
+training, the randomly drawn blocks are copies of the first block, whose positions therefore count several times. The output of a
+query position that is padding is zero.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ class BlockMask:
             scores = (mask + scores).clamp(min=torch.finfo(scores.dtype).min)
         return (states, scores, *others), kwargs
 
+    def zero_padding(self, module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The outputs of a module of full attention, with zeros for queries that are padding: a forward hook."""
+        context, *others = output
+        states, scores = args[:2]
+        # The first position sees all others that are no padding.
+        visible = scores[:, 0, 0] > torch.finfo(scores.dtype).min / 2
+        is_full = torch.arange(states.shape[1], device=states.device)[-1] < self.full_length
+        return (context * (visible | is_full)[..., None].to(context.dtype), *others)
+
 
 def attend_by_masks(model: nn.Module) -> tuple[Note, ...]:
     """Let the block-sparse attentions of a model be full attentions with a mask; returns a note where there are any.
@@ -75,6 +85,7 @@ def attend_by_masks(model: nn.Module) -> tuple[Note, ...]:
             attention = getattr(module, "self", None)
             if hasattr(module, "set_attention_type") and isinstance(attention, nn.Module):
                 attention.register_forward_pre_hook(mask, with_kwargs=True)
+                attention.register_forward_hook(mask.zero_padding)
         masks.append(mask)
     return tuple(_note(mask) for mask in masks[:1])
 
