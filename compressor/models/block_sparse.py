@@ -3,8 +3,8 @@
 transformers' models with `attention_type` block_sparse attend to all positions of a short text, for which they replace
 their attention modules for good: what follows depends on the texts before. Above that length, the query positions of a
 block see the blocks beside it, the first and the last block; those of the first and the last block see all. Outside of
-training, the randomly drawn blocks are copies of the first block, whose positions therefore count several times. The output of a
-query position that is padding is zero.
+training, the randomly drawn blocks are copies of the first block, whose positions therefore count several times.
+Outputs of query positions that are padding are zero.
 """
 
 from __future__ import annotations
