@@ -18,7 +18,9 @@ _INT8_FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "i8mm", "
 _BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 """Flags of processors that multiply bfloat16 matrices natively."""
 INT8_INSTRUCTIONS = "int8 instructions"
-"""Field of `machine` that decides how int8 products are computed."""
+BFLOAT16_INSTRUCTIONS = "bfloat16 instructions"
+INSTRUCTIONS = (INT8_INSTRUCTIONS, BFLOAT16_INSTRUCTIONS)
+"""Fields of `machine` that decide how products in int8 and in bfloat16 are computed."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
@@ -29,6 +31,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": processor(),
         INT8_INSTRUCTIONS: ", ".join(int8_instructions()) or "none",
+        BFLOAT16_INSTRUCTIONS: ", ".join(bfloat16_instructions()) or "none",
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",

@@ -1,4 +1,4 @@
-"""Engines proven on another instruction set or runtime version: what differs, and their proofs in 8 bits here."""
+"""Engines proven on another instruction set or runtime version: what differs, and proofs of engines below fp32 here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor import report as reports
-from compressor.environment import INT8_INSTRUCTIONS, machine
+from compressor.environment import INSTRUCTIONS, machine
 from compressor.errors import InputError
 from compressor.latency.local_engine import LocalEngine
 from compressor.progress import Listener
@@ -16,14 +16,14 @@ from compressor.targets import QUANTIZED, BuildOptions, target
 
 
 def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
-    """The proofs of a run's engine in 8 bits, run again where this machine differs from the one that it was proven on.
+    """The proofs of a run's engine in 8 bits or bfloat16, run again where this machine differs from the run's.
 
     Args:
         engine: an engine; one that is not in the folder of the run that built it has no proofs.
         listener: receives a note about what differs.
 
     Returns:
-        The proofs, which hold; empty where nothing differs, and for engines in floats.
+        The proofs, which hold; empty where nothing differs, and for engines in fp32 or fp16.
 
     Raises:
         MismatchError: the engine computes something else on this machine.
@@ -34,7 +34,7 @@ def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
         return ()
     proofs: tuple[Proof, ...] = ()
     outcome = "its numbers are compared with those of its graph only"
-    if engine.precision in QUANTIZED:
+    if engine.precision in QUANTIZED or report.compressed.reduced_products:
         try:
             with listener.stage(f"proving the {engine.precision} engine on this machine"):
                 proofs = _prove(engine, report)
@@ -56,10 +56,10 @@ def changes_since(report: Report, present: Mapping[str, str], session: Mapping[s
     """
     pairs = {
         "runtime": (report.session.get("runtime"), session.get("runtime")),
-        INT8_INSTRUCTIONS: (report.machine.get(INT8_INSTRUCTIONS), present.get(INT8_INSTRUCTIONS)),
+        "inference_precision": (report.session.get("inference_precision"), session.get("inference_precision")),
     }
-    if "CPU" not in str(session.get("provider")):
-        del pairs[INT8_INSTRUCTIONS]
+    if "CPU" in str(session.get("provider")):
+        pairs |= {name: (report.machine.get(name), present.get(name)) for name in INSTRUCTIONS}
     for name, (before, now) in pairs.items():
         if before is not None and before != now:
             yield f"{name}: {before} there, {now} here"
@@ -74,7 +74,7 @@ def _report_of(path: Path) -> Report | None:
 
 
 def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
-    """The proofs of an engine in 8 bits.
+    """The proofs of an engine in 8 bits or bfloat16; here it may compute in fp32.
 
     Raises:
         InputError: a file of the run is missing, or is not the proven one.
@@ -82,7 +82,7 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     """
     # A check that proves nothing, and the process of each of its scenarios, need not wait for PyTorch and transformers.
     from compressor.run.finished_run import load_run
-    from compressor.run.variant import prove_build, require_int8
+    from compressor.run.variant import prove_build, require_precision
 
     path = Path(engine.name)
     run = load_run(path.parent, {})
@@ -90,6 +90,6 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     config = run.recipe.engine
     file = target(config.target).quantized_graph(config.definite_precision)
     quantized = path.with_name(file) if file is not None and ProofStage.PRODUCTS in stages else None
-    require_int8(engine.engine, config)
+    require_precision(engine.engine, config)
     graph = run.graphs["compressed"]
     return prove_build(engine.engine, graph, config, BuildOptions(), run.cases, "compressed", quantized=quantized)

@@ -40,6 +40,7 @@ def facts(engine: Engine, graph: Path, *, batch: int, lengths: Sequence[int], fi
         fused=engine.fused,
         optimization=engine.optimization,
         quantized=engine.quantized,
+        products=dict(engine.products),
         built=engine.built,
     )
 

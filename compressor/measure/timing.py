@@ -229,7 +229,7 @@ def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[flo
     return float(low), float(high)
 
 
-_PRECISION_SETTINGS = frozenset(("precision", "types"))
+_PRECISION_SETTINGS = frozenset(("precision", "types", "inference_precision"))
 """Settings of a session in which two engines that are compared may differ."""
 
 

@@ -98,11 +98,13 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
         ),
     ]
-    if compressed.quantized is not None:
+    if compressed.reduced_products:
         sizes = f"{formatting.size(dense.file_bytes)} → {formatting.size(compressed.file_bytes)}"
-        products = f"{compressed.quantized.executed} of {compressed.quantized.requested}"
         tiles = [
-            (f"products in {compressed.quantized.type}", products, "of the matrix products with weights"),
+            *(
+                (f"products in {name}", count, "of the matrix products with weights")
+                for name, count in compressed.reduced_products.items()
+            ),
             ("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes),
         ]
     rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)

@@ -67,7 +67,6 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     dense, compressed, plan = report.dense, report.compressed, report.plan
-    quantized = compressed.quantized
     rows = [
         *(
             (count.type, f"{count.units:,}", f"{count.kept:,}", formatting.change(count.units, count.kept))
@@ -76,8 +75,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         _row("parameters", dense.parameters, compressed.parameters, formatting.count),
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]
-    if quantized is not None:
-        rows.append((f"products in {quantized.type}", "0", f"{quantized.executed} of {quantized.requested}", ""))
+    rows += [(f"products in {name}", "0", count, "") for name, count in compressed.reduced_products.items()]
     if dense.macs is not None or compressed.macs is not None:
         rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, formatting.count))
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:

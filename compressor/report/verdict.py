@@ -70,7 +70,7 @@ def verdict(
         missing: the requested target, if this machine lacks it and another one was measured.
         budget: what the plan was allowed to cost, and what it costs.
     """
-    warnings = warnings_of(plan, speeds, proofs, drop_status, budget, is_quantized=compressed.quantized is not None)
+    warnings = warnings_of(plan, speeds, proofs, drop_status, budget, is_reduced=bool(compressed.reduced_products))
     if missing is not None:
         warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
@@ -96,7 +96,7 @@ def warnings_of(
     drop_status: DropStatus,
     budget: Sequence[BudgetRow] = (),
     *,
-    is_quantized: bool = False,
+    is_reduced: bool = False,
 ) -> list[str]:
     """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested.
 
@@ -106,7 +106,7 @@ def warnings_of(
         proofs: comparisons of the products of the run.
         drop_status: whether the metric fell by more than the run allows.
         budget: what the plan was allowed to cost, and what it costs.
-        is_quantized: whether the compressed engine computes in int8, which is a gain without removed units.
+        is_reduced: whether the compressed engine computes in less than fp32, which is a gain without removed units.
     """
     warnings = []
     if any(not proof.holds for proof in proofs):
@@ -115,7 +115,7 @@ def warnings_of(
         warnings.append("the metric fell too far")
     if missed := sum(not row.met for row in budget):
         warnings.append("the budget was missed" if len(budget) == 1 else f"{missed} of {len(budget)} budgets missed")
-    if keeps_all_units(plan) and not _masked(plan) and not is_quantized:
+    if keeps_all_units(plan) and not _masked(plan) and not is_reduced:
         return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
@@ -136,9 +136,9 @@ def tone(report: Report) -> Tone:
     """The tone of the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
     if report.drop_status is DropStatus.FAILED or any(not proof.holds for proof in report.proofs):
         return "bad"
-    is_quantized = report.compressed.quantized is not None
+    is_reduced = bool(report.compressed.reduced_products)
     warnings = warnings_of(
-        report.plan, report.speeds, report.proofs, report.drop_status, report.budget, is_quantized=is_quantized
+        report.plan, report.speeds, report.proofs, report.drop_status, report.budget, is_reduced=is_reduced
     )
     return "mixed" if report.missing or report.refused or warnings else "good"
 
@@ -157,10 +157,9 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
         parameters = f"{change} {fewer} parameters ({before} → {after})"
     kept = [_kept(count) for count in unit_counts(plan)]
-    if compressed.quantized is not None:
-        quantized = compressed.quantized
-        products = f"{quantized.executed} of {quantized.requested} matrix products in {quantized.type}"
-        return _joined([products, *kept, parameters])
+    if compressed.reduced_products:
+        products = [f"{count} matrix products in {name}" for name, count in compressed.reduced_products.items()]
+        return _joined([*products, *kept, parameters])
     if not keeps_all_units(plan):
         return f"{_joined(kept)} kept, {parameters}"
     everything = _joined([*kept, parameters])

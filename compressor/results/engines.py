@@ -63,6 +63,11 @@ class QuantizedProducts(Row):
     in_float: tuple[str, ...] = ()
     float_in_graph: tuple[str, ...] = ()
 
+    @property
+    def by_precision(self) -> dict[str, int]:
+        """Number of products with constant weights that are computed in 8 bits and in floats."""
+        return {self.type: self.executed, "fp32": self.requested - self.executed + len(self.float_in_graph)}
+
 
 class EngineFacts(Row):
     """Facts about one engine.
@@ -89,8 +94,23 @@ class EngineFacts(Row):
     """How the graph was optimized for this runtime, in one line."""
     quantized: QuantizedProducts | None = None
     """The products in 8 bits; None: the engine has another precision."""
+    products: dict[str, int] = Field(default_factory=dict)
+    """Number of matrix products with constant weights by the precision that they are computed in; empty: unknown."""
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
+
+    @model_validator(mode="after")
+    def _count_products(self) -> EngineFacts:
+        """Count the products of a report that knows those in 8 bits alone."""
+        if not self.products and self.quantized is not None:
+            self.products.update(self.quantized.by_precision)
+        return self
+
+    @property
+    def reduced_products(self) -> dict[str, str]:
+        """Precision -> how many of the products with constant weights are computed in it, for others than fp32."""
+        total = sum(self.products.values())
+        return {name: f"{count} of {total}" for name, count in self.products.items() if name != "fp32" and count}
 
     def share_of_limit(self, batch: int, seq: int | None, milliseconds: float) -> float | None:
         """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`.

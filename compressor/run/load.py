@@ -186,6 +186,8 @@ def _check_calibration(recipe: Recipe) -> None:
     if not recipe.engine.allows_quantized:
         return
     if recipe.rows.data is None:
+        if recipe.engine.precision == AUTO:
+            return  # engines in floats need no rows
         raise UsageError(
             f"--precision {recipe.engine.precision}: there are no rows to calibrate on; add training rows (--data)",
             code=ErrorCode.MISSING_VALUE,

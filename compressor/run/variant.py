@@ -161,7 +161,7 @@ def build_variant(
     if graph.name == "dense":
         options = dataclasses.replace(options, norm_seconds=0.0)
     engine = build_engine(source, folder, config, options)
-    require_int8(engine, config)
+    require_precision(engine, config)
     proofs = prove_build(engine, graph.path, config, options, cases, graph.name, quantized=quantized)
     return Variant(graph, engine, (*graph.proofs, *proofs))
 
@@ -201,17 +201,28 @@ def prove_build(
 
         products = verify.prove_products(quantized, build_products, cases, name)
         proofs.append(verify.require(products))
-    return (*proofs, verify.require(verify.prove_engine(quantized or graph, engine, cases, name)))
+    tolerance = target(config.target).tolerance
+    return (*proofs, verify.require(verify.prove_engine(quantized or graph, engine, cases, name, tolerance)))
 
 
-def require_int8(engine: Engine, config: EngineConfig) -> None:
-    """Check that the runtime executes every quantized product in int8.
+def require_precision(engine: Engine, config: EngineConfig) -> None:
+    """Check that the runtime executes every quantized product in int8, and in an engine in bf16 every product in that.
 
     Raises:
-        MismatchError: it computes some in floats, and the configuration does not accept that.
+        MismatchError: it computes some in fp32, and the configuration does not accept that.
     """
+    if config.allow_float_products:
+        return
+    if engine.precision == "bf16" and (others := engine.products.get("fp32", 0)):
+        raise MismatchError(
+            f"{config.target}: {others} of {sum(engine.products.values())} products are computed in fp32 instead of"
+            " bf16; accept that with --allow-float-products, or use --precision fp32",
+            code=ErrorCode.PRODUCTS_IN_FLOAT,
+            requested=sum(engine.products.values()),
+            executed=engine.products.get("bf16", 0),
+        )
     products = engine.quantized
-    if products is None or config.allow_float_products:
+    if products is None:
         return
     if products.executed >= products.requested and not products.in_float:
         return

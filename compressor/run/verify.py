@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
-from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
+from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
 
 if TYPE_CHECKING:
@@ -147,7 +147,13 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
     return _prove(ProofStage.SHRINK, variant, cases, expected, _run_of(shrunk), TOLERANCE["fp32"])
 
 
-def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
+def prove_engine(
+    shrunk: Path,
+    engine: Engine,
+    cases: Sequence[Case],
+    variant: VariantName,
+    tolerances: Mapping[Precision, float] = TOLERANCE,
+) -> Proof:
     """Compare a graph, which the runtime does not optimize, with the engine built from it.
 
     An engine in 8 bits is compared with its quantized graph: the graph that it was built from, or its own file if the
@@ -158,18 +164,19 @@ def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: V
         engine: the engine.
         cases: the inputs.
         variant: name of the variant.
+        tolerances: largest relative error of the target's engines by precision.
     """
     from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
 
     if engine.precision in QUANTIZED:
         expected = graph_outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
-        tolerance = TOLERANCE[engine.precision]
+        tolerance = tolerances[engine.precision]
         return _prove(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
     expected = graph_outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
-    return _prove(ProofStage.BUILD, variant, cases, expected, engine.run, TOLERANCE[precision])
+    return _prove(ProofStage.BUILD, variant, cases, expected, engine.run, tolerances[precision])
 
 
 def prove_products(

@@ -47,6 +47,8 @@ class Engine(Protocol):
         host: runtime and device, for readers.
         is_reentrant: whether several threads may run it at once.
         quantized: which matrix products are executed in int8; None for an engine of another precision.
+        products: number of matrix products with constant weights that are executed in each precision; empty where the
+            runtime does not report it.
         built: facts about a build ahead of time; None where the runtime loads the graph itself.
         device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
     """
@@ -77,6 +79,8 @@ class Engine(Protocol):
     def is_reentrant(self) -> bool: ...
     @property
     def quantized(self) -> QuantizedProducts | None: ...
+    @property
+    def products(self) -> Mapping[str, int]: ...
     @property
     def built(self) -> EngineBuild | None: ...
     @property
@@ -112,6 +116,7 @@ class Target(ABC):
             graph with `QuantizeLinear` and `DequantizeLinear`.
         symmetric: whether quantized graphs need zero points of zero, and quantizers where TensorRT wants them.
         tried_precisions: the precisions that are tried where the precision is chosen by measuring.
+        tolerance: largest relative error of an engine of a precision against its graph.
     """
 
     name: ClassVar[str]
@@ -124,11 +129,19 @@ class Target(ABC):
     quantizes: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
     tried_precisions: ClassVar[tuple[Precision, ...]] = ("fp32", "int8")
+    tolerance: ClassVar[Mapping[Precision, float]] = TOLERANCE
 
     @property
     def needs_device(self) -> bool:
         """Whether engines run on a GPU only; without one a run falls back to ONNX Runtime on the CPU."""
         return "cpu" not in self.providers
+
+    def reference_precision(self, precision: Precision) -> Precision:
+        """Precision of the dense engine that an engine of a precision is compared with.
+
+        Half precision is compared with itself, since the users of GPUs start from there.
+        """
+        return "fp32" if precision in QUANTIZED else precision
 
     @property
     def drops_positions(self) -> bool:

@@ -34,6 +34,7 @@ class FakeEngine:
     kernels: Mapping[str, int] = MappingProxyType({})
     optimization = "none"
     quantized: QuantizedProducts | None = None
+    products: Mapping[str, int] = MappingProxyType({})
     built = None
     device_seconds: float | None = None
 

@@ -11,7 +11,7 @@ from compressor.config.fields import Config, config_field, one_of
 from compressor.config.sections.headings import AUTO, ENGINE
 from compressor.config.values import AbsolutePath, Count, Shapes
 from compressor.errors import ErrorCode, UsageError
-from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
 from compressor.targets.options import Shape, parse_shape
 
 
@@ -26,8 +26,9 @@ class EngineConfig(Config):
     )
     precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
-        "numeric precision of the engine, fp8 for TensorRT only; auto (compress run alone): fp32, int8, or what"
-        " else the target has, whichever is fastest and keeps the metric within max_drop",
+        "numeric precision of the engine; bf16 for TensorRT and for OpenVINO on processors that have it, fp8 for"
+        " TensorRT only; auto (compress run alone): fp32, int8, or what else the target has, whichever is fastest and"
+        " keeps the metric within max_drop; without rows those in floats alone",
         "fp32",
     )
     calibration_rows: Count = config_field(
@@ -97,12 +98,14 @@ class EngineConfig(Config):
 
     @property
     def chooses(self) -> bool:
-        """Whether several engines are built, and the fastest that keeps the metric is delivered."""
-        return self.allows_quantized or self.target == AUTO
+        """Whether engines are compared with one in fp32, and the fastest that keeps the metric is delivered."""
+        if AUTO in (self.target, self.precision):
+            return True
+        return target(self.target).reference_precision(self.definite_precision) != self.precision
 
     @property
     def reference(self) -> EngineConfig:
-        """The settings of the dense engine: in fp32 where an engine is chosen, else those of the compressed one."""
+        """The settings of the dense engine: in fp32 where engines are compared, else those of the compressed one."""
         if not self.chooses:
             return self
         runtime = DEFAULT_TARGET if self.target == AUTO else self.target

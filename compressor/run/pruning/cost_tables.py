@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
-from compressor.environment import COMPARABLE_FIELDS, machine
+from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, StoredTables, load_tables, read_tables, save_tables
 from compressor.results import Note, NoteCode
@@ -195,7 +195,7 @@ def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
     return {
         "measured shares": json.dumps(MEASURED_SHARES),
         "form of engines": _FORM,
-        "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
+        "machine": json.dumps({name: facts.get(name) for name in (*COMPARABLE_FIELDS, *INSTRUCTIONS)}),
     }
 
 

@@ -32,7 +32,7 @@ class Session:
         self._facts: dict[str, Any] = json.loads(str(model.get_rt_info("compressor").value))
         self.inputs: list[str] = self._facts["inputs"]
         self.outputs: list[str] = self._facts["outputs"]
-        options = _options(config)
+        options = _options(config, self._facts)
         self._free = EngineRequest(core.compile_model(model, "CPU", options).create_infer_request())
         self._fixed = {}
         for batch, seq in self._facts["shapes"]:
@@ -65,14 +65,29 @@ class Session:
         return dict(zip(self.outputs, request.run([feeds[name] for name in self.inputs]), strict=True))
 
 
-def _options(config: dict[str, Any]) -> dict[str, Any]:
-    """The properties that engines are measured with."""
+def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The properties that engines are measured with.
+
+    Raises:
+        RuntimeError: the engine computes in bfloat16, and this processor has no instructions for it.
+    """
+    if (needed := facts.get("native_instructions")) and not _processor_flags() & set(needed):
+        raise RuntimeError(
+            f"engine.xml computes in {facts['inference_precision']}, and this processor has none of"
+            f" {', '.join(needed)}; build it with --precision fp32"
+        )
     threads = config["parameters"].get("intra_op_thread_count")
     instances = sum(group["count"] for group in config["instance_group"])
     return {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": facts.get("inference_precision", "f32"),
         "PERFORMANCE_HINT": "LATENCY",
         # Instances beside each other would be pinned to the same cores.
         "ENABLE_CPU_PINNING": threads is None and instances == 1,
         **({"INFERENCE_NUM_THREADS": int(threads["string_value"])} if threads else {}),
     }
+
+
+def _processor_flags() -> set[str]:
+    """Instruction sets of the processor, by their Linux names."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return set(next((line.split() for line in lines if line.startswith("flags")), []))

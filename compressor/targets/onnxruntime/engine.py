@@ -99,6 +99,11 @@ class OrtEngine:
         return tuple(value.name for value in self._session.get_outputs())
 
     @property
+    def products(self) -> Mapping[str, int]:
+        """Number of products with constant weights by precision, where some are in int8; otherwise unknown."""
+        return {} if self.quantized is None else self.quantized.by_precision
+
+    @property
     def built(self) -> None:
         """None: ONNX Runtime loads the graph itself."""
         return None

@@ -27,7 +27,7 @@ from compressor.targets.openvino.session import DeferredRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.options import Shape
 from compressor.targets.peak_memory import peak_growth
-from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load
@@ -37,6 +37,10 @@ _FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
 """Kinds of layers that compute a whole attention if they execute its second product."""
 _PRODUCTS = frozenset(("FullyConnected", "MatMul"))
 """Kinds of layers that compute one matrix product."""
+_COMBINED_PRODUCTS = {"QKVProjection": 3, "LLMMLP": 3}
+"""Kinds of layers that compute several products with weights, and how many."""
+_PRECISIONS: Mapping[str, Precision] = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8"}
+"""OpenVINO's name of a precision -> the name that users know."""
 _INT8 = frozenset(("i8", "u8"))
 """OpenVINO's names of the precisions of integer products."""
 _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "Reorder", "Subgraph")
@@ -51,7 +55,9 @@ class OpenVinoEngine:
         specs: names, types and shapes of the graph's inputs.
         layers: the layers that OpenVINO executes.
         reach: name of an input -> number of positions that the block masks of the graph cover.
-        precision: `fp32`, or `int8` for a quantized graph.
+        precision: `fp32` or `bf16`, or `int8` for a quantized graph.
+        products: number of matrix products with constant weights that are executed in each precision; empty for an
+            engine of an earlier version, which does not say how many its graph has.
     """
 
     path: Path
@@ -69,6 +75,7 @@ class OpenVinoEngine:
 
     precision: Precision = "fp32"
     quantized: QuantizedProducts | None = None
+    products: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -147,7 +154,8 @@ def build_engine(
     Args:
         onnx: the graph, quantized or not.
         out: the file to write, `.xml`.
-        precision: `int8` if the graph has to be quantized.
+        precision: `int8` if the graph has to be quantized; `bf16`: products are computed in bfloat16, while the file
+            keeps its weights in float32.
         threads: threads per call; None: one per core.
         shapes: fixed shapes that the graph is compiled for too.
         free_axes: whether it is compiled for free axes now; False: when a batch has none of the shapes.
@@ -173,6 +181,9 @@ def build_engine(
         )
     if in_int8:
         info |= {"int8_products": in_int8, "float_products": in_float}
+    if precision == "bf16":
+        # Other programs that load the engine, and machines without the instructions, read what it was measured with.
+        info |= {"inference_precision": "bf16", "native_instructions": sessions.OPENVINO_BFLOAT16}
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
         # An engine that was there before stays if this graph cannot be compiled.
         written = Path(folder) / out.name
@@ -194,6 +205,7 @@ def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
         "inputs": [value.name for value in inputs],
         "outputs": [value.name for value in source.graph.outputs],
         "products": [_name(site.output.producer()) for site in fusible_attentions(source)],
+        "weighted_products": len(weighted_products(source)),
         "reach": json.loads(source.metadata_props.get(REACH, "{}")),
         "input_axes": input_axes,
         "output_axes": output_axes,
@@ -233,7 +245,7 @@ def _open(
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
-    settings = sessions.session_settings(threads, shapes)
+    settings = sessions.session_settings(threads, shapes, info.get("inference_precision", "f32"))
     products = info.get("products", [])
     with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
         free = model_cache.compile_model(model, shown, settings, folder) if free_axes else None
@@ -245,6 +257,7 @@ def _open(
         request, layers = EngineRequest(free[0].create_infer_request()), free[1]
     names = sessions.tensor_names(model)
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
+    in_floats = _PRECISIONS[settings["inference_precision"]]
     return OpenVinoEngine(
         path=shown,
         attentions=len(products),
@@ -253,8 +266,9 @@ def _open(
         specs=tuple(map(_spec, names.inputs, model.inputs)),
         layers=layers,
         reach=info.get("reach", {}),
-        precision="int8" if "int8_products" in info else "fp32",
+        precision="int8" if "int8_products" in info else in_floats,
         quantized=_quantized(info, layers) if "int8_products" in info else None,
+        products=_executed(info.get("weighted_products", 0), layers),
         _names=names,
         _request=request,
         _fixed=fixed,
@@ -276,6 +290,26 @@ def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedPro
         in_float=in_float,
         float_in_graph=tuple(info["float_products"]),
     )
+
+
+def _executed(requested: int, layers: Iterable[Layer]) -> dict[str, int]:
+    """Number of products with constant weights by precision; empty where the graph has none.
+
+    Args:
+        requested: the number that the graph has. OpenVINO does not report which nodes all layers execute, so the rest
+            of them counts as computed in fp32.
+        layers: the layers that OpenVINO executes.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for layer in layers:
+        # `MatMul` multiplies activations, `FullyConnected` weights.
+        products = _COMBINED_PRODUCTS.get(layer.kind, int(layer.kind == "FullyConnected"))
+        counts[_PRECISIONS.get(layer.precision, "fp32")] += products
+    executed: dict[str, int] = {}
+    for name, count in counts.most_common():
+        if name != "fp32" and count:
+            executed[name] = min(count, requested - sum(executed.values()))
+    return {**executed, "fp32": requested - sum(executed.values())} if requested else {}
 
 
 def _name(node: ir.Node | None) -> str:

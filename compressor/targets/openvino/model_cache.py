@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor.environment import int8_instructions, processor
+from compressor.environment import bfloat16_instructions, int8_instructions, processor
 from compressor.file_lock import file_lock
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.session import Layer
@@ -92,7 +92,7 @@ def compile_model(
 
 def _digest(path: Path, settings: Mapping[str, Any]) -> str:
     """Digest of everything but the weights that a compiled model depends on; OpenVINO compares the weights."""
-    machine = {"processor": processor(), "instructions": int8_instructions()}
+    machine = {"processor": processor(), "instructions": [*int8_instructions(), *bfloat16_instructions()]}
     facts = json.dumps({**machine, **settings}, sort_keys=True)
     return hashlib.sha256(path.read_bytes() + facts.encode()).hexdigest()[:32]
 

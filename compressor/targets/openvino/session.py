@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from compressor.environment import bfloat16_instructions
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
@@ -30,6 +31,8 @@ _PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't f
 """Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
 DEVICE = "CPU"
 """OpenVINO's name of the processor."""
+OPENVINO_BFLOAT16 = ("amx_bf16", "avx512_bf16")
+"""Instruction sets with which OpenVINO computes in bfloat16 natively, by their Linux names."""
 _CORE = openvino.Core()
 _INFO = "compressor"
 """Section of a graph's runtime information that holds the facts of `write_model`."""
@@ -59,29 +62,42 @@ class Names:
 
 
 def check_precision(precision: Precision) -> None:
-    """Raise TargetMissingError where engines of a precision cannot be built."""
-    if precision not in ("fp32", "int8"):
-        raise TargetMissingError(
-            f"{precision}: engines of OpenVINO compute in fp32 or int8 here; use --precision fp32, or --target trt",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-            value=precision,
-        )
+    """Raise TargetMissingError where engines of a precision cannot be built.
+
+    Without instructions for bfloat16 OpenVINO accepts the setting all the same: it computes in float32, or simulates.
+    """
+    if precision not in ("fp32", "bf16", "int8"):
+        reason = "engines of OpenVINO compute in fp32, bf16 or int8 here; use --precision fp32, or --target trt"
+    elif precision == "bf16" and not native_bfloat16():
+        flags = " or ".join(OPENVINO_BFLOAT16)
+        reason = f"this processor has no instructions for products of bfloat16 ({flags}); use --precision fp32"
+    else:
+        return
+    raise TargetMissingError(f"{precision}: {reason}", code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
 
 
-def session_settings(threads: int | None, shapes: Iterable[Shape] = ()) -> dict[str, Any]:
+def native_bfloat16() -> bool:
+    """Whether OpenVINO multiplies matrices of bfloat16 natively on this processor."""
+    return any(flag in OPENVINO_BFLOAT16 for flag in bfloat16_instructions())
+
+
+def session_settings(
+    threads: int | None, shapes: Iterable[Shape] = (), inference_precision: str = "f32"
+) -> dict[str, Any]:
     """Runtime and options of a compiled model, as recorded in reports; `compile_model` reads them.
 
     Args:
         threads: threads per call; None: one per core.
         shapes: fixed shapes that the graph is compiled for too.
+        inference_precision: OpenVINO's name of the type of products in floats, `f32` or `bf16`; a processor without
+            native bfloat16 computes in `f32` in any case.
     """
     settings: dict[str, Any] = {
         "runtime": f"openvino {openvino.__version__.partition('-')[0]}",
         "provider": DEVICE,
         "intra_op_threads": threads or usable_cores(),
         # OpenVINO computes in bfloat16 by default on processors that have it.
-        "inference_precision": "f32",
+        "inference_precision": inference_precision if native_bfloat16() else "f32",
         "performance_hint": "LATENCY",
         # Engines with fewer threads than cores may run beside each other, and would be pinned to the same cores.
         "cpu_pinning": threads is None or threads >= usable_cores(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from compressor.targets.base import Feeds, Precision, Provider, Target
+from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider, Target
 from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -24,6 +25,13 @@ class OpenVinoTarget(Target):
     suffixes = (".xml",)
     providers = ("cpu",)
     options = frozenset({"shapes"})
+    tried_precisions = ("fp32", "bf16", "int8")
+    # Processors sum products of bfloat16 in fp32.
+    tolerance: ClassVar[Mapping[Precision, float]] = {**TOLERANCE, "bf16": 3e-2}
+
+    def reference_precision(self, precision: Precision) -> Precision:
+        """fp32: the portable graph that every processor computes alike."""
+        return "fp32"
 
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
@@ -46,7 +54,7 @@ class OpenVinoTarget(Target):
     ) -> OpenVinoEngine:
         """Convert a graph, write it, and compile it; see `Target.build`.
 
-        An int8 engine is built from a graph that is quantized.
+        An int8 engine is built from a graph that is quantized, and a bf16 engine from the graph in fp32.
         """
         self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
         from compressor.targets.openvino.engine import build_engine

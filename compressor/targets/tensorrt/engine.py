@@ -123,6 +123,11 @@ class TrtEngine:
         return self.metadata.quantized
 
     @property
+    def products(self) -> Mapping[str, int]:
+        """Number of products with constant weights by precision, where some are in 8 bits; otherwise unknown."""
+        return {} if self.quantized is None else self.quantized.by_precision
+
+    @property
     def built(self) -> EngineBuild:
         """Sizes, duration and layers of the build."""
         return self.metadata.built

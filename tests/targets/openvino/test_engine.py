@@ -133,7 +133,7 @@ def test_a_missing_input_is_named(engine: OpenVinoEngine, bert: Pruned) -> None:
         engine.run({name: array for name, array in bert.inputs.items() if name != "input_ids"})
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_other_precisions_are_refused(precision: Precision) -> None:
     with fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, value=precision):
         target("openvino").check(precision=precision)
