@@ -21,7 +21,7 @@ from compressor.targets.random_inputs import has_lengths
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 
-GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "int8": QUANTIZED_GRAPH}
+GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "bf16": "model.onnx", "int8": QUANTIZED_GRAPH}
 """Graphs of a run by the precision of the engines that are built from them."""
 
 
@@ -81,7 +81,7 @@ def bench_folder(
     seed: int = 0,
     listener: Listener | None = None,
 ) -> list[FolderRow]:
-    """Build the graphs of a run for several runtimes, in fp32 and int8 where it has both, and time all in turn.
+    """Build the graphs of a run for several runtimes, in fp32, bf16 and int8 where they can, and time all in turn.
 
     Args:
         out: the folder of the run.
@@ -148,7 +148,7 @@ def _build_all(
     failed: list[FolderRow] = []
     reasons: list[CompressorError] = []
     for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
-        if not (out / (target(name).quantized_graph(precision) or file)).is_file():
+        if not _has(name, precision) or not (out / (target(name).quantized_graph(precision) or file)).is_file():
             continue
         failures: list[str] = []
         with listener.stage(f"build {name} {precision}"):
@@ -175,6 +175,19 @@ def _build_all(
             path=out,
         )
     return built, failed
+
+
+def _has(name: str, precision: Precision) -> bool:
+    """Whether engines of a target can have a precision; what every machine has is tried in any case."""
+    if precision != "bf16":
+        return True
+    if precision not in target(name).tried_precisions:
+        return False
+    try:
+        target(name).check(precision=precision)
+    except CompressorError:
+        return False
+    return True
 
 
 def _sources(out: Path, name: str, precision: Precision) -> list[str]:

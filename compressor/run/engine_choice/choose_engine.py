@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import graph_passes
@@ -12,6 +13,7 @@ from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.evaluation_scorer import agreement
 from compressor.run.engine_choice.trial_times import time_half, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
 from compressor.run.variant import build_variant
@@ -22,14 +24,21 @@ _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
 
 
-def choices(config: EngineConfig) -> list[Choice]:
-    """Every engine that a configuration allows, in the order in which they are tried."""
+def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
+    """Every engine that a configuration allows, in the order in which they are tried.
+
+    Args:
+        config: target and precision, which may be left to the choice.
+        has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
+    """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)
     allowed = []
     for name, precision in _precisions(names, config):
         engine = config.model_copy(update={"target": name, "precision": precision})
         if precision not in QUANTIZED:
             allowed.append(Choice(engine))
+            continue
+        if not has_rows:
             continue
         allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE))
         if target(name).quantizes and precision == "int8":
@@ -71,12 +80,14 @@ def choose_engine(
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    every = choices(trials.recipe.engine) if allowed is None else allowed
+    every = choices(trials.recipe.engine, has_rows=data is not None) if allowed is None else allowed
     quantized = trials.quantize(every)
     built = _built(trials, every, quantized)
     if otherwise and all(trial.variant is None for trial in built):
         quantized |= trials.quantize(otherwise)
         built += _built(trials, otherwise, quantized)
+    if not is_bounded:
+        built = _with_equal_answers(trials, built)
     if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
         built = time_whole(trials, built)
     if allowed is None:
@@ -113,6 +124,24 @@ def _built(
         for trial in built
         if _loses_too_much(trial)
     ]
+
+
+def _with_equal_answers(trials: EngineTrials, built: Iterable[Trial]) -> list[Trial]:
+    """The candidates, of which those in bf16 hold if their answers are those of the same graph in fp32.
+
+    Rounding needs no rows, so that users expect the same answers; a bounded loss of the metric replaces this rule.
+    """
+    trials_in_fp32 = (trial for trial in built if trial.choice.config.precision == "fp32" and trial.scored is not None)
+    reference = next((trial.scored for trial in trials_in_fp32), None)
+    if reference is None and not trials.graph.plan.drops_any:
+        reference = trials.scorer.dense_answers
+    held = []
+    for trial in built:
+        share = agreement(reference, trial.scored) if trial.choice.config.precision == "bf16" else None
+        if share is not None and share < 1:
+            trial = replace(trial, candidate=trial.candidate.model_copy(update={"holds": False, "agreement": share}))
+        held.append(trial)
+    return held
 
 
 def _written_source(trial: Trial, quantized: Mapping[str | None, QuantizedGraph]) -> Path | None:
@@ -196,14 +225,19 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
         )
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     if len(table) > 1 or not best.holds:
-        yield Note(code=NoteCode.ENGINE_CHOSEN, text=_choice(table, best))
+        yield Note(code=NoteCode.ENGINE_CHOSEN, text=_choice(table, best, is_bounded=is_bounded))
 
 
-def _choice(table: Sequence[Candidate], best: Candidate) -> str:
+def _choice(table: Sequence[Candidate], best: Candidate, *, is_bounded: bool) -> str:
     """What was chosen, and why other engines are not delivered."""
     built = [row for row in table if not row.failure]
     kept = [row for row in built if row.holds]
-    if not best.holds:
+    if not best.holds and not is_bounded:
+        text = (
+            f"{best.label}: {100 * (1 - (best.agreement or 0.0)):.2g}% of its answers to the evaluation rows are not"
+            " those in fp32; bound what that may cost with --max-drop, or use --precision fp32"
+        )
+    elif not best.holds:
         text = f"no engine keeps the metric within --max-drop; {best.label} loses least"
     else:
         with_half = "" if best.speed_of_half is None else " with half of the units"

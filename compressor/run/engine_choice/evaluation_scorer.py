@@ -57,18 +57,18 @@ class EvaluationScorer:
 
     def compare(self, scored: ScoredAnswers | None) -> dict[str, Any]:
         """The fields of a `Candidate` that describe its metric, where rows have labels, and its equal answers."""
-        if self.data is None or scored is None:
+        if self.data is None or scored is None or (dense := self.dense_answers) is None:
             return {}
         if not self.data.scores_eval:
-            return {"agreement": _agreement(self._reference.ids, scored.ids)}
-        task, dense, max_drop = self.data.task, self._reference, self.recipe.selection.max_drop
+            return {"agreement": agreement(dense, scored)}
+        task, max_drop = self.data.task, self.recipe.selection.max_drop
         metric, reference = task.score(scored.statistics), task.score(dense.statistics)
         loss = loss_of(metric - reference, higher_is_better=task.higher_is_better)
         return {
             "metric": metric,
             "difference": metric - reference,
             "unit": task.metric_unit,
-            "agreement": _agreement(dense.ids, scored.ids),
+            "agreement": agreement(dense, scored),
             "holds": max_drop is None or is_within(loss, max_drop),
         }
 
@@ -88,8 +88,8 @@ class EvaluationScorer:
             return ()
         task, seed = self.data.task, self.recipe.selection.seed
         rows = sample_of(task, self.data.eval, _DECIDING_ROWS, seed)
-        if len(rows) == len(self._rows):
-            dense, compressed = self._reference, scored or self._measure(variant, variant.name, rows)
+        if len(rows) == len(self._rows) and self.dense_answers is not None:
+            dense, compressed = self.dense_answers, scored or self._measure(variant, variant.name, rows)
         else:
             dense, compressed = (self._measure(each, each.name, rows) for each in (self.dense, variant))
         measured = score(dense.statistics, compressed.statistics, task, "eval", len(rows), seed)
@@ -99,9 +99,10 @@ class EvaluationScorer:
         return (measured,)
 
     @functools.cached_property
-    def _reference(self) -> ScoredAnswers:
-        """The answers of the dense engine to the rows by which engines are compared."""
-        assert self._rows is not None
+    def dense_answers(self) -> ScoredAnswers | None:
+        """The answers of the dense engine to the rows by which engines are compared; None: none are compared."""
+        if self._rows is None:
+            return None
         return self._measure(self.dense, "dense", self._rows)
 
     def _measure(self, variant: Variant, label: str, rows: Dataset) -> ScoredAnswers:
@@ -132,8 +133,8 @@ class EvaluationScorer:
         return sample_of(self.data.task, self.data.eval, _COMPARED_ROWS, self.recipe.selection.seed)
 
 
-def _agreement(expected: np.ndarray | None, answers: np.ndarray | None) -> float | None:
+def agreement(expected: ScoredAnswers | None, scored: ScoredAnswers | None) -> float | None:
     """Share of the answers that are equal; None where they are not compared."""
-    if expected is None or answers is None or expected.shape != answers.shape:
+    if expected is None or scored is None or expected.ids is None or scored.ids is None:
         return None
-    return float((expected == answers).mean())
+    return float((expected.ids == scored.ids).mean()) if expected.ids.shape == scored.ids.shape else None

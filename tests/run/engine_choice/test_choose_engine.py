@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,13 +18,16 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe, definite_fields
+from compressor.config.sections import EngineConfig
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report, deciding_scores
-from compressor.run.engine_choice.choose_engine import choices
+from compressor.run.engine_choice.choose_engine import _with_equal_answers, choices
+from compressor.run.engine_choice.engine_trials import Trial
+from compressor.run.products import Choice, ScoredAnswers
 from compressor.run.run_notes import unused_field_notes
-from compressor.targets import target
+from compressor.targets import Precision, target
 from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
 from graph_passes import load
@@ -65,6 +70,7 @@ def test_every_allowed_engine_is_tried() -> None:
         "ort int8 portable",
         "ort int8 dynamic",
         "openvino fp32",
+        "openvino bf16",
         "openvino int8 portable",
         "trt fp32",
         "trt fp16",
@@ -142,7 +148,7 @@ def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tm
     recipe = int8_recipe(answered, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
     assert recipe.prunes
     report = compressor.compress(recipe)
-    assert [row.precision for row in report.candidates] == ["fp32", "int8"]
+    assert [row.precision for row in report.candidates] == ["fp32", "bf16", "int8"]
     (best,) = (row for row in report.candidates if row.chosen)
     assert (report.target, report.precision) == (best.target, best.precision)
     assert sum(row.speed_of_half is not None for row in report.candidates) != 1
@@ -199,12 +205,37 @@ def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path:
     assert len(quantized_products(delivered)) == report.compressed.quantized.executed > 0
 
 
-@pytest.mark.parametrize("precision", ["int8", "auto"])
-def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs: Path, tmp_path: Path) -> None:
+def test_int8_without_rows_ends_before_anything_is_built(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        compressor.compress(int8_recipe(inputs, tmp_path / "out", keep=None, data=None, precision=precision))
+        compressor.compress(int8_recipe(inputs, tmp_path / "out", keep=None, data=None, precision="int8"))
     assert caught.value.code is ErrorCode.MISSING_VALUE
     assert not (tmp_path / "out").exists()
+
+
+def test_without_rows_the_engines_in_floats_are_tried(inputs: Path, tmp_path: Path) -> None:
+    fields = {"target": "openvino", "precision": "auto", "seq": (8,), "batch": (1,), "seconds": 0.01, "threads": 1}
+    report = compressor.compress(Recipe(model=inputs / "model", out=tmp_path / "out", **fields))
+    assert [row.precision for row in report.candidates] == ["fp32", "bf16"]
+    (best,) = (row for row in report.candidates if row.chosen)
+    assert best.holds
+    assert best.proofs
+    assert all(bool(row.failure) != bool(row.speed) for row in report.candidates)
+
+
+@pytest.mark.parametrize(("answers", "holds"), [((1, 0, 1), True), ((1, 0, 0), False)])
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_an_engine_in_bfloat16_has_the_answers_of_fp32(answers: tuple[int, ...], holds: bool, in_fp32: bool) -> None:
+    def trial(precision: Precision, ids: tuple[int, ...]) -> Trial:
+        choice = Choice(EngineConfig(target="openvino", precision=precision))
+        return Trial(choice, choice.row, scored=ScoredAnswers(np.zeros((3, 1)), np.array(ids)))
+
+    reference = ScoredAnswers(np.zeros((3, 1)), np.array((1, 0, 1)))
+    whole = SimpleNamespace(plan=SimpleNamespace(drops_any=False))
+    trials: Any = SimpleNamespace(graph=whole, scorer=SimpleNamespace(dense_answers=reference))
+    built = [*([trial("fp32", (1, 0, 1))] if in_fp32 else []), trial("bf16", answers), trial("int8", (0, 0, 0))]
+    *_, rounded, quantized = _with_equal_answers(trials, built)
+    assert rounded.candidate.holds == holds
+    assert quantized.candidate.holds, "the loss of int8 is bounded by --max-drop alone"
 
 
 def constant_factor(node: ir.Node) -> np.ndarray:
