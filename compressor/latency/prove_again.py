@@ -92,4 +92,6 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     quantized = path.with_name(file) if file is not None and ProofStage.PRODUCTS in stages else None
     require_precision(engine.engine, config)
     graph = run.graphs["compressed"]
-    return prove_build(engine.engine, graph, config, BuildOptions(), run.cases, "compressed", quantized=quantized)
+    products = engine.engine.quantized
+    options = BuildOptions(float_widths=frozenset(() if products is None else products.float_widths))
+    return prove_build(engine.engine, graph, config, options, run.cases, "compressed", quantized=quantized)

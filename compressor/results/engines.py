@@ -54,7 +54,8 @@ class QuantizedProducts(Row):
     `requested` is the number of products that the graph has in 8 bits, `executed` the number that the runtime computes
     in 8 bits. `in_float` names products that it computes in floats although the graph has them in 8 bits; runtimes do
     not report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left
-    in floats.
+    in floats. `float_widths` holds the numbers of inputs and outputs of the products that are in floats because int8
+    was slower there on the machine that built the engine.
     """
 
     type: Literal["int8", "fp8"] = "int8"
@@ -62,6 +63,7 @@ class QuantizedProducts(Row):
     executed: int
     in_float: tuple[str, ...] = ()
     float_in_graph: tuple[str, ...] = ()
+    float_widths: tuple[tuple[int, int], ...] = ()
 
     @property
     def by_precision(self) -> dict[str, int]:

@@ -77,7 +77,9 @@ def build_compressed(
     """
     if not run.built.engine.chooses:
         return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
-    trials = EngineTrials(graph, scorer, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
+    trials = EngineTrials(
+        graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, run.work.scratch, run.log
+    )
     if learned.engine is None:
         return choose_engine(trials, None)
     first = replace(learned.engine.choice, in_float=())

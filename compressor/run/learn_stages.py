@@ -191,7 +191,7 @@ def _choose_first(
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
-    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, scratch, run.log)
+    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log)
     units = prunable_types(run.recipe)
     skipped = frozenset().union(*(refusal.sites for refusal in refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
@@ -234,4 +234,5 @@ def _plan_engines(
         drop_unread=drops_unread(run.recipe),
         scratch=scratch,
         quantized=quantized,
+        products=run.product_times,
     )

@@ -202,18 +202,21 @@ class Choice:
     Attributes:
         config: target and precision.
         form: `PORTABLE`, `SYMMETRIC` or `DYNAMIC` for an engine in 8 bits; empty for an engine in floats.
+        mixes: whether products stay in floats whose widths are slower in int8 on this machine.
         in_float: names of the products of the quantized graph that were returned to floats, for a proof or the metric.
     """
 
     config: EngineConfig
     form: str = ""
     in_float: tuple[str, ...] = ()
+    mixes: bool = False
 
     @property
     def row(self) -> Candidate:
         """The row of a table of candidates, without measurements."""
         count = len(self.in_float)
-        form = f"{self.form}, {count} product{'s' if count > 1 else ''} in fp32" if count else self.form
+        returned = f"{count} product{'s' if count > 1 else ''} in fp32" if count else ""
+        form = ", ".join(filter(None, (self.form, "where faster" if self.mixes else "", returned)))
         return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
 
     @property

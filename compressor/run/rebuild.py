@@ -18,7 +18,7 @@ from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
-from compressor.config.sections import ROW_SOURCES
+from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
@@ -35,11 +35,12 @@ from compressor.results import (
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
+from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, engine_sources, lasting_notes, load_run
 from compressor.run.load import drawn_rows
 from compressor.run.measure import measure_variants
-from compressor.run.products import Measurements, ShrunkGraph, Variant
+from compressor.run.products import DYNAMIC, PORTABLE, Choice, Measurements, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
@@ -89,17 +90,24 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         data = _read_rows(run, Path(scratch), log)
         run = run if data is None else run.with_rows(data)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
-        variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
+        inputs = _inputs(run)
+        chose = run.report.recipe.get("precision") == AUTO and "precision" not in fields
+        products = ProductTimes(list(inputs.values()), log) if chose else None
+        variants = {name: _build(name, run, options, products, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
         evaluated = evaluate(compared, data, run.recipe, log)
         if run.report.recipe.get("max_drop") is not None:
             scorer = EvaluationScorer(compared[0], data, run.recipe, log)
             evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
-        inputs = _inputs(variants, run)
+        for variant in variants.values():
+            for (batch, seq), feeds in inputs.items():
+                require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
         measured = measure_variants(variants.values(), inputs, run.recipe, log)
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, log, lost=lost)
         report = _report(run, variants, evaluated, measured, log.notes)
+        if chose:  # the next build chooses again
+            report = report.model_copy(update={"recipe": {**report.recipe, "precision": AUTO}})
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
@@ -146,8 +154,24 @@ def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
     log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
 
 
-def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
+def _build(
+    name: VariantName,
+    run: FinishedRun,
+    options: BuildOptions,
+    products: ProductTimes | None,
+    scratch: Path,
+    log: RunLog,
+) -> Variant:
     """Build and prove an engine: from the first graph of the run from which that is possible.
+
+    Args:
+        name: the variant.
+        run: the run.
+        options: sizes and settings of the build.
+        products: times of single products, by which an int8 engine computes some in floats; None: it computes all in
+            int8.
+        scratch: folder in which the engine gets one of its own.
+        log: receives the stages and notes.
 
     Raises:
         CompressorError: it is possible from none; the error is that of the first one.
@@ -162,8 +186,11 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
+            settings = options
+            if name == "compressed" and products is not None:
+                settings = _mixed(products, config, source, graph, options, log)
             with log.stage(f"{name}: building the engine"):
-                variant = build_variant(shrunk, config, options, run.cases, quantized=source, folder=folder)
+                variant = build_variant(shrunk, config, settings, run.cases, quantized=source, folder=folder)
         except CompressorError as error:
             failures[file or graph.name] = error
             continue
@@ -175,15 +202,26 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
     raise next(iter(failures.values()))
 
 
-def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:
-    """Inputs of every batch size and length to time, which all engines can run."""
+def _mixed(
+    products: ProductTimes, config: EngineConfig, source: Path | None, graph: Path, options: BuildOptions, log: RunLog
+) -> BuildOptions:
+    """The options of an int8 engine whose products are in floats where that is faster on this machine."""
+    if config.precision != "int8" or "float_widths" not in target(config.target).options:
+        return options
+    choice = Choice(config, DYNAMIC if source is None else PORTABLE, mixes=True)
+    mixed, settings = products.mixed(choice, source or graph, options)
+    if mixed.precision == config.precision:
+        return settings
+    text = f"no product of this engine is faster in int8 than in {mixed.precision} on this machine; --precision"
+    log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=f"{text} {mixed.precision} builds a faster one")])
+    return options
+
+
+def _inputs(run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:
+    """Inputs of every batch size and length to time."""
     model = load(run.graphs["compressed"])
     sizes = itertools.product(run.recipe.measure.batch, run.lengths)
-    inputs = {(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
-    for variant in variants.values():
-        for (batch, seq), feeds in inputs.items():
-            require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
-    return inputs
+    return {(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
 
 
 def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:

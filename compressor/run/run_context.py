@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,12 +13,13 @@ from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import VariantName
 from compressor.run import run_notes
 from compressor.run.beyond_served import prove_beyond
 from compressor.run.distillation.distill import distillation_of
+from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.load import load_model, read_rows, with_row_layout
 from compressor.run.plan_source import load_plan
 from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
@@ -63,6 +66,12 @@ class RunContext:
     work: WorkDir
     log: RunLog
     state: PartialState
+
+    @functools.cached_property
+    def product_times(self) -> ProductTimes:
+        """Times of single products, at the sizes that the run times."""
+        sizes = itertools.product(self.recipe.measure.batch, self.sizes.lengths)
+        return ProductTimes([example_feeds(self.model.folder, batch, seq) for batch, seq in sizes], self.log)
 
     @property
     def saves_dense(self) -> bool:

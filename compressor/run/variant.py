@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from compressor.run.build_options import spans_of
 from compressor.run.changed_models import require_export
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
+from compressor.targets.quantized_graph import mix, quantized_products
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions
@@ -190,19 +193,21 @@ def prove_build(
     Raises:
         MismatchError: a proof does not hold.
     """
-    proofs = []
-    if quantized is not None:
-
-        def build_products(path: Path, feeds: Sequence[Feeds]) -> Engine:
-            # Products have other inputs than the graph.
-            batch, seq = spans_of(feeds)
-            plain = dataclasses.replace(options, shapes=(), norm_seconds=0.0, batch=batch, seq=seq)
-            return build_engine(path, path.parent, config, plain)
-
-        products = verify.prove_products(quantized, build_products, cases, name)
-        proofs.append(verify.require(products))
     tolerance = target(config.target).tolerance
-    return (*proofs, verify.require(verify.prove_engine(quantized or graph, engine, cases, name, tolerance)))
+    if quantized is None:
+        return (verify.require(verify.prove_engine(graph, engine, cases, name, tolerance)),)
+
+    def build_products(path: Path, feeds: Sequence[Feeds]) -> Engine:
+        # Products have other inputs than the graph, and are proven in fp32 outside of their sums.
+        batch, seq = spans_of(feeds)
+        plain = dataclasses.replace(
+            options, shapes=(), norm_seconds=0.0, batch=batch, seq=seq, float_widths=frozenset(), float_precision="fp32"
+        )
+        return build_engine(path, path.parent, config, plain)
+
+    with mixed_graph(quantized, options) as source:
+        products = verify.require(verify.prove_products(source, build_products, cases, name))
+        return (products, verify.require(verify.prove_engine(source, engine, cases, name, tolerance)))
 
 
 def require_precision(engine: Engine, config: EngineConfig) -> None:
@@ -251,14 +256,28 @@ def build_engine(graph: Path, folder: Path, config: EngineConfig, options: Build
         TargetMissingError: the runtime or its device is missing.
     """
     runtime = target(config.target)
-    return runtime(
-        graph,
-        folder / runtime.engine_file,
-        precision=config.definite_precision,
-        provider=config.provider,
-        threads=config.threads,
-        options=options,
-    )
+    with mixed_graph(graph, options) as source:
+        return runtime(
+            source,
+            folder / runtime.engine_file,
+            precision=config.definite_precision,
+            provider=config.provider,
+            threads=config.threads,
+            options=options,
+        )
+
+
+@contextmanager
+def mixed_graph(graph: Path, options: BuildOptions) -> Iterator[Path]:
+    """A quantized graph with products of `options.float_widths` in floats, while inside; other graphs as they are."""
+    model = graph_passes.load(graph) if options.float_widths else None
+    if model is None or not quantized_products(model):
+        yield graph
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / graph.name
+        graph_passes.save(mix(model, options.float_widths), path)
+        yield path
 
 
 def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:

@@ -148,6 +148,11 @@ class Target(ABC):
         """Whether graphs whose last layers lack the positions that nothing reads are computed right on this machine."""
         return True
 
+    @property
+    def float_precision(self) -> Literal["fp32", "bf16"]:
+        """The precision in which int8 engines that mix precisions compute what is in floats, on this machine."""
+        return "fp32"
+
     def quantized_graph(self, precision: Precision) -> str | None:
         """Name of the quantized graph in the folder of a run that engines of a precision are built from; None: none."""
         from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 Shape = tuple[int, int]
 """Batch size and length in tokens."""
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
+Widths = tuple[int, int]
+"""Numbers of inputs and outputs of the products with constant weights that multiply the same activations, all outputs
+together: the projections of queries, keys and values count as one product."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class BuildOptions:
             has none of the `shapes`.
         split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
         norm_seconds: time spent on finding that out; 0: they stay fused.
+        float_widths: widths of the products that an int8 engine computes in floats, because int8 is slower there.
+        float_precision: precision in which an int8 engine of OpenVINO computes what is in floats.
     """
 
     batch: Span = (1, 8, 8)
@@ -44,6 +50,8 @@ class BuildOptions:
     free_axes: bool = True
     split_norms: bool | None = None
     norm_seconds: float = 0.0
+    float_widths: frozenset[Widths] = frozenset()
+    float_precision: Literal["fp32", "bf16"] = "fp32"
 
 
 def parse_shape(text: str) -> Shape:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
+
+from compressor.targets.options import Widths
+from graph_passes.passes import ReturnToFloats
 
 _PRODUCTS = frozenset(("Gemm", "MatMul", "FusedMatMul", "Attention"))
 """Operators that multiply by a matrix of weights; `Attention` of ONNX Runtime projects queries, keys and values."""
@@ -30,6 +34,71 @@ def float_products(model: ir.Model) -> list[ir.Node]:
     """The products with constant weights that are not quantized."""
     quantized = set(quantized_products(model))
     return [node for node in weighted_products(model) if node not in quantized]
+
+
+def products_by_widths(model: ir.Model) -> dict[Widths, list[ir.Node]]:
+    """The products with constant weights by their widths, see `Widths`."""
+    by_activations: dict[ir.Value | None, list[ir.Node]] = {}
+    for node in weighted_products(model):
+        by_activations.setdefault(_activations(node.inputs[0]), []).append(node)
+    by_widths: dict[Widths, list[ir.Node]] = {}
+    for nodes in by_activations.values():
+        shapes = [_width(node) for node in nodes]
+        by_widths.setdefault((shapes[0][0], sum(outputs for _, outputs in shapes)), []).extend(nodes)
+    return by_widths
+
+
+def mix(model: ir.Model, float_widths: Collection[Widths]) -> ir.Model:
+    """A quantized graph whose products of some widths are in floats, with the values that their integers stand for.
+
+    Args:
+        model: the graph, which is edited in place.
+        float_widths: the widths; the graph names them in its metadata.
+    """
+    ReturnToFloats(products_of(model, float_widths))(model)
+    state_float_widths(model, float_widths)
+    return model
+
+
+def products_of(model: ir.Model, widths: Collection[Widths]) -> list[str]:
+    """Names of the products of some widths."""
+    return [node.name or "" for key, nodes in products_by_widths(model).items() if key in widths for node in nodes]
+
+
+def state_float_widths(model: ir.Model, widths: Iterable[Widths]) -> None:
+    """Write the widths of products that are in floats because int8 is slower into the metadata of a graph."""
+    model.metadata_props[_FLOAT_WIDTHS] = json.dumps(sorted(widths))
+
+
+def float_widths_of(model: ir.Model) -> tuple[Widths, ...]:
+    """The widths that `state_float_widths` wrote."""
+    return tuple((inputs, outputs) for inputs, outputs in json.loads(model.metadata_props.get(_FLOAT_WIDTHS, "[]")))
+
+
+_FLOAT_WIDTHS = "float_widths"
+
+
+def _activations(value: ir.Value | None) -> ir.Value | None:
+    """The tensor that a factor is computed from, before it is quantized."""
+    producer = value.producer() if value is not None else None
+    if producer is None or producer.op_type not in (*_THROUGH, "DequantizeLinear", "QuantizeLinear"):
+        return value
+    return _activations(producer.inputs[0])
+
+
+def _width(node: ir.Node) -> tuple[int, int]:
+    """Numbers of inputs and outputs of a product."""
+    transposed = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+    value = node.inputs[1]
+    while value is not None and not value.is_initializer():
+        producer = value.producer()
+        assert producer is not None
+        transposed ^= producer.op_type == "Transpose"
+        value = producer.inputs[0]
+    assert value is not None
+    assert value.shape is not None
+    rows, columns = (int(size) for size in value.shape.numpy())
+    return (columns, rows) if transposed else (rows, columns)
 
 
 def _weights(node: ir.Node) -> ir.Value | None:

@@ -40,9 +40,10 @@ def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
             continue
         if not has_rows:
             continue
-        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE))
+        mixes = config.precision == AUTO and precision == "int8" and "float_widths" in target(name).options
+        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE, mixes=mixes))
         if target(name).quantizes and precision == "int8":
-            allowed.append(Choice(engine, DYNAMIC))
+            allowed.append(Choice(engine, DYNAMIC, mixes=mixes))
     return allowed
 
 
@@ -102,7 +103,8 @@ def choose_engine(
         before = set(graph.path.parent.iterdir())
         try:
             with log.stage(f"compressed: building the engine ({best.choice.label})"):
-                variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
+                options = best.options or sizes.build
+                variant = build_variant(graph, best.choice.config, options, sizes.cases, quantized=source)
             break
         except (CompressorError, GraphPassError) as error:
             for path in set(graph.path.parent.iterdir()) - before:
@@ -117,8 +119,18 @@ def choose_engine(
 def _built(
     trials: EngineTrials, every: Iterable[Choice], quantized: Mapping[str | None, QuantizedGraph]
 ) -> list[Trial]:
-    """The candidates, built and scored; and further ones with products in floats where int8 loses too much."""
-    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in every]
+    """The candidates, built and scored; and further ones.
+
+    Where an engine computes products in floats because they alone are faster there, the engine with all of them in int8
+    is tried too. Where int8 loses too much, products return to floats.
+    """
+    built: list[Trial] = []
+    for choice in every:
+        built.append(trials.score(trials.build(choice, quantized.get(choice.quantized_graph))))
+        options = built[-1].options
+        if choice.mixes and options is not None and options.float_widths:
+            whole = replace(choice, mixes=False)
+            built.append(trials.score(trials.build(whole, quantized.get(choice.quantized_graph))))
     return built + [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built

@@ -20,11 +20,12 @@ from compressor.results import Candidate, ProofStage
 from compressor.run.engine_choice.bisection import smallest_that_holds
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
+from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.engine_choice.quantize import quantize_as, quantize_portable, remove_graph
 from compressor.run.products import Choice, RunSizes, ScoredAnswers, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
-from compressor.targets import Feeds, target
+from compressor.targets import BuildOptions, Feeds, target
 from compressor.tasks import Data
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import GraphPassError
@@ -43,6 +44,7 @@ class Trial:
         candidate: its row of the table.
         variant: its engine; None: there is none.
         source: the quantized graph that it was built from; None: the shrunk graph.
+        options: the options that it was built with; None: those of all engines of the run.
         scored: its answers to the evaluation rows; None: it was not built, or they have no labels.
         error: why it cannot be delivered; None: it can, or it loses too much.
     """
@@ -51,6 +53,7 @@ class Trial:
     candidate: Candidate
     variant: Variant | None = None
     source: Path | None = None
+    options: BuildOptions | None = None
     scored: ScoredAnswers | None = None
     error: Exception | None = None
 
@@ -70,6 +73,7 @@ class EngineTrials:
         folder: the model, for inputs to time.
         recipe: the loss allowed, calibration, and the sizes to time.
         sizes: sizes and settings of the engines.
+        products: times of single products, by which engines mix int8 and floats.
         scratch: folder for engines that are not delivered.
         log: receives stages and notes.
     """
@@ -79,6 +83,7 @@ class EngineTrials:
     folder: ModelFolder
     recipe: Recipe
     sizes: RunSizes
+    products: ProductTimes
     scratch: Path
     log: RunLog
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
@@ -143,10 +148,15 @@ class EngineTrials:
     def _build(self, choice: Choice, source: Path | None) -> Trial:
         folder = self.scratch / f"candidate{next(self._numbers)}"
         folder.mkdir()
+        config, options = choice.config, self.sizes.build
         try:
+            if choice.mixes:
+                config, options = self.products.mixed(choice, source or self.graph.path, options)
+            if config.precision != choice.config.precision:
+                raise InputError("no product is faster in int8 on this machine", code=ErrorCode.UNSUPPORTED)
             with self.log.stage(f"trying {choice.label}"):
                 variant = build_variant(
-                    self.graph, choice.config, self.sizes.build, self.sizes.cases, quantized=source, folder=folder
+                    self.graph, choice.config, options, self.sizes.cases, quantized=source, folder=folder
                 )
         except (CompressorError, GraphPassError) as error:
             failing = self._failing_products(source, error)
@@ -158,7 +168,7 @@ class EngineTrials:
             "quantized": variant.engine.quantized,
             "proofs": variant.proofs,
         }
-        return Trial(choice, choice.row.model_copy(update=facts), variant, source)
+        return Trial(choice, choice.row.model_copy(update=facts), variant, source, options)
 
     def _failing_products(self, source: Path | None, error: Exception) -> tuple[str, ...]:
         """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""

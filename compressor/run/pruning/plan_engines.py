@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 import graph_passes
+from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.engine_choice.quantize import quantize_as
 from compressor.run.products import Choice, ExportedGraph
 from compressor.run.variant import build_engine
@@ -41,6 +42,7 @@ class PlanEngines:
         scratch: folder for graphs and engines.
         quantized: the quantized graph of the whole model, where there is one already; None: it is made when needed.
         unpruned: the engine of the whole model, where there is one already; None: it is built when needed.
+        products: times of single products; only where `choice` mixes int8 and floats.
     """
 
     reference: ExportedGraph
@@ -51,6 +53,7 @@ class PlanEngines:
     scratch: Path
     quantized: Path | None = None
     unpruned: Engine | None = None
+    products: ProductTimes | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
     _engine: Engine | None = field(default=None, init=False, repr=False)
 
@@ -104,7 +107,10 @@ class PlanEngines:
         folder.mkdir(parents=True)
         graph = folder / "model.onnx"
         graph_passes.save(self.graph(plan), graph)
-        return build_engine(graph, folder, self.choice.config, options)
+        config = self.choice.config
+        if self.choice.mixes and self.products is not None:
+            config, options = self.products.mixed(self.choice, graph, options)
+        return build_engine(graph, folder, config, options)
 
     def discard(self, engine: Engine) -> None:
         """Remove the files of an engine."""

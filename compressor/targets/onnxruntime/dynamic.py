@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx
@@ -11,7 +12,8 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.lost_dependencies import lost_dependencies
-from compressor.targets.quantized_graph import weighted_products
+from compressor.targets.options import Widths
+from compressor.targets.quantized_graph import products_of, state_float_widths, weighted_products
 from graph_passes import load, save
 from graph_passes.attention.score_bias import has_score_bias
 from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
@@ -22,7 +24,9 @@ INT8_KERNELS = frozenset(
 """Operator types of ONNX Runtime that compute a matrix product in int8."""
 
 
-def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) -> tuple[str, ...]:
+def quantize_dynamically(
+    fused: Path, out: Path, *, reduce_range: bool = False, float_widths: Collection[Widths] = ()
+) -> tuple[str, ...]:
     """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
 
     Fused attention stays fused. Without a mask or with a padding mask its projections are quantized with it, as
@@ -33,6 +37,7 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
         fused: the graph, fused for ONNX Runtime.
         out: the file to write; it may be `fused`.
         reduce_range: whether weights use 7 of 8 bits, for processors whose sums of int8 products saturate.
+        float_widths: widths of products that stay in floats.
 
     Returns:
         Names of the products that were to be quantized.
@@ -52,11 +57,13 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
         elif node.op_type == "FusedMatMul":
             _transpose_weights(node)
     FoldWeights()(model)
-    products = tuple(node.name or "" for node in weighted_products(model))
+    in_float = frozenset(products_of(model, float_widths))
+    products = tuple(name for node in weighted_products(model) if (name := node.name or "") not in in_float)
+    state_float_widths(model, float_widths)
     with tempfile.TemporaryDirectory() as folder:
         plain, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         save(model, plain)
-        _quantize(plain, quantized, fused, reduce_range=reduce_range)
+        _quantize(plain, quantized, fused, reduce_range=reduce_range, in_float=in_float)
         result = load(quantized)
         if lost := lost_dependencies(model, result):
             raise InputError(
@@ -69,8 +76,8 @@ def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) 
     return products
 
 
-def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool) -> None:
-    """Run onnxruntime's quantizer on a file; messages name the file `shown`."""
+def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool, in_float: Collection[str]) -> None:
+    """Run onnxruntime's quantizer on a file, but not on the products `in_float`; messages name the file `shown`."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     _forget_shapes(plain)
@@ -82,6 +89,7 @@ def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool) 
                 per_channel=True,
                 reduce_range=reduce_range,
                 weight_type=QuantType.QInt8,
+                nodes_to_exclude=sorted(in_float),
                 # The fused operators have no shape inference, so that the types of their outputs are unknown.
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
                 use_external_data_format=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.choose_norms import choose_norms
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
 from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, fusion_trials, rewrite_for_ort
+from compressor.targets.options import Widths
 from compressor.targets.peak_memory import peak_growth
-from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.quantized_graph import float_products, float_widths_of, quantized_products
 from compressor.targets.random_inputs import fixed_batch
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
@@ -138,6 +139,7 @@ def build_engine(
     norms_timed_at: tuple[int, int] = (1, 128),
     split_norms: bool | None = None,
     norm_seconds: float = 0.0,
+    float_widths: Collection[Widths] = (),
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime and load it.
@@ -152,6 +154,7 @@ def build_engine(
         norms_timed_at: batch size and length at which the faster form of normalizations is chosen.
         split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
         norm_seconds: time spent on finding that out; 0: they stay fused.
+        float_widths: widths of products that stay in floats where a float graph is quantized.
         rewrite: fuses a model.
 
     Raises:
@@ -171,7 +174,8 @@ def build_engine(
         changes.append("converted to half precision, inputs and outputs unchanged")
     requested = None
     if precision == "int8":
-        requested = len(quantize_dynamically(out, out, reduce_range=not int8_instructions()))
+        reduce_range = not int8_instructions()
+        requested = len(quantize_dynamically(out, out, reduce_range=reduce_range, float_widths=float_widths))
         changes.append("quantized dynamically")
     if split_norms:
         save(SplitSkipNorms()(load(out)).model, out)
@@ -284,6 +288,7 @@ def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) ->
         requested=len(integer) + len(quantized_products(model)) if requested is None else requested,
         executed=sum(count for kernel, count in kernels.items() if kernel in INT8_KERNELS),
         float_in_graph=tuple(node.name or "" for node in float_products(model)),
+        float_widths=float_widths_of(model),
     )
 
 

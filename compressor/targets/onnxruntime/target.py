@@ -23,7 +23,7 @@ class OnnxRuntimeTarget(Target):
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")
-    options = frozenset({"kernel", "split_norms", "norm_seconds"})
+    options = frozenset({"kernel", "split_norms", "norm_seconds", "float_widths"})
     quantizes = True
 
     def check(
@@ -60,6 +60,7 @@ class OnnxRuntimeTarget(Target):
             norms_timed_at=(options.batch[1], options.seq[1]),
             split_norms=options.split_norms,
             norm_seconds=options.norm_seconds,
+            float_widths=options.float_widths,
         )
 
     def load(

@@ -27,7 +27,12 @@ from compressor.targets.openvino.session import DeferredRequest, Layer, Names
 from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.options import Shape
 from compressor.targets.peak_memory import peak_growth
-from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
+from compressor.targets.quantized_graph import (
+    float_products,
+    float_widths_of,
+    quantized_products,
+    weighted_products,
+)
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load
@@ -148,6 +153,7 @@ def build_engine(
     threads: int | None = None,
     shapes: Sequence[Shape] = (),
     free_axes: bool = True,
+    float_precision: Precision = "fp32",
 ) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
 
@@ -159,6 +165,7 @@ def build_engine(
         threads: threads per call; None: one per core.
         shapes: fixed shapes that the graph is compiled for too.
         free_axes: whether it is compiled for free axes now; False: when a batch has none of the shapes.
+        float_precision: precision of what an int8 engine computes in floats: `fp32` or `bf16`.
 
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
@@ -180,8 +187,8 @@ def build_engine(
             path=onnx,
         )
     if in_int8:
-        info |= {"int8_products": in_int8, "float_products": in_float}
-    if precision == "bf16":
+        info |= {"int8_products": in_int8, "float_products": in_float, "float_widths": float_widths_of(source)}
+    if "bf16" in (precision, float_precision):
         # Other programs that load the engine, and machines without the instructions, read what it was measured with.
         info |= {"inference_precision": "bf16", "native_instructions": sessions.OPENVINO_BFLOAT16}
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
@@ -289,6 +296,7 @@ def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedPro
         executed=min(len(requested) - len(in_float), sum(layer.precision in _INT8 for layer in products)),
         in_float=in_float,
         float_in_graph=tuple(info["float_products"]),
+        float_widths=tuple((inputs, outputs) for inputs, outputs in info.get("float_widths", ())),
     )
 
 

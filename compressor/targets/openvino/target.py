@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class OpenVinoTarget(Target):
     metadata_file = "engine.bin"
     suffixes = (".xml",)
     providers = ("cpu",)
-    options = frozenset({"shapes"})
+    options = frozenset({"shapes", "float_widths", "float_precision"})
     tried_precisions = ("fp32", "bf16", "int8")
     # Processors sum products of bfloat16 in fp32.
     tolerance: ClassVar[Mapping[Precision, float]] = {**TOLERANCE, "bf16": 3e-2}
@@ -32,6 +32,15 @@ class OpenVinoTarget(Target):
     def reference_precision(self, precision: Precision) -> Precision:
         """fp32: the portable graph that every processor computes alike."""
         return "fp32"
+
+    @property
+    def float_precision(self) -> Literal["fp32", "bf16"]:
+        """bf16 where the processor multiplies it natively."""
+        if self.missing() is not None:
+            return "fp32"
+        from compressor.targets.openvino.session import native_bfloat16
+
+        return "bf16" if native_bfloat16() else "fp32"
 
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
@@ -61,7 +70,13 @@ class OpenVinoTarget(Target):
 
         options = options or BuildOptions()
         return build_engine(
-            onnx, out, precision=precision, threads=threads, shapes=options.shapes, free_axes=options.free_axes
+            onnx,
+            out,
+            precision=precision,
+            threads=threads,
+            shapes=options.shapes,
+            free_axes=options.free_axes,
+            float_precision=options.float_precision,
         )
 
     def load(

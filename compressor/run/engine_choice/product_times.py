@@ -1,0 +1,166 @@
+"""Times of single products in int8 and in floats: an engine computes each width in what is faster there.
+
+Narrow products gain less from int8 than the quantization of their inputs costs. Where that begins depends on the
+processor and the runtime, so that it is measured.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper, numpy_helper
+
+import graph_passes
+from compressor.config.sections import EngineConfig
+from compressor.measure import median_times
+from compressor.run.products import DYNAMIC, Choice
+from compressor.run.run_log import RunLog
+from compressor.run.variant import build_engine
+from compressor.targets import BuildOptions, Feeds, target
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.targets.options import Widths
+from compressor.targets.quantized_graph import products_by_widths, quantized_products
+
+_SECONDS = 0.2
+"""Approximate time spent on timing one product at one size, in int8 and in floats."""
+_OPSET = 17
+
+
+@dataclass
+class ProductTimes:
+    """Times products of a graph in int8 and in floats, each width once.
+
+    Attributes:
+        inputs: inputs of the model, of every size to time.
+        log: receives the stage.
+    """
+
+    inputs: Sequence[Feeds]
+    log: RunLog
+    _ratios: dict[tuple[str, str, Widths], float] = field(default_factory=dict, init=False, repr=False)
+
+    def mixed(self, choice: Choice, graph: Path, options: BuildOptions) -> tuple[EngineConfig, BuildOptions]:
+        """The settings of an int8 engine whose products are in floats where that is faster.
+
+        Args:
+            choice: target and form of the engine.
+            graph: the graph that it is built from: quantized, or in floats where the target quantizes it.
+            options: the options of the build otherwise.
+
+        Returns:
+            Its target and precision, which is one of floats where no product is faster in int8; and its options.
+
+        Raises:
+            TargetMissingError: the runtime is missing.
+            InputError: the runtime cannot build a single product.
+        """
+        options = replace(options, float_precision=target(choice.config.target).float_precision)
+        in_floats = choice.config.model_copy(update={"precision": options.float_precision})
+        by_widths = _candidates(graph_passes.load(graph), choice)
+        unknown = [widths for widths in by_widths if self._key(choice, widths) not in self._ratios]
+        if unknown:
+            rows = self._rows(graph, choice, unknown)
+            with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
+                for number, widths in enumerate(unknown, start=1):
+                    ratio = _time_ratio(choice, widths, rows[widths], options)
+                    self._ratios[self._key(choice, widths)] = ratio
+                    on_progress(number, len(unknown))
+        slower = frozenset(widths for widths in by_widths if self._ratios[self._key(choice, widths)] >= 1)
+        config = in_floats if len(slower) == len(by_widths) else choice.config
+        return config, replace(options, float_widths=slower)
+
+    def _rows(self, graph: Path, choice: Choice, widths: Collection[Widths]) -> dict[Widths, tuple[int, ...]]:
+        """The number of activation vectors that the products of each width multiply, at every size."""
+        model = graph_passes.load(graph)
+        values = {key: [node.inputs[0] for node in nodes] for key, nodes in _candidates(model, choice).items()}
+        factors = {value.name: value for key in widths for value in values[key] if value is not None}
+        model.graph.outputs[:] = list(factors.values())
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "factors.onnx"
+            graph_passes.save(model, path)
+            run = unoptimized_runner(path)
+            sizes = [{name: array.size for name, array in run(feeds).items()} for feeds in self.inputs]
+        return {
+            key: tuple(max(size[str(value.name)] for value in values[key] if value) // key[0] for size in sizes)
+            for key in widths
+        }
+
+    @staticmethod
+    def _key(choice: Choice, widths: Widths) -> tuple[str, str, Widths]:
+        return choice.config.target, choice.form, widths
+
+
+def _candidates(model: ir.Model, choice: Choice) -> Mapping[Widths, Sequence[ir.Node]]:
+    """The products that may be in int8, by widths: all of them where the target quantizes, else the quantized ones."""
+    by_widths = products_by_widths(model)
+    if choice.form == DYNAMIC:
+        return by_widths
+    quantized = set(quantized_products(model))
+    return {key: nodes for key, nodes in by_widths.items() if quantized & set(nodes)}
+
+
+def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: BuildOptions) -> float:
+    """The time of a product in int8 over that in floats: the geometric mean over numbers of activation vectors."""
+    rng = np.random.default_rng(0)
+    plain = BuildOptions(float_precision=options.float_precision)
+    in_floats = choice.config.model_copy(update={"precision": options.float_precision})
+    with tempfile.TemporaryDirectory() as scratch:
+        engines = []
+        for config, is_quantized in ((choice.config, choice.form != DYNAMIC), (in_floats, False)):
+            folder = Path(scratch) / str(config.precision)
+            folder.mkdir()
+            onnx.save(product_graph(widths, rng, is_quantized=is_quantized), folder / "product.onnx")
+            engines.append(build_engine(folder / "product.onnx", folder, config, plain))
+        ratios = []
+        for count in sorted(set(rows)):
+            feeds = {_INPUT: rng.standard_normal((count, widths[0]), dtype=np.float32)}
+            in_int8, floats = median_times(engines, feeds, _SECONDS)
+            ratios.append(in_int8 / floats)
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+_INPUT, _OUTPUT = "activations", "output"
+
+
+def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool) -> onnx.ModelProto:
+    """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
+
+    Args:
+        widths: numbers of inputs and outputs.
+        rng: draws the weights.
+        is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.
+    """
+    inputs, outputs = widths
+    weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
+    if not is_quantized:
+        nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]
+        constants = {"weights": weights}
+    else:
+        scales = np.abs(weights).max(axis=0) / 63  # 7 bits, which no processor saturates
+        constants = {
+            "scale": np.float32(8 / 255),
+            "zero": np.uint8(128),
+            "weights": np.rint(weights / scales).astype(np.int8),
+            "scales": scales,
+            "zeros": np.zeros(outputs, np.int8),
+        }
+        nodes = [
+            helper.make_node("QuantizeLinear", [_INPUT, "scale", "zero"], ["quantized"]),
+            helper.make_node("DequantizeLinear", ["quantized", "scale", "zero"], ["left"]),
+            helper.make_node("DequantizeLinear", ["weights", "scales", "zeros"], ["right"], axis=1),
+            helper.make_node("MatMul", ["left", "right"], [_OUTPUT], name="product"),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info(_INPUT, TensorProto.FLOAT, ["rows", inputs])],
+        [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, ["rows", outputs])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
