@@ -144,14 +144,14 @@ def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...]
 def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and a row for each engine: its settings, times by size, speed against dense, ..., and outcome."""
     sizes = tuple(dict.fromkeys(size for row in candidates for size in row.milliseconds))
-    has_half = any(row.speed_of_half for row in candidates)
-    speeds = ("speed", *(["with half of the units"] if has_half else []))
+    pruned = next((row.pruned_text for row in candidates if row.speed_pruned), "")
+    speeds = ("speed", *filter(None, [pruned]))
     headings = ("engine", *sizes, *speeds, "metric, evaluation rows", "equal answers", "size", "memory", "proofs")
-    return (*headings, "outcome"), [_candidate_row(row, sizes, has_half=has_half) for row in candidates]
+    return (*headings, "outcome"), [_candidate_row(row, sizes, has_pruned=bool(pruned)) for row in candidates]
 
 
-def _candidate_row(row: Candidate, sizes: Sequence[str], *, has_half: bool) -> tuple[str, ...]:
-    speeds = (row.speed, row.speed_of_half) if has_half else (row.speed,)
+def _candidate_row(row: Candidate, sizes: Sequence[str], *, has_pruned: bool) -> tuple[str, ...]:
+    speeds = (row.speed, row.speed_pruned) if has_pruned else (row.speed,)
     return (
         row.label,
         *(ms(row.milliseconds[size]) if size in row.milliseconds else "" for size in sizes),

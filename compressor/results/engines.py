@@ -139,9 +139,9 @@ class Candidate(Row):
     `has_all_units` says that it was tried before units were removed, with the units of the whole model. `form` says how
     its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time of a call by
     size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense engine over
-    that of this one. Where units are removed afterwards, `speed_of_half` is the same with half of the units of every
-    group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is that
-    minus the metric of the dense engine, both as computed and not scaled to `unit`; without labels both are None.
+    that of this one. Where units are removed afterwards, `speed_pruned` is the same with a `share` of the units of
+    every group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is
+    that minus the metric of the dense engine, both as computed and not scaled to `unit`; without labels both are None.
     `agreement` is the share of its answers to these rows that equal those of the dense engine. `holds` says whether the
     metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names products of the
     quantized graph that were returned to floats, because a proof or the metric does not hold with them in int8.
@@ -155,7 +155,8 @@ class Candidate(Row):
     in_float: tuple[str, ...] = ()
     milliseconds: dict[str, float] = Field(default_factory=dict)
     speed: float | None = None
-    speed_of_half: float | None = None
+    speed_pruned: float | None = None
+    share: float | None = None
     metric: float | None = None
     difference: float | None = None
     unit: MetricUnit = MetricUnit.RAW
@@ -167,6 +168,19 @@ class Candidate(Row):
     holds: bool = True
     chosen: bool = False
     failure: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_keys(cls, fields: Any) -> Any:
+        """Rename the key `speed_of_half` of version 0.1, when all engines were timed with half of the units."""
+        if isinstance(fields, dict) and fields.get("speed_of_half") is not None:
+            fields = {**fields, "share": 0.5}
+        return renamed_keys(fields, {"speed_of_half": "speed_pruned"})
+
+    @property
+    def pruned_text(self) -> str:
+        """The part of the model that it was timed with before units were removed; empty: all of it."""
+        return "" if self.share is None else f"with {self.share:.0%} of the units"
 
     @property
     def label(self) -> str:

@@ -215,7 +215,7 @@ class NoteCode(StrEnum):
     ENGINE_CHOSEN = "engine-chosen"
     """Which of several engines is delivered, and why."""
     ENGINES_COMPARED_WHOLE = "engines-compared-whole"
-    """No engine could be built with half of the units, so that the choice is by the time of the whole model."""
+    """No engine could be built with a share of the units, so that the choice is by the time of the whole model."""
 
     # Measurements.
     SPEED_UNCERTAIN = "speed-uncertain"

@@ -179,7 +179,7 @@ def _choose_first(
     refused: Sequence[Refusal],
     decided: str,
 ) -> ChosenEngine:
-    """The engine to prune for: of those that keep the metric of the whole model the fastest with half of the units.
+    """The engine to prune for: of those that keep the metric of the whole model the fastest with about as many units as the budget leaves.
 
     An interrupted run may have `decided` already; empty: it has not.
     """
@@ -195,16 +195,16 @@ def _choose_first(
     units = prunable_types(run.recipe)
     skipped = frozenset().union(*(refusal.sites for refusal in refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
-    plan = keep_counts(reference.plan, groups, {group.name: group.counts[len(group.counts) // 2] for group in groups})
-    with tempfile.TemporaryDirectory(prefix="halves-", dir=run.work.scratch) as halves:
+    with tempfile.TemporaryDirectory(prefix="pruned-", dir=run.work.scratch) as pruned:
 
-        def build_half(trial: Trial) -> Engine:
+        def build_pruned(trial: Trial, share: float) -> Engine:
             assert trial.variant is not None
-            folder = Path(tempfile.mkdtemp(dir=halves))
+            folder = Path(tempfile.mkdtemp(dir=pruned))
             engines = _plan_engines(run, data, trial.choice, reference, folder, trial.source)
-            return replace(engines, unpruned=trial.variant.engine).build(plan)
+            counts = {group.name: group.counts[max(1, round(share * (len(group.counts) - 1)))] for group in groups}
+            return replace(engines, unpruned=trial.variant.engine).build(keep_counts(reference.plan, groups, counts))
 
-        return choose_engine(trials, build_half=build_half, decided=decided)
+        return choose_engine(trials, build_pruned=build_pruned, decided=decided)
 
 
 def _cost_source(

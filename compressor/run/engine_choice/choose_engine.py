@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.evaluation_scorer import agreement
-from compressor.run.engine_choice.trial_times import time_half, time_whole
+from compressor.run.engine_choice.trial_times import share_left, time_pruned, time_whole
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
 from compressor.run.variant import build_variant
 from compressor.targets import QUANTIZED, TARGETS, Engine, Precision, target
 from graph_passes import GraphPassError
 
+_NEAR = 1.1
+"""Ratio of speeds up to which two engines are built and timed once more when the plan is known."""
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
 
@@ -57,7 +59,7 @@ def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[st
 def choose_engine(
     trials: EngineTrials,
     allowed: Sequence[Choice] | None = None,
-    build_half: Callable[[Trial], Engine] | None = None,
+    build_pruned: Callable[[Trial, float], Engine] | None = None,
     decided: str = "",
     otherwise: Sequence[Choice] = (),
 ) -> ChosenEngine:
@@ -66,12 +68,13 @@ def choose_engine(
     An engine that cannot be quantized, built or proven is a row with its reason, and the next is tried.
 
     Where int8 loses too much, a further candidate returns as few products to floats as keep the metric. Where units are
-    removed afterwards, the fastest is the one that is with half of them.
+    removed afterwards, the fastest is the one that is with about as many as the budget leaves.
 
     Args:
         trials: what candidates are built, scored and timed with.
         allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
-        build_half: builds the engine of a candidate with half of the units of every group; None: no units are removed.
+        build_pruned: builds the engine of a candidate with a share of the units of every group; None: no units are
+            removed.
         decided: label of the engine that was chosen before, and is chosen again if it can be built; empty: none was.
         otherwise: the engines to try where none of `allowed` can be built.
 
@@ -96,7 +99,8 @@ def choose_engine(
     higher_is_better = data is None or data.task.higher_is_better
     best = next((trial for trial in built if trial.choice.label == decided and trial.variant is not None), None)
     if best is None:
-        built = built if build_half is None else time_half(trials, built, build_half)
+        if build_pruned is not None:
+            built = time_pruned(trials, built, share_left(trials.recipe.budget, built), build_pruned)
         best = fastest(built, higher_is_better)
     while True:
         source = _written_source(best, quantized)
@@ -113,11 +117,12 @@ def choose_engine(
             best = fastest(built, higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=is_bounded))
-    return ChosenEngine(variant, best.choice, table, source, best.scored)
+    near = (trial.choice for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR)
+    return ChosenEngine(variant, best.choice, table, source, best.scored, next(near, None))
 
 
 def _built(
-    trials: EngineTrials, every: Iterable[Choice], quantized: Mapping[str | None, QuantizedGraph]
+    trials: EngineTrials, every: Collection[Choice], quantized: Mapping[str | None, QuantizedGraph]
 ) -> list[Trial]:
     """The candidates, built and scored; and further ones.
 
@@ -134,7 +139,7 @@ def _built(
     return built + [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
-        if _loses_too_much(trial)
+        if trial.choice in every and _loses_too_much(trial)
     ]
 
 
@@ -185,13 +190,24 @@ def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
         if cause is None:
             raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED)
         raise type(cause)(text, code=cause.code, **cause.details) from cause
-    eligible = [trial for trial in built if trial.candidate.holds]
+    eligible = ranked(built)
     if not eligible:
         differences = [trial.candidate.difference or 0.0 for trial in built]
         losses = [loss_of(difference, higher_is_better=higher_is_better) for difference in differences]
         return built[losses.index(min(losses))]
-    with_half = [trial for trial in eligible if trial.candidate.speed_of_half is not None]
-    return max(with_half or eligible, key=lambda trial: trial.candidate.speed_of_half or trial.candidate.speed or 0.0)
+    return eligible[0]
+
+
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """The candidates that keep the metric, fastest first: those that were timed with fewer units before others."""
+    eligible = [trial for trial in trials if trial.variant is not None and trial.candidate.holds]
+    pruned = [trial for trial in eligible if trial.candidate.speed_pruned is not None]
+    return sorted(pruned or eligible, key=lambda trial: -_speed(trial))
+
+
+def _speed(trial: Trial) -> float:
+    """The speed by which a candidate is chosen; zero where it was not timed."""
+    return trial.candidate.speed_pruned or trial.candidate.speed or 0.0
 
 
 def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_bounded: bool) -> Iterator[Note]:
@@ -252,8 +268,8 @@ def _choice(table: Sequence[Candidate], best: Candidate, *, is_bounded: bool) ->
     elif not best.holds:
         text = f"no engine keeps the metric within --max-drop; {best.label} loses least"
     else:
-        with_half = "" if best.speed_of_half is None else " with half of the units"
-        text = f"{best.label} is the fastest{with_half} of {len(kept)} engines that were built"
+        pruned = f" {best.pruned_text}" if best.share else ""
+        text = f"{best.label} is the fastest{pruned} of {len(kept)} engines that were built"
         if len(kept) < len(built):
             text += " and keep the metric within --max-drop"
     failures = _failures(table)

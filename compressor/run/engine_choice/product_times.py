@@ -7,7 +7,7 @@ processor and the runtime, so that it is measured.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from compressor.targets.quantized_graph import products_by_widths, quantized_pro
 _SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""
 _OPSET = 17
+TimeRatio = Callable[[Choice, Widths, Sequence[int], BuildOptions], float]
 
 
 @dataclass
@@ -39,10 +40,13 @@ class ProductTimes:
     Attributes:
         inputs: inputs of the model, of every size to time.
         log: receives the stage.
+        time_ratio: the time of a product in int8 over that in floats, from the engine, the widths, numbers of
+            activation vectors and options; None: it is measured.
     """
 
     inputs: Sequence[Feeds]
     log: RunLog
+    time_ratio: TimeRatio | None = None
     _ratios: dict[tuple[str, str, Widths], float] = field(default_factory=dict, init=False, repr=False)
 
     def mixed(self, choice: Choice, graph: Path, options: BuildOptions) -> tuple[EngineConfig, BuildOptions]:
@@ -68,7 +72,7 @@ class ProductTimes:
             rows = self._rows(graph, choice, unknown)
             with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
                 for number, widths in enumerate(unknown, start=1):
-                    ratio = _time_ratio(choice, widths, rows[widths], options)
+                    ratio = (self.time_ratio or _time_ratio)(choice, widths, rows[widths], options)
                     self._ratios[self._key(choice, widths)] = ratio
                     on_progress(number, len(unknown))
         slower = frozenset(widths for widths in by_widths if self._ratios[self._key(choice, widths)] >= 1)

@@ -1,4 +1,4 @@
-"""Times of the candidates: of the whole model, and with half of the units where these are removed afterwards."""
+"""Times of the candidates: of the whole model, and with about as many units as a budget leaves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from compressor.config.sections import BudgetConfig
 from compressor.errors import CompressorError
 from compressor.measure import median_times
 from compressor.model_folder import example_feeds
@@ -35,41 +36,63 @@ def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
     return [trial if trial.variant is None else _timed(trial, next(remaining), reference) for trial in built]
 
 
-def time_half(trials: EngineTrials, built: Sequence[Trial], build: Callable[[Trial], Engine]) -> list[Trial]:
-    """The candidates, and of those that may be the fastest the speed with half of the units.
+def share_left(budget: BudgetConfig, built: Sequence[Trial]) -> float:
+    """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate.
 
-    How much faster an engine gets when units are removed differs between runtimes. An engine that takes more than
-    `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One that
-    cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a note.
+    Args:
+        budget: the budget.
+        built: the candidates with their times.
+    """
+    shares = [share for share in (budget.macs, budget.parameters) if share is not None]
+    holding = [trial.candidate for trial in built if trial.candidate.holds and trial.candidate.speed]
+    if holding:
+        best = max(holding, key=lambda candidate: candidate.speed or 0.0)
+        if budget.speedup is not None:
+            shares.append((best.speed or 0.0) / budget.speedup)
+        if budget.milliseconds is not None:
+            shares.append(budget.milliseconds / max(best.milliseconds.values()))
+    return min(1.0, *shares, 1.0)
+
+
+def time_pruned(
+    trials: EngineTrials, built: Sequence[Trial], share: float, build: Callable[[Trial, float], Engine]
+) -> list[Trial]:
+    """The candidates, and of those that may be the fastest the speed with a share of the units.
+
+    How much faster an engine gets when units are removed differs between runtimes and precisions. An engine that takes
+    more than `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One
+    that cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a
+    note.
 
     Args:
         trials: the dense engine, the sizes and the inputs.
         built: the candidates with their speeds.
-        build: builds the engine of a candidate with half of the units.
+        share: the share of the units.
+        build: builds the engine of a candidate with a share of the units.
     """
     speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
     least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
     near = [index for index, speed in speeds.items() if speed >= least]
-    if len(near) < 2:
+    if len(near) < 2 or share >= 1:
         return list(built)
-    halves: dict[int, Engine] = {}
+    pruned: dict[int, Engine] = {}
     failures: dict[int, Exception] = {}
-    with trials.log.stage("building engines with half of the units") as on_progress:
+    with trials.log.stage(f"building engines with {share:.0%} of the units") as on_progress:
         for number, index in enumerate(near, start=1):
             try:
-                halves[index] = build(built[index])
+                pruned[index] = build(built[index], share)
             except (CompressorError, GraphPassError) as error:
                 failures[index] = error
             on_progress(number, len(near))
-    if not halves:
-        text = f"engines are compared by the whole model, since none has half of the units ({failures[near[0]]})"
-        trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=text)])
+    if not pruned:
+        text = f"engines are compared by the whole model, since none has {share:.0%} of the units"
+        trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])
         return list(built)
-    reference, *rows = _times(trials, list(halves.values()), "timing engines with half of the units")
+    reference, *rows = _times(trials, list(pruned.values()), f"timing engines with {share:.0%} of the units")
     timed = [trial.failed(failures[index]) if index in failures else trial for index, trial in enumerate(built)]
-    for index, row in zip(halves, rows, strict=True):
-        candidate = built[index].candidate.model_copy(update={"speed_of_half": _speed(row, reference)})
-        timed[index] = replace(built[index], candidate=candidate)
+    for index, row in zip(pruned, rows, strict=True):
+        update = {"speed_pruned": _speed(row, reference), "share": share}
+        timed[index] = replace(built[index], candidate=built[index].candidate.model_copy(update=update))
     return timed
 
 

@@ -67,11 +67,11 @@ def test_every_allowed_engine_is_tried() -> None:
     engine = Recipe(model=Path("model"), data="rows.tsv", target="auto", precision="auto").engine
     assert [choice.label for choice in choices(engine)] == [
         "ort fp32",
-        "ort int8 portable",
-        "ort int8 dynamic",
+        "ort int8 portable, where faster",
+        "ort int8 dynamic, where faster",
         "openvino fp32",
         "openvino bf16",
-        "openvino int8 portable",
+        "openvino int8 portable, where faster",
         "trt fp32",
         "trt fp16",
         "trt int8 symmetric",
@@ -87,7 +87,10 @@ def test_every_allowed_engine_is_tried() -> None:
 def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> None:
     table = int8_run.report.candidates
     engine = Recipe(model=Path("model"), data="rows.tsv", target="auto", precision="auto").engine
-    assert [row.label for row in table] == [choice.label for choice in choices(engine)]
+    # Beside an engine that mixes int8 and floats, the one in int8 alone is tried.
+    assert [row.label for row in table if "int8" not in row.label or "," in row.label or row.target == "trt"] == [
+        choice.label for choice in choices(engine)
+    ]
     (best,) = (row for row in table if row.chosen)
     built = [row for row in table if not row.failure]
     assert best.speed == max(row.speed or 0.0 for row in built if row.holds)
@@ -148,13 +151,11 @@ def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tm
     recipe = int8_recipe(answered, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
     assert recipe.prunes
     report = compressor.compress(recipe)
-    assert [row.precision for row in report.candidates] == ["fp32", "bf16", "int8"]
+    assert list(dict.fromkeys(row.precision for row in report.candidates)) == ["fp32", "bf16", "int8"]
     (best,) = (row for row in report.candidates if row.chosen)
     assert (report.target, report.precision) == (best.target, best.precision)
-    assert sum(row.speed_of_half is not None for row in report.candidates) != 1
-    assert best.speed_of_half == max(
-        (row.speed_of_half for row in report.candidates if row.speed_of_half), default=None
-    )
+    assert sum(row.speed_pruned is not None for row in report.candidates) != 1
+    assert best.speed_pruned == max((row.speed_pruned for row in report.candidates if row.speed_pruned), default=None)
 
 
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Speeds of candidates: of the whole model, and with half of the units where these are removed afterwards."""
+"""Speeds of candidates: of the whole model, and with about as many units as a budget leaves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from compressor.config.sections import EngineConfig
+from compressor.config.sections import BudgetConfig, EngineConfig
 from compressor.progress import ignore_progress
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_choice import trial_times
 from compressor.run.engine_choice.choose_engine import fastest
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.engine_choice.trial_times import time_half, time_whole
+from compressor.run.engine_choice.trial_times import share_left, time_pruned, time_whole
 from compressor.run.products import Choice
 from compressor.targets import Engine
 from graph_passes import PlanError
@@ -46,7 +46,8 @@ def trial(name: str, *, holds: bool = True) -> Trial:
     return Trial(Choice(EngineConfig()), candidate, cast(Any, SimpleNamespace(engine=name)))
 
 
-def half(trial: Trial) -> Engine:
+def half(trial: Trial, share: float) -> Engine:
+    assert share == 0.5
     return cast(Engine, f"half of {trial.candidate.target}")
 
 
@@ -54,25 +55,27 @@ def test_the_engine_that_is_fastest_with_half_of_the_units_is_chosen(trials: Eng
     built = time_whole(trials, [trial("a"), trial("b"), trial("slow")])
     assert [row.candidate.speed for row in built] == pytest.approx([3.0, 12 / 5, 12 / 9])
     assert fastest(built, higher_is_better=True).candidate.target == "a"
-    timed = time_half(trials, built, half)
-    assert [row.candidate.speed_of_half for row in timed] == [pytest.approx(4.0), pytest.approx(6.0), None]
+    timed = time_pruned(trials, built, 0.5, half)
+    assert [row.candidate.speed_pruned for row in timed] == [pytest.approx(4.0), pytest.approx(6.0), None]
     assert fastest(timed, higher_is_better=True).candidate.target == "b"
 
 
-def fail(trial: Trial) -> Engine:
+def fail(trial: Trial, share: float) -> Engine:
     raise PlanError("a product does not read units")
 
 
 def test_engines_are_compared_by_the_whole_model_where_no_half_can_be_built(trials: EngineTrials) -> None:
     built = time_whole(trials, [trial("a"), trial("b")])
-    assert time_half(trials, built, fail) == built
+    assert time_pruned(trials, built, 0.5, fail) == built
     (note,) = cast(Any, trials.log).notes
     assert note.code is NoteCode.ENGINES_COMPARED_WHOLE
 
 
 def test_an_engine_without_a_half_is_a_row_with_its_reason(trials: EngineTrials) -> None:
     built = time_whole(trials, [trial("a"), trial("b")])
-    timed = time_half(trials, built, lambda trial: fail(trial) if trial.candidate.target == "b" else half(trial))
+    timed = time_pruned(
+        trials, built, 0.5, lambda trial, share: (fail if trial.candidate.target == "b" else half)(trial, share)
+    )
     assert [bool(row.candidate.failure) for row in timed] == [False, True]
     assert fastest(timed, higher_is_better=True).candidate.target == "a"
     assert cast(Any, trials.log).notes == []
@@ -81,5 +84,18 @@ def test_an_engine_without_a_half_is_a_row_with_its_reason(trials: EngineTrials)
 def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(trials: EngineTrials) -> None:
     failed = Trial(Choice(EngineConfig()), Candidate(target="c", precision="fp32", failure="missing", holds=False))
     built = time_whole(trials, [trial("a"), trial("b", holds=False), failed])
-    timed = time_half(trials, built, lambda trial: pytest.fail("it is built"))
+    timed = time_pruned(trials, built, 0.5, lambda trial, share: pytest.fail("it is built"))
     assert timed == built
+
+
+def test_engines_are_timed_at_about_the_size_that_a_budget_leaves(trials: EngineTrials) -> None:
+    built = time_whole(trials, [trial("a"), trial("b", holds=False)])  # a is three times as fast as dense, at 4 ms
+    for fields, share in (
+        ({"macs": 0.1}, 0.1),
+        ({"macs": 0.5, "parameters": 0.25}, 0.25),
+        ({"speedup": 6.0}, 0.5),
+        ({"speedup": 2.0}, 1.0),
+        ({"latency": "1ms"}, 0.25),
+    ):
+        assert share_left(BudgetConfig(**cast(Any, fields)), built) == pytest.approx(share)
+    assert time_pruned(trials, [*built, *built], 1.0, fail) == [*built, *built], "nothing has to be removed"
