@@ -24,8 +24,9 @@ SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
 QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
 MAPS = Path("blocks", "maps.safetensors")
 """The file of attention maps, relative to `WorkDir.learning`."""
-TIMES, TRIALS, CHOSEN_ENGINE = "times.json", "trials.json", "engine.txt"
-"""Files of measured times, of the scores of plans that are tried, and of the engine that units are pruned for."""
+TIMES, TRIALS, CHOSEN_ENGINE, DELIVERED_ENGINE = "times.json", "trials.json", "engine.txt", "delivered.txt"
+"""Files of measured times, of the scores of plans that are tried, of the engine that units are pruned for, and of the
+engine that is delivered."""
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""

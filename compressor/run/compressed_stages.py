@@ -82,11 +82,9 @@ def build_compressed(
     )
     if learned.engine is None:
         return choose_engine(trials, None)
-    # Units were removed for the first one. One that was nearly as fast may be faster with this plan, and any engine is
-    # better than none.
-    nearest = [learned.engine.choice, learned.engine.runner_up]
-    allowed = list(dict.fromkeys(replace(choice, in_float=()) for choice in nearest if choice is not None))
-    every = choices(run.built.engine, has_rows=scorer.data is not None)
-    chosen = choose_engine(trials, allowed, otherwise=[choice for choice in every if choice not in allowed])
+    first = replace(learned.engine.choice, in_float=())
+    # Units were removed for the first one; another is better than none.
+    otherwise = [choice for choice in choices(run.built.engine, has_rows=scorer.data is not None) if choice != first]
+    chosen = choose_engine(trials, [first], otherwise=otherwise)
     candidates = (row.model_copy(update={"has_all_units": True}) for row in learned.engine.candidates)
     return replace(chosen, candidates=tuple(candidates))

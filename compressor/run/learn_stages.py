@@ -19,6 +19,7 @@ from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
+from compressor.run.engine_choice.trial_times import fastest_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import learn_plan, load_plan, load_weights
@@ -38,7 +39,7 @@ from compressor.run.variant import drops_unread
 from compressor.targets import Engine
 from compressor.tasks import Data
 from compressor.workdir import WorkDir
-from graph_passes import Refusal
+from graph_passes import Plan, Refusal
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
         state.wait_for_everyone()  # the main process removes units
         if recipe.prunes:
             selected = own_store.load_finished_plan(model.folder.model)
+            if selected is not None:
+                selected = replace(selected, engine=own_store.delivered or selected.engine)
         assert selected is not None
         distill(recipe, model, data, selected, distillation, store, ignore_progress)
 
@@ -143,7 +146,10 @@ def _learn_units(
             part.keep_engine(engine.choice.label)
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
-        return LearnedPlan(prune(budget_run), engine, scorer)
+        selected = prune(budget_run)
+        if engine.runner_up is not None:
+            engine = _choose_last(run, scorer, engine, reference, selected.plan, part)
+        return LearnedPlan(replace(selected, engine=engine.choice.label), engine, scorer)
     assert heads is not None
     return LearnedPlan(heads)
 
@@ -179,7 +185,7 @@ def _choose_first(
     refused: Sequence[Refusal],
     decided: str,
 ) -> ChosenEngine:
-    """The engine to prune for: of those that keep the metric of the whole model the fastest with about as many units as the budget leaves.
+    """The engine to prune for: the fastest, with about as many units as the budget leaves, that keeps the metric whole.
 
     An interrupted run may have `decided` already; empty: it has not.
     """
@@ -205,6 +211,38 @@ def _choose_first(
             return replace(engines, unpruned=trial.variant.engine).build(keep_counts(reference.plan, groups, counts))
 
         return choose_engine(trials, build_pruned=build_pruned, decided=decided)
+
+
+def _choose_last(
+    run: RunContext,
+    scorer: EvaluationScorer,
+    engine: ChosenEngine,
+    reference: ExportedGraph,
+    plan: Plan,
+    store: LearningStore,
+) -> ChosenEngine:
+    """The engine to deliver: that for which units were removed, or its runner-up if it is faster with this plan.
+
+    Weights do not matter to times, so that this is known before they are trained for it.
+    """
+    assert engine.runner_up is not None
+    assert run.data is not None
+    nearest = (engine, engine.runner_up)
+    for chosen in nearest:
+        if store.delivered == chosen.choice.label:
+            return chosen
+    scratch = run.work.scratch / "nearest"
+    trials = EngineTrials(
+        scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
+    )
+    with run.log.stage("building the two fastest engines with the plan"):
+        engines = [
+            _plan_engines(run, run.data, chosen.choice, reference, scratch / str(index), chosen.source).build(plan)
+            for index, chosen in enumerate(nearest)
+        ]
+    delivered = nearest[fastest_of(trials, engines, "timing the two fastest engines with the plan")]
+    store.keep_delivered(delivered.choice.label)
+    return delivered
 
 
 def _cost_source(

@@ -20,7 +20,7 @@ from compressor.results import AnyNote, BudgetRow, CertifiedLoss, CostShare, Cur
 from compressor.results.rows import Row
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
-from compressor.workdir import CHOSEN_ENGINE, MAPS, TIMES, TRIALS
+from compressor.workdir import CHOSEN_ENGINE, DELIVERED_ENGINE, MAPS, TIMES, TRIALS
 from graph_passes import Plan
 from graph_passes.files import write_text
 
@@ -124,6 +124,16 @@ class LearningStore:
     def keep_engine(self, label: str) -> None:
         """Store the label of the engine that units are pruned for, so that a resumed run prunes for it too."""
         (self.path / CHOSEN_ENGINE).write_text(label)
+
+    @property
+    def delivered(self) -> str:
+        """Label of the engine that is delivered; empty before it is chosen."""
+        file = self.path / DELIVERED_ENGINE
+        return file.read_text() if file.is_file() else ""
+
+    def keep_delivered(self, label: str) -> None:
+        """Store the label of the engine that is delivered, for which weights are trained."""
+        (self.path / DELIVERED_ENGINE).write_text(label)
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
         """Store a plan and its weights, so that a run that is interrupted later does not learn again."""

@@ -242,7 +242,7 @@ class ChosenEngine:
         candidates: every engine that was tried; empty where the recipe names one.
         source: the quantized graph that it was built from; None: a float graph, or the recipe names the engine.
         scored: its answers to the evaluation rows; None: they have no labels, or the recipe names the engine.
-        runner_up: the settings of an engine that is nearly as fast; None: there is none.
+        runner_up: an engine that is nearly as fast; None: there is none.
     """
 
     variant: Variant
@@ -250,7 +250,7 @@ class ChosenEngine:
     candidates: tuple[Candidate, ...] = ()
     source: Path | None = None
     scored: ScoredAnswers | None = None
-    runner_up: Choice | None = None
+    runner_up: ChosenEngine | None = None
 
     def lost(self, task: Task) -> float:
         """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""

@@ -1,4 +1,4 @@
-"""Linears that round as the quantized graph does, so that a model learns to bear it; their weights stay floats."""
+"""Linears that round as the engine does, so that a model learns to bear it; their weights stay in float32."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ class Rounding:
 
     Attributes:
         first_step: number of steps before.
-        weight_levels: largest integer of a weight.
+        weight_levels: largest integer of a weight; None: weights and inputs round to bfloat16.
     """
 
     first_step: int
-    weight_levels: int = FULL_RANGE
+    weight_levels: int | None = FULL_RANGE
 
 
 @contextmanager
 def fake_quantized(
-    model: nn.Module, is_active: Callable[[], bool], *, weight_levels: int = FULL_RANGE
+    model: nn.Module, is_active: Callable[[], bool], *, weight_levels: int | None = FULL_RANGE
 ) -> Iterator[None]:
     """The model with linears that round their inputs and weights to 8 bits, as in the portable quantized graph.
 
-    Inputs are asymmetric with one range for a tensor, weights symmetric with one range for each output channel. Before,
-    each input channel is divided by a factor that its weights are multiplied by, so that outliers of activations leave
-    steps for the rest (SmoothQuant, Xiao et al. 2023, equation 4). All ranges are those of the batch, so that there is
-    no state besides the weights. Rounding has the gradient one (straight through).
+    Or to bfloat16, as an engine in that precision does. Rounding has the gradient one (straight through).
+
+    In 8 bits, inputs are asymmetric with one range for a tensor, weights symmetric with one range for each output
+    channel. Before, each input channel is divided by a factor that its weights are multiplied by, so that outliers of
+    activations leave steps for the rest (SmoothQuant, Xiao et al. 2023, equation 4). All ranges are those of the batch,
+    so that there is no state besides the weights.
 
     On exit the model is as before.
 
     Args:
         model: the model; its parameters, and their names, stay as they are.
         is_active: whether a forward rounds, e.g. by the step of a training.
-        weight_levels: largest integer of a weight, `FULL_RANGE` or `REDUCED_RANGE`.
+        weight_levels: largest integer of a weight, `FULL_RANGE` or `REDUCED_RANGE`; None: bfloat16.
     """
     with ExitStack() as undo:
         for module in model.modules():
@@ -62,12 +64,18 @@ def fake_quantized(
 
 
 def _forward(
-    linear: Linear, exact: Callable[[Tensor], Tensor], is_active: Callable[[], bool], weight_levels: int, inputs: Tensor
+    linear: Linear,
+    exact: Callable[[Tensor], Tensor],
+    is_active: Callable[[], bool],
+    weight_levels: int | None,
+    inputs: Tensor,
 ) -> Tensor:
     """The output `[..., outputs]` of a linear for inputs `[..., inputs]`."""
     if not is_active() or not inputs.numel() or not linear.weight.numel():
         return exact(inputs)
     weight = linear_weight(linear)
+    if weight_levels is None:
+        return nn.functional.linear(_round_to_bfloat16(inputs), _round_to_bfloat16(weight), linear.bias)
     factors = _smoothing_factors(inputs.detach(), weight.detach())
     rounded = _round_weight(weight * factors, weight_levels)
     return nn.functional.linear(_round_input(inputs / factors), rounded, linear.bias)
@@ -78,6 +86,12 @@ def _smoothing_factors(inputs: Tensor, weight: Tensor) -> Tensor:
     activations, weights = (tensor.abs().reshape(-1, tensor.shape[-1]).amax(0) for tensor in (inputs, weight))
     factors = activations**_SMOOTHING / weights ** (1 - _SMOOTHING)
     return torch.where((activations > 0) & (weights > 0), factors, torch.ones_like(factors))
+
+
+def _round_to_bfloat16(tensor: Tensor) -> Tensor:
+    """A tensor rounded to bfloat16, in its own type."""
+    exact = tensor.detach()
+    return tensor + (exact.to(torch.bfloat16).to(exact.dtype) - exact)
 
 
 def _round_input(inputs: Tensor) -> Tensor:

@@ -133,7 +133,8 @@ def distill(
     network, data = model.folder.model, replace(data, task=data.task.chooser)
     if (finished := store.load_finished_plan(network)) is not None:
         return finished
-    training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
+    precision = rounded_precision(recipe, selected)
+    training = _train(recipe, model, data, selected.plan, precision, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]
     last = max((point.step for point in selected.curves), default=0)
     points = training_curves(training.log, data.task.metric if data.scores_eval else None)
@@ -175,18 +176,22 @@ def _train(
     model: LoadedModel,
     data: Data,
     plan: Plan,
+    precision: str,
     distillation: Distillation,
     store: LearningStore,
     on_progress: ProgressCallback,
 ) -> _Training:
-    """Train the kept units in place; the model has the weights of least divergence, which may be those before."""
+    """Train the kept units in place; the model has the weights of least divergence, which may be those before.
+
+    In the last steps linears round to `precision`, if any.
+    """
     network, selection = model.folder.model, recipe.selection
     with compacted(network, plan, example_inputs(model.folder, 2, 8)):
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
             member.to(process_state().device)
         compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
         distillation = distillation.with_variance_of(data.task, compared)
-        evaluate = partial(_mean_divergence, distillation, network, replace(data, eval=compared), recipe)
+        evaluate = partial(_mean_divergence, distillation, network, replace(data, eval=compared), recipe, precision)
         before = evaluate()
         length = affordable_length(recipe, data, distillation, network, store, evaluate)
         steps = length.steps
@@ -197,7 +202,7 @@ def _train(
         # Lengths of training rows follow those of all evaluation rows.
         data = replace(data, train=_training_rows(recipe, data, drawn), eval=compared)
         distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
-        rounding = _rounding(recipe, steps)
+        rounding = _rounding(recipe, steps, precision)
         start = copy.deepcopy(network.state_dict())
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
@@ -247,25 +252,40 @@ def _with_kept_outputs(
     return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train)), None
 
 
-def _rounding(recipe: Recipe, steps: int) -> Rounding | None:
-    """How linears round in the last steps, as they will in the quantized graph of this machine."""
+def rounded_precision(recipe: Recipe, selected: SelectedPlan) -> str:
+    """The precision to which linears round in the last steps: that of the engine that is delivered; empty: none.
+
+    Before that is known, it is int8.
+    """
+    if not recipe.distillation.quantized_share:
+        return ""
+    precision = selected.engine.split()[1] if selected.engine else "int8"
+    return precision if precision in ("int8", "bf16") else ""
+
+
+def _rounding(recipe: Recipe, steps: int, precision: str) -> Rounding | None:
+    """How linears round in the last steps, as they will in the engine of this machine."""
     share = recipe.distillation.quantized_share
-    return Rounding(steps - max(1, round(share * steps)), _weight_levels()) if share else None
+    return Rounding(steps - max(1, round(share * steps)), weight_levels(precision)) if precision else None
 
 
-def _weight_levels() -> int:
-    """The levels to which weights round in the quantized graph of this machine."""
+def weight_levels(precision: str) -> int | None:
+    """The levels to which weights round in the quantized graph of this machine; None: they round to bfloat16."""
+    if precision == "bf16":
+        return None
     return FULL_RANGE if int8_instructions() else REDUCED_RANGE
 
 
-def _mean_divergence(distillation: Distillation, network: PreTrainedModel, data: Data, recipe: Recipe) -> float:
+def _mean_divergence(
+    distillation: Distillation, network: PreTrainedModel, data: Data, recipe: Recipe, precision: str
+) -> float:
     """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training.
 
     The ranges of rounded activations are those of a batch, so that batches are those of the evaluations in training.
     """
     with ExitStack() as undo:
-        if recipe.distillation.quantized_share:
-            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=_weight_levels()))
+        if precision:
+            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=weight_levels(precision)))
         rows_at_once = EVALUATION_FACTOR * recipe.selection.batch_size
         return distillation.mean_divergence(network, data.task, data.eval, rows_at_once)
 

@@ -15,7 +15,7 @@ from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.evaluation_scorer import agreement
 from compressor.run.engine_choice.trial_times import share_left, time_pruned, time_whole
-from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine
+from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine, Variant
 from compressor.run.variant import build_variant
 from compressor.targets import QUANTIZED, TARGETS, Engine, Precision, target
 from graph_passes import GraphPassError
@@ -115,10 +115,20 @@ def choose_engine(
                 path.unlink()
             built = [trial.failed(error) if trial is best else trial for trial in built]
             best = fastest(built, higher_is_better)
-    table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
-    log.add_notes(_notes(table, tuple(quantized.values()), is_bounded=is_bounded))
-    near = (trial.choice for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR)
-    return ChosenEngine(variant, best.choice, table, source, best.scored, next(near, None))
+    log.add_notes(_notes(_table(built, best), tuple(quantized.values()), is_bounded=is_bounded))
+    near = (trial for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR)
+    runner_up = next((_chosen(built, trial, trial.variant, trial.source) for trial in near), None)
+    return replace(_chosen(built, best, variant, source), runner_up=runner_up)
+
+
+def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source: Path | None) -> ChosenEngine:
+    """One of the candidates as the chosen one."""
+    assert variant is not None
+    return ChosenEngine(variant, best.choice, _table(built, best), source, best.scored)
+
+
+def _table(built: Sequence[Trial], best: Trial) -> tuple[Candidate, ...]:
+    return tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
 
 
 def _built(

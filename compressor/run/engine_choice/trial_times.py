@@ -96,6 +96,18 @@ def time_pruned(
     return timed
 
 
+def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> int:
+    """The index of the fastest of some engines, by the geometric mean over sizes.
+
+    Args:
+        trials: the sizes and the inputs.
+        engines: the engines.
+        stage: what their timing is called.
+    """
+    reference, *rows = _times(trials, engines, stage)
+    return int(np.argmax([_speed(row, reference) for row in rows]))
+
+
 def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
     """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
     times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
