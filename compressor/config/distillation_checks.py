@@ -82,12 +82,12 @@ def _sets_no_unused_field(recipe: RecipeSections) -> None:
         )
 
 
-def _rounds_for_an_int8_engine(recipe: RecipeSections) -> None:
-    if recipe.distillation.quantized_share and recipe.engine.precision not in ("int8", AUTO):
+def _rounds_for_an_engine_that_rounds(recipe: RecipeSections) -> None:
+    if recipe.distillation.quantized_share and recipe.engine.precision not in ("int8", "bf16", AUTO):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<quantized_share>: engines in {recipe.engine.precision} do not round to 8 bits; set <precision> int8 or"
-            " auto, or omit it",
+            f"<quantized_share>: weights are not trained for the rounding of {recipe.engine.precision}; set <precision>"
+            " int8, bf16 or auto, or omit it",
             *("quantized_share", "precision"),
         )
 
@@ -99,5 +99,5 @@ _RULES = (
     _matches_documents_of_the_whole_model,
     _matches_documents_in_pruning_or_training,
     _sets_no_unused_field,
-    _rounds_for_an_int8_engine,
+    _rounds_for_an_engine_that_rounds,
 )

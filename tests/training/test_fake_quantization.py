@@ -36,6 +36,20 @@ def test_outputs_are_near_the_exact_ones_also_beside_outliers(layer: torch.nn.Mo
     assert "forward" not in vars(layer)
 
 
+@pytest.mark.parametrize("layer", [torch.nn.Linear(8, 5), Conv1D(5, 8)])
+def test_factors_round_to_bfloat16_with_the_gradient_of_floats(layer: torch.nn.Module) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 8, requires_grad=True)
+    model = torch.nn.Sequential(layer)
+    with fake_quantized(model, lambda: True, weight_levels=None):
+        rounded = model(inputs)
+    weight = layer.weight.T if isinstance(layer, Conv1D) else layer.weight
+    factors = [tensor.detach().to(torch.bfloat16).float() for tensor in (inputs, weight)]
+    torch.testing.assert_close(rounded, torch.nn.functional.linear(*factors, layer.bias))
+    (gradient,) = torch.autograd.grad(rounded.sum(), [inputs])
+    torch.testing.assert_close(gradient, weight.detach().sum(0).expand_as(gradient), rtol=0.01, atol=0.01)
+
+
 def test_gradients_pass_and_an_inactive_context_changes_nothing() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(8, 5)

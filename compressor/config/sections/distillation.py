@@ -53,8 +53,8 @@ class DistillationConfig(Config):
     )
     quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
         DISTILLATION,
-        "share of the steps, the last ones, in which linears round to 8 bits as an int8 engine does; needs --precision"
-        " int8 or auto",
+        "share of the steps, the last ones, in which linears round as the engine does, to 8 bits or to bfloat16; needs"
+        " --precision int8, bf16 or auto",
         0.0,
         decides_plan=True,
     )

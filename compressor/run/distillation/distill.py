@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
+from compressor.config.sections import AUTO
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint
@@ -255,11 +256,12 @@ def _with_kept_outputs(
 def rounded_precision(recipe: Recipe, selected: SelectedPlan) -> str:
     """The precision to which linears round in the last steps: that of the engine that is delivered; empty: none.
 
-    Before that is known, it is int8.
+    Where the engine is chosen after the training, it is int8.
     """
     if not recipe.distillation.quantized_share:
         return ""
-    precision = selected.engine.split()[1] if selected.engine else "int8"
+    configured = recipe.engine.precision
+    precision = selected.engine.split()[1] if selected.engine else "int8" if configured == AUTO else configured
     return precision if precision in ("int8", "bf16") else ""
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageEr
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
 from compressor.run.distillation import distill
+from compressor.run.distillation.distill import rounded_precision
 from compressor.tasks import Data
 from compressor.units.layers import is_linear
 from graph_passes import Plan
@@ -309,3 +311,23 @@ def test_a_distilled_plan_is_applied_to_a_graph_of_another_exporter(
     with torch.no_grad(), compressor.gated(trained, plan, attention="eager"):
         expected = trained(**example).logits.numpy()
     assert error(run_graph(small, feeds(example, small)), [expected]) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("precision", "engine", "rounded"),
+    [
+        ("auto", "openvino bf16", "bf16"),
+        ("auto", "openvino int8 portable, where faster", "int8"),
+        ("auto", "ort fp32", ""),
+        ("auto", "", "int8"),
+        ("bf16", "", "bf16"),
+        ("int8", "", "int8"),
+    ],
+)
+def test_weights_round_to_the_precision_of_the_engine(precision: str, engine: str, rounded: str) -> None:
+    distillation, section = SimpleNamespace(quantized_share=0.5), SimpleNamespace(precision=precision)
+    recipe: Any = SimpleNamespace(distillation=distillation, engine=section)
+    selected: Any = SimpleNamespace(engine=engine)
+    assert rounded_precision(recipe, selected) == rounded
+    recipe.distillation.quantized_share = 0.0
+    assert rounded_precision(recipe, selected) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,18 +13,21 @@ import pytest
 
 from compressor.config.sections import EngineConfig
 from compressor.run.engine_choice.product_times import ProductTimes, TimeRatio, product_graph
+from compressor.run.engine_choice.quantize import quantize_portable
 from compressor.run.products import DYNAMIC, PORTABLE, Case, Choice, ShrunkGraph
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.targets import BuildOptions, target
 from compressor.targets.options import Widths
 from compressor.targets.quantized_graph import mix, products_by_widths, quantized_products, weighted_products
-from graph_passes import Plan, load
-from tests.quantization.graphs import CASES, needs_nncf, quantized
+from compressor.workdir import QUANTIZED_GRAPH
+from graph_passes import load
+from tests.quantization.graphs import CASES, calibration_rows, needs_nncf
 from tests.run.listeners import RecordingListener
+from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import parsed, pruned
 
-FORMS = [("openvino", PORTABLE), ("ort", PORTABLE), ("ort", DYNAMIC)]
+FORMS = [("openvino", PORTABLE), pytest.param("ort", PORTABLE, marks=needs_vnni), ("ort", DYNAMIC)]
 
 
 def choice_of(name: str, form: str) -> Choice:
@@ -42,8 +47,15 @@ def times_of(slower: Collection[Widths]) -> ProductTimes:
     return ProductTimes([case.feeds for case in CASES[:2]], RunLog(RecordingListener()), ratio_of(slower))
 
 
+@functools.cache
+def portable() -> Path:
+    """A graph that is quantized for this processor."""
+    folder = Path(tempfile.mkdtemp(dir=pruned("bert").shrunk.parent))
+    return quantize_portable(pruned("bert").shrunk, calibration_rows(), folder / QUANTIZED_GRAPH).path
+
+
 def source_of(form: str) -> Path:
-    return pruned("bert").shrunk if form == DYNAMIC else quantized().path
+    return pruned("bert").shrunk if form == DYNAMIC else portable()
 
 
 def test_products_of_the_same_activations_count_as_one() -> None:
@@ -88,7 +100,7 @@ def test_an_engine_computes_in_floats_what_is_slower_in_int8(name: str, form: st
     assert config == choice.config
     assert options.float_widths == frozenset(every[:1])
     before = path.read_bytes()
-    graph = ShrunkGraph("compressed", Plan(), pruned("bert").shrunk, ())
+    graph = ShrunkGraph("compressed", pruned("bert").plan, pruned("bert").shrunk, ())
     source = None if form == DYNAMIC else path
     variant = build_variant(graph, config, options, CASES, quantized=source, folder=tmp_path)
     engine = variant.engine
