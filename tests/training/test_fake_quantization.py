@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.units import compacted, find_groups
+from compressor.units.layers import linear_weight
 from graph_passes import Plan
 from tests.language import EndOfPowerError
 from tests.run.runs import write_inputs
@@ -37,15 +38,15 @@ def test_outputs_are_near_the_exact_ones_also_beside_outliers(layer: torch.nn.Mo
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Linear(8, 5), Conv1D(5, 8)])
-def test_factors_round_to_bfloat16_with_the_gradient_of_floats(layer: torch.nn.Module) -> None:
+def test_factors_round_to_bfloat16_with_the_gradient_of_floats(layer: torch.nn.Linear | Conv1D) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(3, 8, requires_grad=True)
     model = torch.nn.Sequential(layer)
     with fake_quantized(model, lambda: True, weight_levels=None):
         rounded = model(inputs)
-    weight = layer.weight.T if isinstance(layer, Conv1D) else layer.weight
-    factors = [tensor.detach().to(torch.bfloat16).float() for tensor in (inputs, weight)]
-    torch.testing.assert_close(rounded, torch.nn.functional.linear(*factors, layer.bias))
+    weight: torch.Tensor = linear_weight(layer)
+    features, weights = (tensor.detach().to(torch.bfloat16).float() for tensor in (inputs, weight))
+    torch.testing.assert_close(rounded, torch.nn.functional.linear(features, weights, layer.bias))
     (gradient,) = torch.autograd.grad(rounded.sum(), [inputs])
     torch.testing.assert_close(gradient, weight.detach().sum(0).expand_as(gradient), rtol=0.01, atol=0.01)
 

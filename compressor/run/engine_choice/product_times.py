@@ -144,12 +144,12 @@ def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: boo
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     if not is_quantized:
         nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]
-        constants = {"weights": weights}
+        constants: dict[str, np.ndarray] = {"weights": weights}
     else:
         scales = np.abs(weights).max(axis=0) / 63  # 7 bits, which no processor saturates
         constants = {
-            "scale": np.float32(8 / 255),
-            "zero": np.uint8(128),
+            "scale": np.array(8 / 255, np.float32),
+            "zero": np.array(128, np.uint8),
             "weights": np.rint(weights / scales).astype(np.int8),
             "scales": scales,
             "zeros": np.zeros(outputs, np.int8),
@@ -165,6 +165,6 @@ def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: boo
         "product",
         [helper.make_tensor_value_info(_INPUT, TensorProto.FLOAT, ["rows", inputs])],
         [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, ["rows", outputs])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)

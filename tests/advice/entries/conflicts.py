@@ -201,9 +201,10 @@ conflict(
     ROWS + "--macs 50%",
 )
 conflict(
-    DISTILL + "_rounds_for_an_int8_engine contradiction",
+    DISTILL + "_rounds_for_an_engine_that_rounds contradiction",
     ROWS + "--macs 50% --distill --quantized-share 0.5",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision int8",
+    ROWS + "--macs 50% --distill --quantized-share 0.5 --precision bf16 --target trt",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision auto",
     ROWS + "--macs 50% --distill",
 )

@@ -458,15 +458,27 @@ def _(w: World) -> None:
     w.right(*command, "--max-length", "16", "--seq", "16")
 
 
-@advice("run.variant require_int8 products-in-float")
+@advice("run.variant require_precision products-in-float")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.run.variant import require_int8
+    from compressor.run.variant import require_precision
 
-    engine: Any = SimpleNamespace(quantized=SimpleNamespace(requested=4, executed=3, in_float=("product",)))
-    w.fails(require_int8, engine, EngineConfig(target="openvino", precision="int8"))
+    engine: Any = SimpleNamespace(precision="bf16", products={"bf16": 3, "fp32": 1}, quantized=None)
+    w.fails(require_precision, engine, EngineConfig(target="openvino", precision="bf16"))
+    config = EngineConfig(target="openvino", precision="bf16", allow_float_products=True)
+    w.right(require_precision, engine, config)
+
+
+@advice("run.variant require_precision products-in-float #2")
+def _(w: World) -> None:
+    from compressor.config.sections import EngineConfig
+    from compressor.run.variant import require_precision
+
+    quantized = SimpleNamespace(requested=4, executed=3, in_float=("product",))
+    engine: Any = SimpleNamespace(precision="int8", products={}, quantized=quantized)
+    w.fails(require_precision, engine, EngineConfig(target="openvino", precision="int8"))
     config = EngineConfig(target="openvino", precision="int8", allow_float_products=True)
-    w.right(require_int8, engine, config)
+    w.right(require_precision, engine, config)
 
 
 @advice("run.variant require_complete site-refused", zoo=True)
@@ -493,6 +505,28 @@ def _(w: World) -> None:
     w.notes(*build, run)
     w.right(*w.run("--plan", "plan.json", "--save-dense"))
     w.right(*build, w.out)
+
+
+@advice("run.engine_choice.choose_engine _choice text", unfollowed="needs a processor with bfloat16")
+def _(w: World) -> None:
+    from compressor.results import Candidate
+    from compressor.run.engine_choice.choose_engine import _choice
+
+    row = Candidate(target="openvino", precision="bf16", agreement=0.9, holds=False)
+    w.notes(lambda: _choice([row], row, is_bounded=False))
+
+
+@advice("run.rebuild _mixed text", zoo=True)
+def _(w: World) -> None:
+    w.whole()
+    w.right(*w.run("--plan", "plan.json", "--data", "rows.tsv", "--target", "ort", "--precision", "int8"))
+    report = json.loads((w.out / "report.json").read_text())
+    report["recipe"]["precision"] = "auto"
+    (w.out / "report.json").write_text(json.dumps(report))
+    w.patch.setattr("compressor.run.engine_choice.product_times._time_ratio", lambda *arguments: 2.0)
+    build = ("build", w.out, "--seconds", "0.01", "--threads", "1")
+    w.notes(*build)
+    w.right(*build, "--precision", "fp32")
 
 
 @advice("run.rebuild _note_build text")

@@ -275,7 +275,15 @@ def _(w: World) -> None:
     w.right(fixed, (1, 8))
 
 
-@advice("targets.openvino.session check_precision unsupported")
+@advice("targets.openvino.session check_precision text #2")
+def _(w: World) -> None:
+    pytest.importorskip("openvino")
+    w.patch.setattr("compressor.targets.openvino.session.native_bfloat16", lambda: False)
+    w.fails(*short(w, "--target", "openvino", "--precision", "bf16"))
+    w.right(*short(w, "--target", "openvino", "--precision", "fp32"))
+
+
+@advice("targets.openvino.session check_precision text")
 def _(w: World) -> None:
     w.fails(*short(w, "--target", "openvino", "--precision", "fp16"))
     w.right(*short(w, "--target", "openvino", "--precision", "fp32"))
