@@ -510,10 +510,10 @@ def _(w: World) -> None:
 @advice("run.engine_choice.choose_engine _choice text", unfollowed="needs a processor with bfloat16")
 def _(w: World) -> None:
     from compressor.results import Candidate
-    from compressor.run.engine_choice.choose_engine import _choice
+    from compressor.run.engine_choice.choose_engine import _notes
 
-    row = Candidate(target="openvino", precision="bf16", agreement=0.9, holds=False)
-    w.notes(lambda: _choice([row], row, is_bounded=False))
+    row = Candidate(target="openvino", precision="bf16", agreement=0.9, holds=False, chosen=True)
+    w.notes(lambda: list(_notes([row], (), is_bounded=False)))
 
 
 @advice("run.rebuild _mixed text", zoo=True)
