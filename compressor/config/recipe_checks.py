@@ -223,11 +223,11 @@ def _check_certificate(recipe: RecipeSections) -> None:
             f" choose one of {', '.join(SEARCH_METHODS)} (<method>)",
             *("certify", "max_drop"),
         )
-    if certify is not None and bisects and recipe.engine.allows_quantized:
+    if certify is not None and bisects and (recipe.engine.allows_quantized or recipe.engine.precision == "bf16"):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             f"<certify> {certify:g}, <precision> {recipe.engine.precision}: the loss of the model in floats is"
-            " certified, not that of quantization; omit one of them",
+            " certified, not that of the precision of the engine; omit one of them",
             *("certify", "precision"),
         )
     if certify is not None and (first := next((name for name in BUDGETS if recipe.value(name) is not None), None)):

@@ -82,10 +82,10 @@ class RecipeSections(Sections):
 
     @property
     def reads_no_labels(self) -> bool:
-        """Whether training rows are read without labels: to choose units, to refit, to distill, or to quantize."""
+        """Whether training rows are read without labels: to choose units, refit, distill, quantize or compare answers."""
         learns_labels = self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
-        quantizes = self.rows.data is not None and self.engine.allows_quantized
-        return not learns_labels and (self.prunes or self.distills or quantizes)
+        compares = self.rows.data is not None and self.engine.chooses
+        return not learns_labels and (self.prunes or self.distills or compares)
 
     @property
     def prunes(self) -> bool:

@@ -161,7 +161,7 @@ def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
 
 
 def _prove_again(comparison: _Comparison, listener: Listener) -> tuple[Proof, ...]:
-    """The int8 proofs of engines on this machine that were proven on another one."""
+    """The proofs of engines in int8 or bfloat16 on this machine that were proven on another one."""
     endpoints = [side.endpoint for side in (comparison.model, comparison.baseline) if isinstance(side, _Side)]
     engines = {endpoint.name: endpoint for endpoint in endpoints if isinstance(endpoint, LocalEngine)}
     return tuple(proof for engine in engines.values() for proof in prove_again(engine, listener))

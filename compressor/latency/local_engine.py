@@ -22,6 +22,7 @@ from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import is_quantized
 from compressor.targets.id_limits import id_limits
+from compressor.targets.quantized_graph import write_mixed
 from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
 from graph_passes import load
@@ -41,6 +42,7 @@ class LocalEngine:
         precision: numeric precision of its outputs.
         host: runtime and device.
         graph: ONNX file of the function that it computes.
+        tolerance: largest relative error against it.
         lock: held during a call; only an engine with one execution context needs more than a null context.
         concurrency: maximum number of calls that are useful at the same time.
     """
@@ -51,6 +53,7 @@ class LocalEngine:
     precision: Precision
     host: str
     graph: Path
+    tolerance: float
     lock: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
     concurrency: int = 4
 
@@ -128,14 +131,14 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     with library_errors(path):
         runtime = target_of(path)
         if runtime.metadata_file is not None:
-            loaded = _load_built(runtime, path, threads, kernel)
+            loaded = _load_built(runtime, path, scratch, threads, kernel)
         else:
             loaded = _build(runtime, path, scratch, threads, kernel)
     _log.debug("loaded %s: %s", path, loaded.host)
     return loaded
 
 
-def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
+def _load_built(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
     """An engine that was built ahead of time."""
     if kernel is not None:
         raise UsageError(
@@ -146,7 +149,10 @@ def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path |
         )
     engine = runtime.load(path, threads=threads)
     graph = path.with_name(runtime.quantized_graph(engine.precision) or "model.onnx")
-    return _local(path, engine, engine.precision, graph if graph.is_file() else path.with_name("model.onnx"))
+    graph = graph if graph.is_file() else path.with_name("model.onnx")
+    if engine.quantized is not None and graph.is_file():
+        graph = write_mixed(graph, engine.quantized.float_widths, scratch / f"mixed-{graph.name}")
+    return _local(path, engine, engine.precision, graph, runtime)
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
@@ -154,16 +160,17 @@ def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kern
     model = load(path)
     if is_quantized(model) or path.name == runtime.engine_file:  # fusion is for graphs of float operators
         engine = runtime.load(path, threads=threads, kernel=kernel)
-        return _local(path, engine, engine.precision, path)
+        return _local(path, engine, engine.precision, path, runtime)
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
     out = scratch / runtime.engine_file
     engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
-    return _local(path, engine, "fp16" if half else "fp32", path)
+    return _local(path, engine, "fp16" if half else "fp32", path, runtime)
 
 
-def _local(path: Path, engine: Engine, precision: Precision, graph: Path) -> LocalEngine:
+def _local(path: Path, engine: Engine, precision: Precision, graph: Path, runtime: Target) -> LocalEngine:
     lock = contextlib.nullcontext() if engine.is_reentrant else threading.Lock()
-    return LocalEngine(str(path), engine, engine.specs, precision, engine.host, graph, lock)
+    tolerance = runtime.tolerance[precision]
+    return LocalEngine(str(path), engine, engine.specs, precision, engine.host, graph, tolerance, lock)
 
 
 @contextlib.contextmanager

@@ -154,11 +154,16 @@ def expected_outputs(
         source=source,
         outputs=[outputs_of(number, batch) for number, batch in enumerate(batches)],
         batches=batches,
-        tolerance=TOLERANCE[endpoint.precision] if tolerance is None else tolerance,
+        tolerance=_tolerance(endpoint) if tolerance is None else tolerance,
         exact_integers=tolerance is None,
         shapes_only=expect == ANY,
         hint=hint,
     )
+
+
+def _tolerance(endpoint: Endpoint) -> float:
+    """The largest relative error of a model by its precision."""
+    return endpoint.tolerance if isinstance(endpoint, LocalEngine) else TOLERANCE[endpoint.precision]
 
 
 def check_finite(model: str, number: int, outputs: Outputs) -> None:

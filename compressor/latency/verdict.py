@@ -146,7 +146,8 @@ class Verdict(BaseModel):
         inputs: where the inputs are from.
         batch, seq: rows per call and tokens per row.
         outputs: agreement of the outputs.
-        proofs: int8 proofs that were run again, because the engine was proven on another machine; they hold.
+        proofs: those of an engine in int8 or bfloat16 that were run again, since it was proven on another machine; they
+            hold.
         slowdown: the comparison of times; None where nothing was timed.
         scenarios: results of LoadGen's scenarios.
         phase: the last phase of the check; `DONE` where it was not interrupted.

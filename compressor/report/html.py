@@ -104,6 +104,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             *(
                 (f"products in {name}", count, "of the matrix products with weights")
                 for name, count in compressed.reduced_products.items()
+                if name != "fp32"
             ),
             ("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes),
         ]

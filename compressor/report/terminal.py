@@ -75,7 +75,10 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         _row("parameters", dense.parameters, compressed.parameters, formatting.count),
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]
-    rows += [(f"products in {name}", "0", count, "") for name, count in compressed.reduced_products.items()]
+    rows += [
+        (f"products in {name}", "all" if name == "fp32" else "0", count, "")
+        for name, count in compressed.reduced_products.items()
+    ]
     if dense.macs is not None or compressed.macs is not None:
         rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, formatting.count))
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:

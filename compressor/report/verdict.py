@@ -158,8 +158,9 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
         parameters = f"{change} {fewer} parameters ({before} → {after})"
     kept = [_kept(count) for count in unit_counts(plan)]
     if compressed.reduced_products:
-        products = [f"{count} matrix products in {name}" for name, count in compressed.reduced_products.items()]
-        return _joined([*products, *kept, parameters])
+        (first, count), *others = compressed.reduced_products.items()
+        rest = [f"{number.partition(' ')[0]} in {name}" for name, number in others]
+        return _joined([f"{count} matrix products in {first}", *rest, *kept, parameters])
     if not keeps_all_units(plan):
         return f"{_joined(kept)} kept, {parameters}"
     everything = _joined([*kept, parameters])

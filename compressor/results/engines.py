@@ -110,9 +110,10 @@ class EngineFacts(Row):
 
     @property
     def reduced_products(self) -> dict[str, str]:
-        """Precision -> how many of the products with constant weights are computed in it, for others than fp32."""
-        total = sum(self.products.values())
-        return {name: f"{count} of {total}" for name, count in self.products.items() if name != "fp32" and count}
+        """Precision -> how many of the products with constant weights are computed in it; empty if all are in fp32."""
+        counts = {name: count for name, count in self.products.items() if count}
+        total = sum(counts.values())
+        return {} if counts.keys() <= {"fp32"} else {name: f"{count} of {total}" for name, count in counts.items()}
 
     def share_of_limit(self, batch: int, seq: int | None, milliseconds: float) -> float | None:
         """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`.
@@ -180,7 +181,7 @@ class Candidate(Row):
     @property
     def pruned_text(self) -> str:
         """The part of the model that it was timed with before units were removed; empty: all of it."""
-        return "" if self.share is None else f"with {self.share:.0%} of the units"
+        return "" if self.share is None else f"with {100 * self.share:.2g}% of the units"
 
     @property
     def label(self) -> str:

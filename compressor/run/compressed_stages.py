@@ -84,7 +84,7 @@ def build_compressed(
         return choose_engine(trials, None)
     first = replace(learned.engine.choice, in_float=())
     # Units were removed for the first one; another is better than none.
-    otherwise = [choice for choice in choices(run.built.engine, has_rows=scorer.data is not None) if choice != first]
+    otherwise = [choice for choice in choices(run.built.engine, has_rows=trials.has_rows) if choice != first]
     chosen = choose_engine(trials, [first], otherwise=otherwise)
     candidates = (row.model_copy(update={"has_all_units": True}) for row in learned.engine.candidates)
     return replace(chosen, candidates=tuple(candidates))

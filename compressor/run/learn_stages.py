@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ from accelerate import PartialState
 
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, ignore_progress
+from compressor.results import Note, NoteCode
 from compressor.run.distillation.distill import distill, distillation_of
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choose_engine
@@ -36,10 +39,10 @@ from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunContext, timed_recipe
 from compressor.run.run_log import RunLog
 from compressor.run.variant import drops_unread
-from compressor.targets import Engine
+from compressor.targets import QUANTIZED, Engine
 from compressor.tasks import Data
 from compressor.workdir import WorkDir
-from graph_passes import Plan, Refusal
+from graph_passes import GraphPassError, Plan, Refusal
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,10 @@ def _learn_units(
         return LearnedPlan(learn_units(budget_run, run.state))
     if recipe.prunes:
         scorer = EvaluationScorer(dense, data, run.built, run.log)
-        engine = _choose_first(run, scorer, reference, refused, part.engine)
+        engine = _choose_first(run, scorer, reference, refused, part.engines)
         if run.built.engine.chooses:
-            part.keep_engine(engine.choice.label)
+            nearest = (engine, engine.runner_up)
+            part.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
         costs = _cost_source(run, data, engine.choice, reference, dense, engine.source)
         budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
         selected = prune(budget_run)
@@ -183,11 +187,11 @@ def _choose_first(
     scorer: EvaluationScorer,
     reference: ExportedGraph,
     refused: Sequence[Refusal],
-    decided: str,
+    decided: Sequence[str],
 ) -> ChosenEngine:
     """The engine to prune for: the fastest, with about as many units as the budget leaves, that keeps the metric whole.
 
-    An interrupted run may have `decided` already; empty: it has not.
+    An interrupted run may have `decided` already, by the labels of the engine and of its runner-up; empty: it has not.
     """
     data = scorer.data
     if not run.built.engine.chooses:
@@ -205,12 +209,34 @@ def _choose_first(
 
         def build_pruned(trial: Trial, share: float) -> Engine:
             assert trial.variant is not None
-            folder = Path(tempfile.mkdtemp(dir=pruned))
-            engines = _plan_engines(run, data, trial.choice, reference, folder, trial.source)
             counts = {group.name: group.counts[max(1, round(share * (len(group.counts) - 1)))] for group in groups}
-            return replace(engines, unpruned=trial.variant.engine).build(keep_counts(reference.plan, groups, counts))
+            plan = keep_counts(reference.plan, groups, counts)
+            folder = Path(tempfile.mkdtemp(dir=pruned))
+            return _build_plan(run, data, trial.choice, trial.variant, reference, folder, trial.source, plan)
 
         return choose_engine(trials, build_pruned=build_pruned, decided=decided)
+
+
+def _build_plan(
+    run: RunContext,
+    data: Data,
+    choice: Choice,
+    whole: Variant,
+    reference: ExportedGraph,
+    folder: Path,
+    source: Path | None,
+    plan: Plan,
+) -> Engine:
+    """The engine of a plan with the settings of a candidate.
+
+    Raises:
+        InputError: the candidate mixes int8 and floats, and no product of the plan is faster in int8.
+    """
+    engines = _plan_engines(run, data, choice, reference, folder, source)
+    engine = replace(engines, unpruned=whole.engine).build(plan)
+    if choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
+        raise InputError("no product is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
+    return engine
 
 
 def _choose_last(
@@ -227,21 +253,30 @@ def _choose_last(
     """
     assert engine.runner_up is not None
     assert run.data is not None
-    nearest = (engine, engine.runner_up)
-    for chosen in nearest:
-        if store.delivered == chosen.choice.label:
-            return chosen
+    nearest = {chosen.choice.label: chosen for chosen in (engine, engine.runner_up)}
+    if store.delivered in nearest:
+        return nearest[store.delivered]
     scratch = run.work.scratch / "nearest"
     trials = EngineTrials(
         scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
     )
+    built: dict[str, Engine] = {}
     with run.log.stage("building the two fastest engines with the plan"):
-        engines = [
-            _plan_engines(run, run.data, chosen.choice, reference, scratch / str(index), chosen.source).build(plan)
-            for index, chosen in enumerate(nearest)
-        ]
-    delivered = nearest[fastest_of(trials, engines, "timing the two fastest engines with the plan")]
-    store.keep_delivered(delivered.choice.label)
+        for label, chosen in nearest.items():
+            folder = scratch / str(len(built))
+            with contextlib.suppress(CompressorError, GraphPassError):  # the other one is delivered
+                built[label] = _build_plan(
+                    run, run.data, chosen.choice, chosen.variant, reference, folder, chosen.source, plan
+                )
+    labels = list(built) or [engine.choice.label]
+    if len(built) > 1:
+        stage = "timing the two fastest engines with the plan"
+        labels = [labels[fastest_of(trials, list(built.values()), stage)]]
+    store.keep_delivered(labels[0])
+    delivered = nearest[labels[0]]
+    if delivered is not engine:
+        text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
+        run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
     return delivered
 
 

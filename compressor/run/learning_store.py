@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -116,14 +116,15 @@ class LearningStore:
         return self.path / TRIALS
 
     @property
-    def engine(self) -> str:
-        """Label of the engine that units are pruned for; empty before it is chosen."""
+    def engines(self) -> list[str]:
+        """Labels of the engine that units are pruned for and of its runner-up, if any; empty before it is chosen."""
         file = self.path / CHOSEN_ENGINE
-        return file.read_text() if file.is_file() else ""
+        return file.read_text().splitlines() if file.is_file() else []
 
-    def keep_engine(self, label: str) -> None:
-        """Store the label of the engine that units are pruned for, so that a resumed run prunes for it too."""
-        (self.path / CHOSEN_ENGINE).write_text(label)
+    def keep_engines(self, labels: Sequence[str]) -> None:
+        """Store the labels of the engine that units are pruned for and of its runner-up, so that a resumed run has the
+        same."""
+        (self.path / CHOSEN_ENGINE).write_text("\n".join(labels))
 
     @property
     def delivered(self) -> str:

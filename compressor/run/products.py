@@ -194,6 +194,9 @@ class ScoredAnswers:
 PORTABLE, SYMMETRIC, DYNAMIC = "portable", "symmetric", "dynamic"
 """Forms of an engine in 8 bits: built from the portable or a symmetric quantized graph, or quantized by the target."""
 
+MIXED = "where faster"
+"""Part of the label of an engine in 8 bits that computes in floats what is slower in int8."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -215,8 +218,8 @@ class Choice:
     def row(self) -> Candidate:
         """The row of a table of candidates, without measurements."""
         count = len(self.in_float)
-        returned = f"{count} product{'s' if count > 1 else ''} in fp32" if count else ""
-        form = ", ".join(filter(None, (self.form, "where faster" if self.mixes else "", returned)))
+        returned = f"{count} product{'s' if count > 1 else ''} in floats" if count else ""
+        form = ", ".join(filter(None, (self.form, MIXED if self.mixes else "", returned)))
         return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
 
     @property

@@ -66,7 +66,9 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bo
     ignored = frozenset() if engine.target == AUTO else unused_options(engine.target)
     yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
     if not engine.allows_quantized:
-        yield from _unused(_QUANTIZATION_FIELDS, recipe, f"the precision is {engine.precision}")
+        reduced = engine.chooses  # an engine in bfloat16 counts the products in fp32 as well
+        unused = [name for name in _QUANTIZATION_FIELDS if not (reduced and name == "allow_float_products")]
+        yield from _unused(unused, recipe, f"the precision is {engine.precision}")
     if not recipe.prunes:
         yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
     if learns and recipe.learns_units:

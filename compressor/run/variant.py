@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from compressor.run.build_options import spans_of
 from compressor.run.changed_models import require_export
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
-from compressor.targets.quantized_graph import mix, quantized_products
+from compressor.targets.quantized_graph import write_mixed
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions
@@ -205,7 +204,8 @@ def prove_build(
         )
         return build_engine(path, path.parent, config, plain)
 
-    with mixed_graph(quantized, options) as source:
+    with tempfile.TemporaryDirectory() as scratch:
+        source = write_mixed(quantized, options.float_widths, Path(scratch) / quantized.name)
         products = verify.require(verify.prove_products(source, build_products, cases, name))
         return (products, verify.require(verify.prove_engine(source, engine, cases, name, tolerance)))
 
@@ -256,28 +256,16 @@ def build_engine(graph: Path, folder: Path, config: EngineConfig, options: Build
         TargetMissingError: the runtime or its device is missing.
     """
     runtime = target(config.target)
-    with mixed_graph(graph, options) as source:
+    # A mixed graph is as large as the graph, beside which there is room for it.
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         return runtime(
-            source,
+            write_mixed(graph, options.float_widths, Path(scratch) / graph.name),
             folder / runtime.engine_file,
             precision=config.definite_precision,
             provider=config.provider,
             threads=config.threads,
             options=options,
         )
-
-
-@contextmanager
-def mixed_graph(graph: Path, options: BuildOptions) -> Iterator[Path]:
-    """A quantized graph with products of `options.float_widths` in floats, while inside; other graphs as they are."""
-    model = graph_passes.load(graph) if options.float_widths else None
-    if model is None or not quantized_products(model):
-        yield graph
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / graph.name
-        graph_passes.save(mix(model, options.float_widths), path)
-        yield path
 
 
 def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 import onnx_ir as ir
 
 from compressor.targets.options import Widths
+from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 
 _PRODUCTS = frozenset(("Gemm", "MatMul", "FusedMatMul", "Attention"))
@@ -60,9 +62,24 @@ def mix(model: ir.Model, float_widths: Collection[Widths]) -> ir.Model:
     return model
 
 
+def write_mixed(graph: Path, float_widths: Collection[Widths], out: Path) -> Path:
+    """Write a quantized graph whose products of some widths are in floats; see `mix`.
+
+    Returns:
+        `out`; the graph itself where none of its products is both quantized and of these widths.
+    """
+    model = load(graph) if float_widths else None
+    if model is None or not quantized_products(model):
+        return graph
+    save(mix(model, float_widths), out)
+    return out
+
+
 def products_of(model: ir.Model, widths: Collection[Widths]) -> list[str]:
-    """Names of the products of some widths."""
-    return [node.name or "" for key, nodes in products_by_widths(model).items() if key in widths for node in nodes]
+    """Names of the products of some widths, those without a name left out."""
+    return [
+        node.name for key, nodes in products_by_widths(model).items() if key in widths for node in nodes if node.name
+    ]
 
 
 def state_float_widths(model: ir.Model, widths: Iterable[Widths]) -> None:

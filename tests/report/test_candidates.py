@@ -154,7 +154,7 @@ def test_the_terminal_shows_no_table_of_one_engine() -> None:
 
 @pytest.mark.parametrize("width", [80, 60])
 def test_the_table_fits_a_terminal(width: int) -> None:
-    report = report_of(*CANDIDATES, CANDIDATES[1].model_copy(update={"form": "portable, 12 products in fp32"}))
+    report = report_of(*CANDIDATES, CANDIDATES[1].model_copy(update={"form": "portable, 12 products in floats"}))
     lines = printed(report, width)
     assert all(len(line) <= width for line in lines)
     assert " ".join(" ".join(lines).split()).startswith(report.verdict)
@@ -199,9 +199,13 @@ def test_no_failure_changes_the_tags_of_the_page(text: str) -> None:
 
 
 def test_the_verdict_names_the_products_in_int8() -> None:
-    assert report_of().verdict.startswith("37 of 38 matrix products in int8, 36 of 72 heads and 7.8% fewer parameters")
+    assert report_of().verdict.startswith(
+        "37 of 39 matrix products in int8, 2 in fp32, 36 of 72 heads and 7.8% fewer parameters"
+    )
     whole = report_of(plan=reports.dense(reports.bert_plan()), dense=reports.engine(20_936_834))
-    assert whole.verdict.startswith("37 of 38 matrix products in int8, all 72 heads and the same 20.9M parameters")
+    assert whole.verdict.startswith(
+        "37 of 39 matrix products in int8, 2 in fp32, all 72 heads and the same 20.9M parameters"
+    )
 
 
 def test_an_int8_engine_that_keeps_every_head_is_a_result() -> None:
@@ -210,13 +214,13 @@ def test_an_int8_engine_that_keeps_every_head_is_a_result() -> None:
     assert "othing was" not in verdict
     assert "the model as it is" not in verdict
     slow = report_of(plan=plan, speeds=(reports.speed(1, 128, 4.0, 6.0),)).verdict
-    assert slow.startswith("Slower: 37 of 38 matrix products in int8")
+    assert slow.startswith("Slower: 37 of 39 matrix products in int8")
     lost = report_of(plan=plan, drop_status=DropStatus.FAILED, scores=(reports.accuracy(0.915, 0.871),)).verdict
     assert lost.startswith("The metric fell too far: ")
 
 
 def test_the_summary_counts_the_products_in_int8() -> None:
-    assert any(line.split() == "products in int8 0 37 of 38".split() for line in printed(report_of()))
+    assert any(line.split() == "products in int8 0 37 of 39".split() for line in printed(report_of()))
 
 
 def test_a_report_is_read_back_with_its_candidates(tmp_path: Path) -> None:

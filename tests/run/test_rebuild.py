@@ -319,7 +319,7 @@ def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     ("delivered", "target", "precision", "expected"),
     [
         ("ort int8 portable", "ort", "int8", "model.int8.onnx"),
-        ("ort int8 portable, 2 products in fp32", "ort", "int8", "model.int8.onnx"),
+        ("ort int8 portable, 2 products in floats", "ort", "int8", "model.int8.onnx"),
         ("ort int8 dynamic", "ort", "int8", None),
         ("openvino int8 portable", "ort", "int8", None),
         ("ort int8 portable", "openvino", "int8", "model.int8.onnx"),

@@ -260,8 +260,9 @@ def rounded_precision(recipe: Recipe, selected: SelectedPlan) -> str:
     """
     if not recipe.distillation.quantized_share:
         return ""
-    configured = recipe.engine.precision
-    precision = selected.engine.split()[1] if selected.engine else "int8" if configured == AUTO else configured
+    precision: str = recipe.engine.precision
+    if precision == AUTO:
+        precision = selected.engine.split()[1] if selected.engine else "int8"
     return precision if precision in ("int8", "bf16") else ""
 
 

@@ -60,7 +60,7 @@ def choose_engine(
     trials: EngineTrials,
     allowed: Sequence[Choice] | None = None,
     build_pruned: Callable[[Trial, float], Engine] | None = None,
-    decided: str = "",
+    decided: Sequence[str] = (),
     otherwise: Sequence[Choice] = (),
 ) -> ChosenEngine:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
@@ -75,7 +75,8 @@ def choose_engine(
         allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
         build_pruned: builds the engine of a candidate with a share of the units of every group; None: no units are
             removed.
-        decided: label of the engine that was chosen before, and is chosen again if it can be built; empty: none was.
+        decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
+            runner-up; empty: none was.
         otherwise: the engines to try where none of `allowed` can be built.
 
     Raises:
@@ -84,7 +85,7 @@ def choose_engine(
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    every = choices(trials.recipe.engine, has_rows=data is not None) if allowed is None else allowed
+    every = choices(trials.recipe.engine, has_rows=trials.has_rows) if allowed is None else allowed
     quantized = trials.quantize(every)
     built = _built(trials, every, quantized)
     if otherwise and all(trial.variant is None for trial in built):
@@ -97,7 +98,11 @@ def choose_engine(
     if allowed is None:
         built = trials.measure_memory(built)
     higher_is_better = data is None or data.task.higher_is_better
-    best = next((trial for trial in built if trial.choice.label == decided and trial.variant is not None), None)
+    best, *others = [
+        next((trial for trial in built if trial.choice.label == label and trial.variant is not None), None)
+        for label in decided or ("",)
+    ]
+    is_new = best is None
     if best is None:
         if build_pruned is not None:
             built = time_pruned(trials, built, share_left(trials.recipe.budget, built), build_pruned)
@@ -116,8 +121,10 @@ def choose_engine(
             built = [trial.failed(error) if trial is best else trial for trial in built]
             best = fastest(built, higher_is_better)
     log.add_notes(_notes(_table(built, best), tuple(quantized.values()), is_bounded=is_bounded))
-    near = (trial for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR)
-    runner_up = next((_chosen(built, trial, trial.variant, trial.source) for trial in near), None)
+    if is_new:
+        others = [trial for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR]
+    near = (_chosen(built, trial, trial.variant, trial.source) for trial in others if trial is not None)
+    runner_up = next(near, None)
     return replace(_chosen(built, best, variant, source), runner_up=runner_up)
 
 
@@ -149,7 +156,7 @@ def _built(
     return built + [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
-        if trial.choice in every and _loses_too_much(trial)
+        if replace(trial.choice, in_float=()) in every and _loses_too_much(trial)
     ]
 
 
@@ -258,7 +265,7 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
         yield Note(code=NoteCode.LOSS_UNBOUNDED, text=text)
     if best.in_float:
         text = (
-            f"{len(best.in_float)} products were returned to fp32, because a proof or the metric does not hold with"
+            f"{len(best.in_float)} products were returned to floats, because a proof or the metric does not hold with"
             f" them in int8: {', '.join(best.in_float)}"
         )
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
@@ -281,7 +288,7 @@ def _choice(table: Sequence[Candidate], best: Candidate, *, is_bounded: bool) ->
         pruned = f" {best.pruned_text}" if best.share else ""
         text = f"{best.label} is the fastest{pruned} of {len(kept)} engines that were built"
         if len(kept) < len(built):
-            text += " and keep the metric within --max-drop"
+            text += " and keep the metric within --max-drop" if is_bounded else " and have the answers of fp32"
     failures = _failures(table)
     return f"{text}; not delivered: {failures}" if failures else text
 

@@ -100,6 +100,11 @@ class EngineTrials:
         """The rows; None: every engine keeps the metric."""
         return self.scorer.data
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are training rows, on which engines in 8 bits are calibrated."""
+        return self.data is not None and len(self.data.train) > 0
+
     @functools.cached_property
     def _rows(self) -> list[Feeds]:
         """Calibration rows."""

@@ -6,6 +6,7 @@ processor and the runtime, so that it is measured.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from compressor.targets.quantized_graph import products_by_widths, quantized_pro
 _SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""
 _OPSET = 17
+_MOST_WEIGHTS = 2**27
+"""Largest number of weights of a product that is timed."""
 TimeRatio = Callable[[Choice, Widths, Sequence[int], BuildOptions], float]
 
 
@@ -49,13 +52,16 @@ class ProductTimes:
     time_ratio: TimeRatio | None = None
     _ratios: dict[tuple[str, str, Widths], float] = field(default_factory=dict, init=False, repr=False)
 
-    def mixed(self, choice: Choice, graph: Path, options: BuildOptions) -> tuple[EngineConfig, BuildOptions]:
+    def mixed(
+        self, choice: Choice, graph: Path, options: BuildOptions, *, exact: bool = True
+    ) -> tuple[EngineConfig, BuildOptions]:
         """The settings of an int8 engine whose products are in floats where that is faster.
 
         Args:
             choice: target and form of the engine.
             graph: the graph that it is built from: quantized, or in floats where the target quantizes it.
             options: the options of the build otherwise.
+            exact: whether products are timed at their own widths; False: at near ones, which many plans share.
 
         Returns:
             Its target and precision, which is one of floats where no product is faster in int8; and its options.
@@ -67,15 +73,16 @@ class ProductTimes:
         options = replace(options, float_precision=target(choice.config.target).float_precision)
         in_floats = choice.config.model_copy(update={"precision": options.float_precision})
         by_widths = _candidates(graph_passes.load(graph), choice)
-        unknown = [widths for widths in by_widths if self._key(choice, widths) not in self._ratios]
+        timed = {widths: widths if exact else _near(widths) for widths in by_widths}
+        unknown = {near: widths for widths, near in timed.items() if self._key(choice, near) not in self._ratios}
         if unknown:
-            rows = self._rows(graph, choice, unknown)
+            rows = self._rows(graph, choice, unknown.values())
             with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
-                for number, widths in enumerate(unknown, start=1):
-                    ratio = (self.time_ratio or _time_ratio)(choice, widths, rows[widths], options)
-                    self._ratios[self._key(choice, widths)] = ratio
+                for number, (near, widths) in enumerate(unknown.items(), start=1):
+                    ratio = (self.time_ratio or _time_ratio)(choice, near, rows[widths], options)
+                    self._ratios[self._key(choice, near)] = ratio
                     on_progress(number, len(unknown))
-        slower = frozenset(widths for widths in by_widths if self._ratios[self._key(choice, widths)] >= 1)
+        slower = frozenset(widths for widths, near in timed.items() if self._ratios[self._key(choice, near)] >= 1)
         config = in_floats if len(slower) == len(by_widths) else choice.config
         return config, replace(options, float_widths=slower)
 
@@ -107,6 +114,12 @@ def _candidates(model: ir.Model, choice: Choice) -> Mapping[Widths, Sequence[ir.
         return by_widths
     quantized = set(quantized_products(model))
     return {key: nodes for key, nodes in by_widths.items() if quantized & set(nodes)}
+
+
+def _near(widths: Widths) -> Widths:
+    """Widths that few others differ from by more than a tenth: powers of two to the quarter, in multiples of eight."""
+    inputs, outputs = (8 * max(1, round(2 ** (round(4 * math.log2(width)) / 4) / 8)) for width in widths)
+    return inputs, outputs
 
 
 def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: BuildOptions) -> float:
@@ -141,6 +154,9 @@ def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: boo
         is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.
     """
     inputs, outputs = widths
+    outputs = min(
+        outputs, max(1, _MOST_WEIGHTS // inputs)
+    )  # of a large vocabulary, which has the ratio of a part of it
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     if not is_quantized:
         nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]

@@ -15,11 +15,14 @@ from compressor.model_folder import example_feeds
 from compressor.results import Note, NoteCode, size_label
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.targets import Engine
+from compressor.targets.options import parse_shape
 from graph_passes import GraphPassError
 
 _TIMED_SECONDS = 3.0
 """Maximum time spent on timing one candidate at one size."""
-_MAX_TIMES_SLOWER = 1.5
+_UNKNOWN_SHARE = 0.5
+"""Share of the units with which engines are timed where the metric decides how many are left."""
+_MAX_TIMES_SLOWER = 2.0
 """Ratio of times up to which an engine of the whole model may overtake the fastest when units are removed."""
 
 
@@ -43,6 +46,8 @@ def share_left(budget: BudgetConfig, built: Sequence[Trial]) -> float:
         budget: the budget.
         built: the candidates with their times.
     """
+    if not budget.is_set:  # as much as the metric allows
+        return _UNKNOWN_SHARE
     shares = [share for share in (budget.macs, budget.parameters) if share is not None]
     holding = [trial.candidate for trial in built if trial.candidate.holds and trial.candidate.speed]
     if holding:
@@ -50,8 +55,10 @@ def share_left(budget: BudgetConfig, built: Sequence[Trial]) -> float:
         if budget.speedup is not None:
             shares.append((best.speed or 0.0) / budget.speedup)
         if budget.milliseconds is not None:
-            shares.append(budget.milliseconds / max(best.milliseconds.values()))
-    return min(1.0, *shares, 1.0)
+            labels = {size_label(*parse_shape(shape)) for shape in budget.budget_at}
+            times = {label: time for label, time in best.milliseconds.items() if label in labels} or best.milliseconds
+            shares.append(budget.milliseconds / max(times.values()))
+    return min(1.0, *shares)
 
 
 def time_pruned(
@@ -77,7 +84,7 @@ def time_pruned(
         return list(built)
     pruned: dict[int, Engine] = {}
     failures: dict[int, Exception] = {}
-    with trials.log.stage(f"building engines with {share:.0%} of the units") as on_progress:
+    with trials.log.stage(f"building engines with {100 * share:.2g}% of the units") as on_progress:
         for number, index in enumerate(near, start=1):
             try:
                 pruned[index] = build(built[index], share)
@@ -85,10 +92,10 @@ def time_pruned(
                 failures[index] = error
             on_progress(number, len(near))
     if not pruned:
-        text = f"engines are compared by the whole model, since none has {share:.0%} of the units"
+        text = f"engines are compared by the whole model, since none has {100 * share:.2g}% of the units"
         trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])
         return list(built)
-    reference, *rows = _times(trials, list(pruned.values()), f"timing engines with {share:.0%} of the units")
+    reference, *rows = _times(trials, list(pruned.values()), f"timing engines with {100 * share:.2g}% of the units")
     timed = [trial.failed(failures[index]) if index in failures else trial for index, trial in enumerate(built)]
     for index, row in zip(pruned, rows, strict=True):
         update = {"speed_pruned": _speed(row, reference), "share": share}

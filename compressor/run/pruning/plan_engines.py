@@ -109,7 +109,7 @@ class PlanEngines:
         graph_passes.save(self.graph(plan), graph)
         config = self.choice.config
         if self.choice.mixes and self.products is not None:
-            config, options = self.products.mixed(self.choice, graph, options)
+            config, options = self.products.mixed(self.choice, graph, options, exact=False)
         return build_engine(graph, folder, config, options)
 
     def discard(self, engine: Engine) -> None:

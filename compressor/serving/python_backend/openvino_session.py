@@ -72,9 +72,10 @@ def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         RuntimeError: the engine computes in bfloat16, and this processor has no instructions for it.
     """
     if (needed := facts.get("native_instructions")) and not _processor_flags() & set(needed):
+        precision = "int8" if "int8_products" in facts else "fp32"
         raise RuntimeError(
             f"engine.xml computes in {facts['inference_precision']}, and this processor has none of"
-            f" {', '.join(needed)}; build it with --precision fp32"
+            f" {', '.join(needed)}; build it on this machine with --precision {precision}"
         )
     threads = config["parameters"].get("intra_op_thread_count")
     instances = sum(group["count"] for group in config["instance_group"])
