@@ -82,7 +82,7 @@ class RecipeSections(Sections):
 
     @property
     def reads_no_labels(self) -> bool:
-        """Whether training rows are read without labels: to choose units, refit, distill, quantize or compare answers."""
+        """Whether rows are read without labels: to choose units, refit, distill, quantize or compare answers."""
         learns_labels = self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
         compares = self.rows.data is not None and self.engine.chooses
         return not learns_labels and (self.prunes or self.distills or compares)

@@ -217,8 +217,8 @@ def _mixed(
     if mixed.precision == config.precision:
         return settings
     text = (
-        f"each product of this engine alone is faster in {mixed.precision} than in int8 on this machine; time an engine in"
-        f" {mixed.precision} too (--precision {mixed.precision})"
+        f"each product of this engine alone is faster in {mixed.precision} than in int8 on this machine; time an engine"
+        f" in {mixed.precision} too (--precision {mixed.precision})"
     )
     log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
     return options
