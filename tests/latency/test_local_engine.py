@@ -96,7 +96,9 @@ def test_a_tensorrt_engine_is_compared_with_its_graph(tmp_path: Path, monkeypatc
     narrow = target("ort").build(cast_graph(tmp_path / "narrow.onnx", "int32"), tmp_path / "engine.onnx")
     specs = (TensorSpec("ids", ir.DataType.INT32, (FREE, 4)),)
     host = f"tensorrt 8.6.1 on {Device('NVIDIA H200', (9, 0), 1 << 37)}"
-    engine = SimpleNamespace(precision="fp16", specs=specs, host=host, is_reentrant=False, run=narrow.run)
+    engine = SimpleNamespace(
+        precision="fp16", specs=specs, host=host, is_reentrant=False, run=narrow.run, quantized=None
+    )
     monkeypatch.setattr(type(target("trt")), "load", lambda self, path, *, threads: engine)
     verdict = check(CheckRequest(model=path, baseline=graph), timer=EQUAL_TIMES)
     assert verdict.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
