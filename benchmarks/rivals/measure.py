@@ -150,6 +150,16 @@ def _load_compiled(name: str, folder: str, root: Path) -> Predict:
     return partial(_call, _compiled(_network(name, root)))
 
 
+def _load_autocast(name: str, folder: str, root: Path) -> Predict:
+    compiled = _compiled(_network(name, root))
+
+    def predict(feeds: Feeds) -> Outputs:
+        with torch.autocast("cpu", torch.bfloat16):
+            return {key: value.float() for key, value in _call(compiled, feeds).items()}
+
+    return predict
+
+
 def _load_torchao(name: str, folder: str, root: Path) -> Predict:
     import_torchao(root)
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of the program
@@ -197,6 +207,7 @@ BACKENDS: Mapping[Backend, Callable[[str, str, Path], Predict]] = {
     "engine": _load_engine,
     "pytorch": _load_pytorch,
     "compiled": _load_compiled,
+    "autocast": _load_autocast,
     "optimum": _load_optimum,
     "torchao": _load_torchao,
 }

@@ -26,7 +26,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.targets import target
 from compressor.units import find_sites, keep_all
 
-Backend = Literal["engine", "pytorch", "compiled", "optimum", "torchao"]
+Backend = Literal["engine", "pytorch", "compiled", "autocast", "optimum", "torchao"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Rival:
     @property
     def file(self) -> str | None:
         """The file in its folder that is loaded; None: the starting model is."""
-        own = {"optimum": "openvino_model.xml", "torchao": "engine.pt2", "pytorch": None, "compiled": None}
+        own = {"optimum": "openvino_model.xml", "torchao": "engine.pt2"}
+        own |= dict.fromkeys(("pytorch", "compiled", "autocast"))
         return own[self.backend] if self.backend in own else target(self.runtime).engine_file
 
 
@@ -152,10 +153,13 @@ def add_texts(name: str, root: Path, out: Path) -> dict[str, Any]:
 
 
 INT8 = {"target": "openvino", "precision": "int8"}
+BF16 = {"target": "openvino", "precision": "bf16"}
+AUTO = {"target": "openvino", "precision": "auto"}
 DISTILLED = {"distill": True}
 RIVALS = {
     "pytorch": Rival("PyTorch, eager", backend="pytorch"),
     "compiled": Rival("PyTorch, torch.compile, frozen", backend="compiled"),
+    "autocast": Rival("PyTorch, torch.compile under autocast in bfloat16, frozen", backend="autocast"),
     "torchao": Rival(
         "torchao, static int8 for x86, torch.compile",
         make=tools.quantize_with_torchao,
@@ -173,6 +177,13 @@ RIVALS = {
         backend="optimum",
         install=tools.optimum_python,
     ),
+    "optimum-bf16": Rival(
+        "optimum-intel, exported, in bfloat16 where OpenVINO prefers it",
+        make=tools.export_with_optimum,
+        backend="optimum",
+        install=tools.optimum_python,
+    ),
+    "openvino-bf16": Rival("OpenVINO, bfloat16, by compress, nothing removed", {**BF16, "keep": "100%"}),
     "openvino-int8": Rival(
         "OpenVINO, int8 by NNCF, fixed shape", {**INT8, "keep": "100%", "keep_unread_positions": True}
     ),
@@ -202,6 +213,13 @@ RIVALS = {
         "compress, an eighth of the MACs, distilled with further texts, int8",
         {**INT8, "macs": 1 / 8, **DISTILLED},
         add_texts,
+    ),
+    "distilled-tenth": Rival("compress, a tenth of the MACs, distilled, int8", {**INT8, "macs": 0.1, **DISTILLED}),
+    "distilled-tenth-bf16": Rival(
+        "compress, a tenth of the MACs, distilled, bfloat16", dict(BF16), weights_of="distilled-tenth"
+    ),
+    "distilled-tenth-auto": Rival(
+        "compress, a tenth of the MACs, distilled, the fastest precision", {**AUTO, "macs": 0.1, **DISTILLED}
     ),
     "distilled-twelfth": Rival(
         "compress, a twelfth of the MACs, distilled four times as long, int8",

@@ -55,15 +55,25 @@ def prune_with_onnxsim(name: str, root: Path, out: Path) -> dict[str, Any]:
 
 def quantize_with_optimum(name: str, root: Path, out: Path) -> dict[str, Any]:
     """optimum-intel's static int8 in an environment of its own: exported to OpenVINO, quantized by NNCF."""
-    python = optimum_python(root)
     rows = calibration_rows(name, root, CALIBRATION_ROWS)
     rows_path = out / "rows.json"
     rows_path.write_text(json.dumps([{key: value.tolist() for key, value in row.items()} for row in rows]))
-    # The names of transformers' classes, with OV before them, are optimum-intel's.
-    model_class = SETS[name].auto_class.__name__.replace("Auto", "OV")
-    _run("optimum-intel", [python, HERE / "optimum_int8.py", starting_model(name, root), rows_path, model_class, out])
+    _run_optimum(name, root, out, rows_path)
     rows_path.unlink()
     return {}
+
+
+def export_with_optimum(name: str, root: Path, out: Path) -> dict[str, Any]:
+    """optimum-intel's export to OpenVINO, in an environment of its own, without quantization."""
+    _run_optimum(name, root, out)
+    return {}
+
+
+def _run_optimum(name: str, root: Path, out: Path, *rows: Path) -> None:
+    # The names of transformers' classes, with OV before them, are optimum-intel's.
+    model_class = SETS[name].auto_class.__name__.replace("Auto", "OV")
+    command = [optimum_python(root), HERE / "optimum_export.py", starting_model(name, root), model_class, out, *rows]
+    _run("optimum-intel", command)
 
 
 def quantize_with_torchao(name: str, root: Path, out: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from graph_passes import load
 from tests.faults import fails_with
 from tests.serving.outputs import report
 from tests.targets.graphs import Pruned, pruned
+from tests.zoo import FAMILIES
 
 needs_bfloat16 = pytest.mark.skipif(
     not session.native_bfloat16(), reason="the processor has no instructions for bfloat16"
@@ -106,6 +107,17 @@ def test_every_product_is_computed_in_bfloat16(bert: Pruned, tmp_path: Path) -> 
     errors = [relative_error(values, outputs[name], bert.inputs) for name, values in expected.items()]
     assert 0 < max(errors) <= target("openvino").tolerance["bf16"]
     assert all(array.dtype == np.float32 for array in outputs.values())
+
+
+@needs_bfloat16
+@pytest.mark.zoo
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_family_is_near_its_graph(family: str, tmp_path: Path) -> None:
+    whole = pruned(family)
+    engine = build_engine(whole.shrunk, tmp_path / "engine.xml", precision="bf16", threads=1)
+    expected, outputs = unoptimized_runner(whole.shrunk)(whole.inputs), engine.run(whole.inputs)
+    errors = {name: relative_error(values, outputs[name], whole.inputs) for name, values in expected.items()}
+    assert max(errors.values()) <= target("openvino").tolerance["bf16"], errors
 
 
 @given(
