@@ -105,8 +105,8 @@ def _(w: World) -> None:
     from compressor.latency.local_engine import _load_built
     from compressor.targets import target
 
-    w.fails(_load_built, target("openvino"), w.file("engine.xml"), 1, w.file("kernel.so"))
-    w.clear("file-missing", _load_built, target("openvino"), w.file("engine.xml"), 1, None)
+    w.fails(_load_built, target("openvino"), w.file("engine.xml"), w.path, 1, w.file("kernel.so"))
+    w.clear("file-missing", _load_built, target("openvino"), w.file("engine.xml"), w.path, 1, None)
 
 
 @advice("latency.output_check ExpectedOutputs._error outputs-differ")

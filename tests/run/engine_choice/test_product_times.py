@@ -47,11 +47,13 @@ def times_of(slower: Collection[Widths]) -> ProductTimes:
     return ProductTimes([case.feeds for case in CASES[:2]], RunLog(RecordingListener()), ratio_of(slower))
 
 
+FOLDER = tempfile.TemporaryDirectory()
+
+
 @functools.cache
 def portable() -> Path:
     """A graph that is quantized for this processor."""
-    folder = Path(tempfile.mkdtemp(dir=pruned("bert").shrunk.parent))
-    return quantize_portable(pruned("bert").shrunk, calibration_rows(), folder / QUANTIZED_GRAPH).path
+    return quantize_portable(pruned("bert").shrunk, calibration_rows(), Path(FOLDER.name) / QUANTIZED_GRAPH).path
 
 
 def source_of(form: str) -> Path:
