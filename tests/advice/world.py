@@ -282,7 +282,7 @@ _LOADED: dict[tuple[object, ...], model_folder.ModelFolder] = {}
 """Contents and options of a model folder -> the loaded folder."""
 
 
-def _loaded_once(path: Path, *, task: str | None, example_inputs: Path | None, **options: Any) -> Any:
+def _loaded_once(path: Path, *, task: str | None = None, example_inputs: Path | None = None, **options: Any) -> Any:
     """Load a folder as runs do, once for equal files: a run that ends when it is checked does not change its model."""
     load = partial(loaded_afresh, path, task=task, example_inputs=example_inputs, **options)
     if task is not None or example_inputs is not None or not path.is_dir():

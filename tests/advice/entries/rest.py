@@ -93,8 +93,8 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     lines = [f"{n % 2}\t{' '.join(['good film'] * (n % 2 + 1))}" for n in range(48)]
     w.rows("rows.tsv", "label\ttext", *lines)
-    w.notes(*masked(w, "--max-length", "20", "--block-size", "4"))
-    w.right(*masked(w, "--max-length", "8", "--block-size", "4", "-o", "other"))
+    w.notes(*masked(w, "--max-length", "20", "--block-size", "8"))
+    w.right(*masked(w, "--max-length", "8", "--block-size", "8", "-o", "other"))
 
 
 @advice("errors TargetMissingError.of_package text", unfollowed="installs a package")

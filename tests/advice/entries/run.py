@@ -690,8 +690,8 @@ def _(w: World) -> None:
     with w.patch.context() as patch:
         patch.setattr(runtime, "run_fixed", wrong)
         w.notes(*w.run("--plan", "plan.json", "--target", "openvino", "--precision", "int8", short[-1]))
-    advised = [re.findall(r"compress (build) OUT (.+?) makes", text) for text in w.texts]
-    builds = [[command, w.out, *flags.split()] for ((command, flags),) in advised]
+    advised = [match for text in w.texts for match in re.findall(r"compress (build) OUT (.+?) makes", text)]
+    builds = [[command, w.out, *flags.split()] for command, flags in advised]
     assert len(builds) == 2
     for build in builds:
         w.right(*build, *short)

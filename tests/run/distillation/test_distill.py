@@ -34,6 +34,7 @@ from tests.graph_passes.test_shrink_exports import feeds
 from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run, weights
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import Learned, learn
+from tests.targets.cpu import needs_vnni
 
 
 def test_units_are_removed_and_the_rest_is_trained(
@@ -279,6 +280,7 @@ def test_other_tasks_refuse_to_cut_and_join_rows(task: str, save: Callable[[Path
     assert not (tmp_path / "out").exists()
 
 
+@needs_vnni
 @pytest.mark.zoo
 def test_the_last_steps_may_round_as_an_int8_engine_does(inputs: Path, tmp_path: Path) -> None:
     report = run(inputs, tmp_path / "out", target="openvino", precision="int8", quantized_share=0.5)
