@@ -65,7 +65,7 @@ class Rival:
     @property
     def file(self) -> str | None:
         """The file in its folder that is loaded; None: the starting model is."""
-        own = {"optimum": "openvino_model.xml", "torchao": "engine.pt2"}
+        own: dict[str, str | None] = {"optimum": "openvino_model.xml", "torchao": "engine.pt2"}
         own |= dict.fromkeys(("pytorch", "compiled", "autocast"))
         return own[self.backend] if self.backend in own else target(self.runtime).engine_file
 

@@ -72,8 +72,8 @@ def export_with_optimum(name: str, root: Path, out: Path) -> dict[str, Any]:
 def _run_optimum(name: str, root: Path, out: Path, *rows: Path) -> None:
     # The names of transformers' classes, with OV before them, are optimum-intel's.
     model_class = SETS[name].auto_class.__name__.replace("Auto", "OV")
-    command = [optimum_python(root), HERE / "optimum_export.py", starting_model(name, root), model_class, out, *rows]
-    _run("optimum-intel", command)
+    script = HERE / "optimum_export.py"
+    _run("optimum-intel", [optimum_python(root), script, starting_model(name, root), model_class, out, *rows])
 
 
 def quantize_with_torchao(name: str, root: Path, out: Path) -> dict[str, Any]:
