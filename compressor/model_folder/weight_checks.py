@@ -150,16 +150,28 @@ def _shards(folder: Path, name: str) -> list[str]:
     return files
 
 
+_LFS = b"version https://git-lfs"
+"""Beginning of the file that Git LFS leaves in place of a large one."""
+
+
 def _check_header(file: Path) -> None:
     """Raise InputError if a safetensors file is damaged or truncated, or if its weights are quantized."""
     try:
         with safe_open(file, framework="pt") as opened:
             quantized = next(_quantized_weights(opened), None)
     except (SafetensorError, OSError) as error:
+        with file.open("rb") as opened_file:
+            is_pointer = opened_file.read(len(_LFS)) == _LFS
+        reason = (
+            "is a pointer of Git LFS in place of the weights; run git lfs pull in its repository"
+            if is_pointer
+            else f"is damaged or truncated ({one_line(error)}); copy or download it again"
+        )
         raise InputError(
-            f"{file}: is damaged or truncated ({one_line(error)}); copy or download it again",
+            f"{file}: {reason}",
             code=ErrorCode.FILE_UNREADABLE,
             path=file,
+            is_pointer=is_pointer,
         ) from error
     if quantized is not None:
         raise InputError(

@@ -32,6 +32,15 @@ def test_a_fault_names_the_file(folder: Path, fault: str) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "is_pointer"), [("version https://git-lfs.github.com/spec/v1\n", True), ("v", False)]
+)
+def test_a_pointer_in_place_of_weights_is_named(folder: Path, content: str, is_pointer: bool) -> None:
+    (folder / WEIGHTS).write_text(content)
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=folder / WEIGHTS, is_pointer=is_pointer):
+        load(folder)
+
+
 def test_a_missing_shard_is_refused(folder: Path) -> None:
     remove_shard(folder)
     with fails_with(ErrorCode.FILE_MISSING) as caught:

@@ -61,7 +61,7 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
         )
     if precision == "bf16":
         raise TargetMissingError(
-            "bf16: ONNX Runtime implements few operators in bfloat16; use fp16 or fp32, or --target trt",
+            "bf16: ONNX Runtime implements few operators in bfloat16; use fp32, or --target openvino or trt",
             code=ErrorCode.UNSUPPORTED,
             field="precision",
             value=precision,

@@ -154,7 +154,10 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     w.fails(*short(w, "--precision", "bf16"))
     w.right(*short(w, "--precision", "fp32"))
-    w.clear("device-missing", *short(w, "--precision", "fp16"))
+    w.patch.setattr("compressor.targets.openvino.session.native_bfloat16", lambda: True)
+    w.right(*short(w, "--precision", "bf16", "--target", "openvino"))
+    w.patch.setattr("compressor.targets.openvino.session.native_bfloat16", lambda: False)
+    w.clear("unsupported", *short(w, "--precision", "bf16", "--target", "openvino"))
     w.right(*short(w, "--precision", "bf16", "--target", "trt"))  # without a GPU: proven graphs, and a note
 
 
