@@ -215,12 +215,6 @@ RIVALS = {
         add_texts,
     ),
     "distilled-tenth": Rival("compress, a tenth of the MACs, distilled, int8", {**INT8, "macs": 0.1, **DISTILLED}),
-    "distilled-tenth-bf16": Rival(
-        "compress, a tenth of the MACs, distilled, bfloat16", dict(BF16), weights_of="distilled-tenth"
-    ),
-    "distilled-tenth-auto": Rival(
-        "compress, a tenth of the MACs, distilled, the fastest precision", {**AUTO, "macs": 0.1, **DISTILLED}
-    ),
     "distilled-twelfth": Rival(
         "compress, a twelfth of the MACs, distilled four times as long, int8",
         {**INT8, "macs": 1 / 12, **DISTILLED},
@@ -232,6 +226,10 @@ RIVALS = {
         lambda *row: {**distill_longer(*row), **add_texts(*row)},
     ),
 }
+for _key, _macs in {"distilled": 0.25, "distilled-sixth": 1 / 6, "distilled-tenth": 0.1}.items():
+    _title = RIVALS[_key].title.removesuffix("int8")
+    RIVALS[f"{_key}-bf16"] = Rival(f"{_title}bfloat16", dict(BF16), weights_of=_key)
+    RIVALS[f"{_key}-auto"] = Rival(f"{_title}the fastest precision", {**AUTO, "macs": _macs, **DISTILLED})
 
 
 def folder_name(row: str, seed: int) -> str:

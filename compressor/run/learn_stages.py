@@ -208,11 +208,10 @@ def _choose_first(
     with tempfile.TemporaryDirectory(prefix="pruned-", dir=run.work.scratch) as pruned:
 
         def build_pruned(trial: Trial, share: float) -> Engine:
-            assert trial.variant is not None
             counts = {group.name: group.counts[max(1, round(share * (len(group.counts) - 1)))] for group in groups}
             plan = keep_counts(reference.plan, groups, counts)
             folder = Path(tempfile.mkdtemp(dir=pruned))
-            return _build_plan(run, data, trial.choice, trial.variant, reference, folder, trial.source, plan)
+            return _build_plan(run, data, trial, reference, folder, plan)
 
         return choose_engine(trials, build_pruned=build_pruned, decided=decided)
 
@@ -220,21 +219,20 @@ def _choose_first(
 def _build_plan(
     run: RunContext,
     data: Data,
-    choice: Choice,
-    whole: Variant,
+    candidate: Trial | ChosenEngine,
     reference: ExportedGraph,
     folder: Path,
-    source: Path | None,
     plan: Plan,
 ) -> Engine:
-    """The engine of a plan with the settings of a candidate.
+    """The engine of a plan with the settings of a candidate, which has the engine of the whole model.
 
     Raises:
         InputError: the candidate mixes int8 and floats, and no product of the plan is faster in int8.
     """
-    engines = _plan_engines(run, data, choice, reference, folder, source)
-    engine = replace(engines, unpruned=whole.engine).build(plan)
-    if choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
+    assert candidate.variant is not None
+    engines = _plan_engines(run, data, candidate.choice, reference, folder, candidate.source)
+    engine = replace(engines, unpruned=candidate.variant.engine).build(plan)
+    if candidate.choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
         raise InputError("no product is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
     return engine
 
@@ -253,7 +251,8 @@ def _choose_last(
     """
     assert engine.runner_up is not None
     assert run.data is not None
-    nearest = {chosen.choice.label: chosen for chosen in (engine, engine.runner_up)}
+    # The other engine need not stay in memory during the training.
+    nearest = {chosen.choice.label: replace(chosen, runner_up=None) for chosen in (engine, engine.runner_up)}
     if store.delivered in nearest:
         return nearest[store.delivered]
     scratch = run.work.scratch / "nearest"
@@ -265,19 +264,16 @@ def _choose_last(
         for label, chosen in nearest.items():
             folder = scratch / str(len(built))
             with contextlib.suppress(CompressorError, GraphPassError):  # the other one is delivered
-                built[label] = _build_plan(
-                    run, run.data, chosen.choice, chosen.variant, reference, folder, chosen.source, plan
-                )
+                built[label] = _build_plan(run, run.data, chosen, reference, folder, plan)
     labels = list(built) or [engine.choice.label]
     if len(built) > 1:
         stage = "timing the two fastest engines with the plan"
         labels = [labels[fastest_of(trials, list(built.values()), stage)]]
     store.keep_delivered(labels[0])
-    delivered = nearest[labels[0]]
-    if delivered is not engine:
+    if labels[0] != engine.choice.label:
         text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
         run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
-    return delivered
+    return nearest[labels[0]]
 
 
 def _cost_source(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,11 +72,12 @@ class ProductTimes:
         """
         options = replace(options, float_precision=target(choice.config.target).float_precision)
         in_floats = choice.config.model_copy(update={"precision": options.float_precision})
-        by_widths = _candidates(graph_passes.load(graph), choice)
+        model = graph_passes.load(graph)
+        by_widths = _candidates(model, choice)
         timed = {widths: widths if exact else _near(widths) for widths in by_widths}
         unknown = {near: widths for widths, near in timed.items() if self._key(choice, near) not in self._ratios}
         if unknown:
-            rows = self._rows(graph, choice, unknown.values())
+            rows = self._rows(model, {widths: by_widths[widths] for widths in unknown.values()})
             with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
                 for number, (near, widths) in enumerate(unknown.items(), start=1):
                     ratio = (self.time_ratio or _time_ratio)(choice, near, rows[widths], options)
@@ -86,11 +87,15 @@ class ProductTimes:
         config = in_floats if len(slower) == len(by_widths) else choice.config
         return config, replace(options, float_widths=slower)
 
-    def _rows(self, graph: Path, choice: Choice, widths: Collection[Widths]) -> dict[Widths, tuple[int, ...]]:
-        """The number of activation vectors that the products of each width multiply, at every size."""
-        model = graph_passes.load(graph)
-        values = {key: [node.inputs[0] for node in nodes] for key, nodes in _candidates(model, choice).items()}
-        factors = {value.name: value for key in widths for value in values[key] if value is not None}
+    def _rows(self, model: ir.Model, by_widths: Mapping[Widths, Sequence[ir.Node]]) -> dict[Widths, tuple[int, ...]]:
+        """The number of activation vectors that the products of each width multiply, at every size.
+
+        Args:
+            model: the graph, whose outputs become these activations.
+            by_widths: its products.
+        """
+        values = {widths: [node.inputs[0] for node in nodes] for widths, nodes in by_widths.items()}
+        factors = {value.name: value for group in values.values() for value in group if value is not None}
         model.graph.outputs[:] = list(factors.values())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "factors.onnx"
@@ -98,8 +103,8 @@ class ProductTimes:
             run = unoptimized_runner(path)
             sizes = [{name: array.size for name, array in run(feeds).items()} for feeds in self.inputs]
         return {
-            key: tuple(max(size[str(value.name)] for value in values[key] if value) // key[0] for size in sizes)
-            for key in widths
+            widths: tuple(max(size[str(value.name)] for value in group if value) // widths[0] for size in sizes)
+            for widths, group in values.items()
         }
 
     @staticmethod
@@ -154,9 +159,8 @@ def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: boo
         is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.
     """
     inputs, outputs = widths
-    outputs = min(
-        outputs, max(1, _MOST_WEIGHTS // inputs)
-    )  # of a large vocabulary, which has the ratio of a part of it
+    # A part of a large vocabulary has the ratio of the whole.
+    outputs = min(outputs, max(1, _MOST_WEIGHTS // inputs))
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     if not is_quantized:
         nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]
