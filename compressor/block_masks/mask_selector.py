@@ -19,6 +19,7 @@ from compressor.block_masks.attention_timer import (
     SiteTimes,
 )
 from compressor.config.run import Recipe
+from compressor.config.steps import Blocks
 from compressor.results import Note, NoteCode, SiteBlocks
 from graph_passes import BlockMask, Plan, SitePlan
 
@@ -36,11 +37,12 @@ class MaskSelector:
     """Selects the masks that make attention faster on this machine, in the engine that a recipe describes.
 
     Args:
-        recipe: batch sizes, provider, precision, threads and kernel, and whether all sites are masked regardless.
+        recipe: batch sizes, provider, precision, threads and kernel.
         lengths: lengths to time, in addition to some up to the longest row.
         longest: number of positions of the longest row; None: the largest of `lengths`.
         extras: inputs of each site besides positions, padding and causality.
         timer: times the forms; None: an `AttentionTimer` of the recipe.
+        blocks: the step that drops blocks; None: the masks are those of a plan.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class MaskSelector:
         longest: int | None = None,
         extras: Mapping[str, AttentionExtras] | None = None,
         timer: AttentionTimer | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
+        self.blocks = blocks or Blocks()
         self.recipe, self.longest = recipe, longest or max(lengths, default=1)
         self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _LENGTH_SHARES)}))
         self._timer = timer or AttentionTimer(recipe, extras)
@@ -93,7 +97,7 @@ class MaskSelector:
             plan: the heads that are kept.
             masks: mask of all heads of each site.
         """
-        if self.recipe.blocks.mask_all_sites or self.recipe.blocks.block_size == 1:
+        if self.blocks.mask_all_sites or self.blocks.block_size == 1:
             return dict(masks), ()
         selected, reasons = {}, []
         for site in plan.sites:
@@ -153,7 +157,7 @@ class MaskSelector:
                 SiteBlocks(
                     site=site.name,
                     kind=site.kind,
-                    block=self.recipe.blocks.block_size if mask is None else mask.block,
+                    block=self.blocks.block_size if mask is None else mask.block,
                     share=1.0 if mask is None else _kept_share(mask, site, self.longest),
                     form=form,
                     why=reason,

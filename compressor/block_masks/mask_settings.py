@@ -1,4 +1,4 @@
-"""A recipe's block settings applied to a model: the share to drop of each kind of attention, the length of masks."""
+"""What a step that drops blocks means for a model: the share of each kind of attention, and the length of masks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from compressor.config.run import Recipe
+from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder.example_inputs import token_limit
 from compressor.tasks import Data
@@ -15,14 +15,14 @@ from compressor.units import Site
 from graph_passes import Kind, SitePlan
 
 
-def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
+def shares_by_kind(step: Blocks, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
     """The share of blocks to drop from each kind of attention that the model has.
 
     Raises:
-        UsageError: the recipe sets a share for a kind that the model lacks.
+        UsageError: the step sets a share for a kind that the model lacks.
     """
-    blocks, kinds = recipe.blocks, list(dict.fromkeys(site.kind for site in sites))
-    for kind in blocks.drop_blocks_by_kind:
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    for kind in step.share_by_kind:
         if kind not in kinds:
             raise UsageError(
                 f"--drop-blocks-by-kind {kind}: the model has no attention of this kind; it has {', '.join(kinds)}",
@@ -31,12 +31,18 @@ def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kin
                 value=kind,
                 choices=tuple(kinds),
             )
-    return {kind: blocks.drop_blocks_by_kind.get(kind, blocks.drop_blocks or 0.0) for kind in kinds}
+    return {kind: step.share_by_kind.get(kind, step.share) for kind in kinds}
 
 
-def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
-    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
+def mask_length(model: PreTrainedModel, data: Data, max_length: int) -> int:
+    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long.
+
+    Args:
+        model: the model, which may have a longest length of its own.
+        data: the rows.
+        max_length: length at which rows are cut, in tokens.
+    """
     if isinstance(data.task, Streams):
         return max(1, *(length - 1 for length in data.train["length"][:]))
-    limit, maximum = token_limit(model), recipe.rows.max_length
-    return maximum if limit is None else min(maximum, limit)
+    limit = token_limit(model)
+    return max_length if limit is None else min(max_length, limit)

@@ -21,14 +21,14 @@ from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.block_masks.collect_maps import collect_attention_maps
 from compressor.block_masks.maps_of_run import load_maps, notes_on_maps, store_copy
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.block_masks.masks_from_maps import build_masks, unreached_share
-from compressor.config.run import Recipe
+from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
 from compressor.results import AnyNote, CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
-from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import training_curves
+from compressor.step.options import ScheduleOptions, read_options
 from compressor.tasks import Data
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
@@ -40,7 +40,7 @@ from compressor.workdir import MAPS, write_json
 from graph_passes import BlockMask, Plan
 
 EPOCHS = 3.0
-"""Number of epochs, unless the recipe sets it."""
+"""Number of epochs, unless the step sets it."""
 _ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "planned.json"
 """Checkpoint folders of the trainings with entmax and with masks, and files of the selected plan, notes and times."""
 _NOTES = TypeAdapter(tuple[AnyNote, ...])
@@ -66,8 +66,9 @@ def learn_blocks(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: Recipe,
+    step: Blocks,
     plan: Plan,
+    length: int,
     store: Path,
     selector: MaskSelector,
     on_progress: ProgressCallback,
@@ -83,8 +84,9 @@ def learn_blocks(
         model: the model; maps are computed with its current weights.
         sites: its sites.
         data: rows for the maps and for training.
-        recipe: shares, block size, schedule.
+        step: shares, block size, schedule.
         plan: the heads that are kept.
+        length: number of positions that the masks cover, see `mask_length`.
         store: folder of maps, selected masks and checkpoints.
         selector: selects the masks to train with.
         on_progress: called with (step, steps).
@@ -95,22 +97,22 @@ def learn_blocks(
         InputError: the maps are of another model, or shorter than the rows.
     """
     state = process_state()
-    shares, length = shares_by_kind(recipe, sites), mask_length(model, data, recipe)
-    maps = _maps(model, sites, data, recipe, plan, store, length, on_progress)
+    shares = shares_by_kind(step, sites)
+    maps = _maps(model, sites, data, step, plan, store, length, on_progress)
     state.wait_for_everyone()
-    notes = list(notes_on_maps(maps, model, data, length, recipe.blocks.maps))
+    notes = list(notes_on_maps(maps, model, data, length, step.maps))
     maps = maps.cropped(length)
     masks = build_masks(
         maps,
         plan,
         shares,
-        recipe.blocks.block_size,
-        seed=recipe.selection.seed if recipe.blocks.random_blocks else None,
-        count_causal_zeros=recipe.blocks.count_causal_zeros,
-        weight_by_count=recipe.blocks.weight_by_count,
-        allow_empty_rows=recipe.blocks.allow_empty_rows,
+        step.block_size,
+        seed=step.seed if step.random_blocks else None,
+        count_causal_zeros=step.count_causal_zeros,
+        weight_by_count=step.weight_by_count,
+        allow_empty_rows=step.allow_empty_rows,
     )
-    if unreached := unreached_share(maps, masks, recipe.blocks.block_size):
+    if unreached := unreached_share(maps, masks, step.block_size):
         text = (
             f"{unreached:.1%} of the blocks are kept because no row that was read reaches them; if no row is longer, a"
             " lower --max-length leaves them out"
@@ -126,7 +128,7 @@ def learn_blocks(
         return MaskedTraining(masked, (), stored_notes)
     if start is not None:
         model.load_state_dict(start)
-    curves = train_with_masks(model, data, recipe, masked, store / _CHECKPOINTS, on_progress)
+    curves = train_with_masks(model, data, step, masked, store / _CHECKPOINTS, on_progress)
     return MaskedTraining(masked, curves, stored_notes)
 
 
@@ -134,34 +136,34 @@ def _maps(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: Recipe,
+    step: Blocks,
     plan: Plan,
     store: Path,
     length: int,
     on_progress: ProgressCallback,
 ) -> AttentionMaps:
-    """The maps that the recipe names, or those of an interrupted run, else new ones; all are stored."""
+    """The maps that the step names, or those of an interrupted run, else new ones; all are stored."""
     state, path = process_state(), store / MAPS.name
-    if recipe.blocks.maps is not None:
-        maps = load_maps(recipe.blocks.maps, model, sites, length)
+    if step.maps is not None:
+        maps = load_maps(step.maps, model, sites, length)
         if state.is_main_process:
-            store_copy(recipe.blocks.maps, path)
+            store_copy(step.maps, path)
         return maps
     if path.is_file():
         return AttentionMaps.load(path)
     if torch.cuda.is_available():
         model.to(state.device)
-    entmax = recipe.blocks.entmax
-    with _entmax_weights(model, data, recipe, plan, store, on_progress) if entmax else nullcontext():
+    entmax = step.entmax
+    with _entmax_weights(model, data, step, plan, store, on_progress) if entmax else nullcontext():
         maps = collect_attention_maps(
             model,
             sites,
             data,
             plan,
             length=length,
-            batch_size=recipe.selection.batch_size,
-            rows=recipe.blocks.map_rows,
-            seed=recipe.selection.seed,
+            batch_size=step.batch_size,
+            rows=step.map_rows,
+            seed=step.seed,
             on_progress=on_progress,
         )
     if state.is_main_process:
@@ -184,27 +186,27 @@ def _select(
 
 @contextmanager
 def _entmax_weights(
-    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, store: Path, on_progress: ProgressCallback
+    model: PreTrainedModel, data: Data, step: Blocks, plan: Plan, store: Path, on_progress: ProgressCallback
 ) -> Iterator[None]:
     """The model trained with entmax instead of softmax; its own weights are restored on exit."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
         with with_entmax(model):
-            train_with_masks(model, data, recipe, plan, store / _ENTMAX, on_progress)
+            train_with_masks(model, data, step, plan, store / _ENTMAX, on_progress)
             yield
     finally:
         model.load_state_dict(weights)
 
 
 def train_with_masks(
-    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, checkpoint_dir: Path, on_progress: ProgressCallback
+    model: PreTrainedModel, data: Data, step: Blocks, plan: Plan, checkpoint_dir: Path, on_progress: ProgressCallback
 ) -> tuple[CurvePoint, ...]:
     """Train a model in place with the heads and masks of `plan`; it ends with the weights of the best evaluation.
 
     Args:
         model: the model.
         data: rows to train on and to evaluate on.
-        recipe: schedule and its options.
+        step: schedule and its options.
         plan: heads and masks.
         checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
         on_progress: called with (step, steps).
@@ -212,11 +214,10 @@ def train_with_masks(
     Returns:
         Values that were measured during training, by step.
     """
-    selection = recipe.selection
-    schedule_options = read_options(TRAINING_WITH_MASKS, selection.options, ScheduleOptions)
-    rows_per_step = selection.batch_size * process_count()
-    steps = selection.steps or math.ceil((selection.epochs or EPOCHS) * len(data.train) / rows_per_step)
-    schedule = schedule_options.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
+    schedule_options = read_options(TRAINING_WITH_MASKS, step.options, ScheduleOptions)
+    rows_per_step = step.batch_size * process_count()
+    steps = step.training_steps or math.ceil((step.epochs or EPOCHS) * len(data.train) / rows_per_step)
+    schedule = schedule_options.schedule(steps, step.batch_size, step.learning_rate, step.seed)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )

@@ -234,7 +234,7 @@ def command_line(recipe: Recipe) -> str:
         is_default = value == field.default and not (name == "method" and implies_method)
         if name in ("model", *_OF_LADDERS) or is_default:
             continue
-        if name == "epochs" and recipe.selection.steps is not None:
+        if name == "epochs" and recipe.selection.training_steps is not None:
             continue  # steps replace epochs
         if isinstance(value, bool):
             words.append(flag_of(name) if value else flag_of(f"no_{name}"))

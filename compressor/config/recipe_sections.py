@@ -7,10 +7,17 @@ from typing import Any
 
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
 from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS, Sections
+from compressor.config.steps import StepField
 
 
 class RecipeSections(Sections):
-    """The sections of a recipe, and what a run does by them; `Recipe` checks that they agree."""
+    """The sections of a recipe, and what a run does by them; `Recipe` checks that they agree.
+
+    Attributes:
+        steps: the steps of the run, written out; None: those that the flags stand for, see `step_list.steps_of`.
+    """
+
+    steps: tuple[StepField, ...] | None = None
 
     @property
     def plan_file(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from compressor.config.methods import METHODS
@@ -15,7 +16,7 @@ from graph_passes import WEIGHTS, Plan
 _OUTPUT = "the output folder of its run"
 
 
-def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder) -> Path:
+def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, *, distills: bool) -> Path:
     """The folder that holds the weights of a plan, which its run fitted to those of the model.
 
     Args:
@@ -23,22 +24,24 @@ def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelF
         plan: a plan that belongs to other weights than the model has.
         file: the file of the plan, beside which its weights lie.
         model: the model folder, as the run of the plan began with it.
+        distills: whether the model is distilled afterwards, so that it needs a teacher.
 
     Raises:
         InputError: the plan is that of another model, or its weights are not beside it.
     """
-    original = weight_fingerprints(model.model)
+    original, teacher = weight_fingerprints(model.model), model.path if distills else None
+    missing = partial(_missing, plan, file, teacher)
     if not _has_weights(plan) or any(original.get(name) != row.original for name, row in plan.weights.items()):
         raise _foreign(plan, file, model)
     has_file = file.with_name(WEIGHTS).is_file()
     if not plan.weights:
         output = str(file.parent) if has_file else _OUTPUT
-        raise _missing(recipe, plan, file, "it does not record which weights its run began with", output)
+        raise missing("it does not record which weights its run began with", output)
     if not has_file:
-        raise _missing(recipe, plan, file, f"{WEIGHTS} does not lie beside it")
+        raise missing(f"{WEIGHTS} does not lie beside it")
     fitted = load_folder(recipe, file.parent)
     if fitted.fingerprint != plan.model:
-        raise _missing(recipe, plan, file, f"the {WEIGHTS} beside it is that of another run, or was changed")
+        raise missing(f"the {WEIGHTS} beside it is that of another run, or was changed")
     # Parameters without a record are those that the run did not change.
     if dict(record_weights(plan, original, fitted.model).weights) != dict(plan.weights):
         raise _foreign(plan, file, model)
@@ -62,12 +65,12 @@ def _foreign(plan: Plan, file: Path, model: ModelFolder) -> InputError:
     )
 
 
-def _missing(recipe: Recipe, plan: Plan, file: Path, reason: str, output: str = _OUTPUT) -> InputError:
-    """The error for a plan that cannot be followed on the model of the recipe, but in the output folder of its run."""
-    teacher = f", with --teacher {recipe.source.model}" if recipe.distills and not recipe.distillation.teacher else ""
+def _missing(plan: Plan, file: Path, teacher: Path | None, reason: str, output: str = _OUTPUT) -> InputError:
+    """The error for a plan that cannot be followed on the model of a run, but in the output folder of its own run."""
+    taught = "" if teacher is None else f", with --teacher {teacher}"
     return InputError(
         f"{file}: the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use"
-        f" {output} as the model{teacher}",
+        f" {output} as the model{taught}",
         code=ErrorCode.FILE_MISMATCH,
         path=file,
         model=plan.model,

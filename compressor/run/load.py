@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from compressor import model_folder
-from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
+from compressor.config.steps import Step, Units
+from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import takes_text
 from compressor.model_folder.row_layout import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
@@ -23,20 +23,14 @@ from compressor.run.embeddings import rank_documents
 from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
-from compressor.selection.checks import check_budget, check_options, check_pool, check_task_options
-from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data
 from compressor.tasks.row_files import require_file
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
-from compressor.units.entmax import entmax_function
 from compressor.units.find import find_units, no_heads_error
-from compressor.units.projections import require_interface
-from graph_passes import Plan
 
-_FEWEST_ROWS = 4
-"""Fewest training rows that units are chosen by, of which a quarter is held out."""
 _LAYOUT_ROWS = 32
 """Rows whose layout is read."""
 _TOKENS = "input_ids"
@@ -66,28 +60,28 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
     )
 
 
-def load_named_folder(recipe: Recipe, field: str) -> ModelFolder:
-    """The model folder that a field besides `model` names; errors name its flag.
+def load_named_folder(recipe: Recipe, field: str, path: Path) -> ModelFolder:
+    """The model folder that an option of a step names; errors name its flag.
 
     Args:
-        recipe: the recipe, in which the field is set.
-        field: the field.
+        recipe: says how folders are loaded.
+        field: the option.
+        path: the folder.
 
     Raises:
         InputError: the folder cannot be used.
     """
     try:
-        return load_folder(recipe, recipe.value(field))
+        return load_folder(recipe, path)
     except InputError as error:
         details = {"field": field, **error.details}
         raise InputError(f"{flag_of(field)}: {error}", code=error.code, **details) from error
 
 
-def _check_kept_folders(recipe: Recipe) -> None:
-    """Raise UsageError for a folder of statistics or of a teacher's outputs that this run needs and cannot make."""
-    for field, is_used in (("statistics", recipe.prunes), ("teacher_outputs", recipe.distills)):
-        folder = recipe.value(field)
-        if is_used and folder is not None and (reason := _folder_obstacle(folder.absolute())) is not None:
+def _check_work_folders(steps: Sequence[Step]) -> None:
+    """Raise UsageError for a folder in which a step keeps work for further runs, and which cannot be made."""
+    for field, folder in ((name, getattr(step, name)) for step in steps for name in step.neutral):
+        if isinstance(folder, Path) and (reason := _folder_obstacle(folder.absolute())) is not None:
             raise UsageError(
                 f"{flag_of(field)} {folder}: {reason}; name another folder",
                 code=ErrorCode.FILE_UNWRITABLE,
@@ -107,73 +101,51 @@ def _folder_obstacle(folder: Path) -> str | None:
     return None if existing == folder or os.access(existing, os.W_OK) else f"{existing} cannot be written"
 
 
-def load_model(recipe: Recipe) -> LoadedModel:
+def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     """Load the model and find its sites. Errors that can be foreseen are raised here, before anything is exported.
 
     Raises:
-        CompressorError: the target, an option, the model folder, a length or a share cannot be used.
+        CompressorError: the target, a folder, the model or a length cannot be used.
     """
     runtime, engine = target(recipe.engine.reference.target), recipe.engine
     _check_calibration(recipe)
-    _check_kept_folders(recipe)
+    _check_work_folders(steps)
     for source in filter(None, map(recipe.value, ROW_SOURCES)):
         require_file(source)
     reason = runtime.missing()
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
-    if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.method in BUDGET_METHODS):
-        reads_options = recipe.selects_heads or recipe.selection.method in BUDGET_METHODS
-        check_options(recipe.selection, heads=reads_options, blocks=recipe.blocks.drops_any)
-    if recipe.learns_units:
-        check_pool(recipe.selection)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
-    sites, groups = _find_units(recipe, folder)
+    sites, groups = _find_units(recipe, steps, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
-    if recipe.selection.keep is not None:
-        heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
-    shares_by_kind(recipe, sites)
-    if recipe.blocks.drops_any:
-        require_interface(folder.model, sites, "block masks")
-        _require_text(folder)
-    if recipe.blocks.entmax and recipe.blocks.drops_any:
-        entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
     missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
     return LoadedModel(folder, sites, groups, missing)
 
 
-def _find_units(recipe: Recipe, folder: ModelFolder) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
-    """The sites of a model, and all of its groups if the recipe removes neurons.
+def _find_units(
+    recipe: Recipe, steps: Sequence[Step], folder: ModelFolder
+) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
+    """The sites of a model, and all of its groups if a step may remove neurons.
 
     Raises:
-        SiteRefusedError: the recipe needs heads and no heads were found, or it removes units and there are none.
+        SiteRefusedError: a step needs heads and no heads were found, or it removes units and there are none.
     """
     inputs, attention = example_inputs(folder, 2, 8), recipe.export.attention
     groups: tuple[PrunableGroup, ...] = ()
-    if recipe.prunes or _names_neurons(recipe):
-        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=recipe.budget.group_by))
+    if any(step.prunes_groups for step in steps):
+        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=_grouping(steps)))
         sites = tuple(group.site for group in groups if group.site is not None)
     else:
         sites = tuple(find_units(folder.model, inputs, attention=attention).sites)
-    if recipe.needs_heads and not sites:
+    if any(step.needs_heads for step in steps) and not sites:
         raise no_heads_error(folder.model)
     return sites, groups
 
 
-def _require_text(folder: ModelFolder) -> None:
-    """Raise UsageError for a model without text: masks are learned for lengths in tokens."""
-    if not takes_text(folder):
-        raise UsageError(
-            f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            field="drop_blocks",
-        )
-
-
-def _names_neurons(recipe: Recipe) -> bool:
-    """Whether the plan to follow, or to drop blocks from, removes neurons."""
-    file = recipe.plan_file or recipe.start_plan_file
-    return file is not None and bool(Plan.load(file).feed_forwards)
+def _grouping(steps: Sequence[Step]) -> GroupBy:
+    """How query heads that share key/value heads are grouped."""
+    return next((step.group_by for step in steps if isinstance(step, Units)), "kv")
 
 
 def _check_calibration(recipe: Recipe) -> None:
@@ -198,7 +170,7 @@ def _check_calibration(recipe: Recipe) -> None:
         require_nncf()
 
 
-def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
+def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data:
     """Read and encode the rows of a recipe; every image that the run reads is decoded once.
 
     Raises:
@@ -206,17 +178,16 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
-    drawn = drawn_rows(recipe)
+    drawn = drawn_rows(recipe, steps)
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
-    _require_rows_to_choose_by(recipe, data)
-    _require_labels(recipe, data)
-    check_budget(recipe.selection, data)
+    max_drop = recipe.selection.max_drop
+    if max_drop is not None:
+        _require_labels(max_drop, recipe, steps, data)
+        check_max_drop(max_drop, data.task)
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
-    if recipe.learns and recipe.selects_heads:
-        check_task_options(recipe.selection, data.task.name)
     return data
 
 
@@ -234,23 +205,9 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
     return model if layout is None else replace(model, folder=replace(model.folder, layout=layout))
 
 
-def _require_rows_to_choose_by(recipe: Recipe, data: Data) -> None:
-    """Raise InputError where units are chosen by so few rows that none could be held out for their losses."""
-    if recipe.prunes and not recipe.learns_units and len(data.train) < _FEWEST_ROWS:
-        raise InputError(
-            f"{len(data.train)} training rows: too few to choose units by; give at least {_FEWEST_ROWS} (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-            rows=len(data.train),
-        )
-
-
-def _require_labels(recipe: Recipe, data: Data) -> None:
+def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    max_drop, keep = recipe.selection.max_drop, recipe.selection.keep
-    if max_drop is None:
-        return
-    selects_by_metric = recipe.engine.chooses or (recipe.prunes and not recipe.budget.is_set and keep is None)
+    selects_by_metric = recipe.engine.chooses or any(isinstance(step, Units) and step.is_unbounded for step in steps)
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"
     elif not len(data.test):
@@ -266,13 +223,10 @@ def _require_labels(recipe: Recipe, data: Data) -> None:
     )
 
 
-def drawn_rows(recipe: Recipe) -> int | None:
+def drawn_rows(recipe: Recipe, steps: Sequence[Step]) -> int | None:
     """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
-    if not recipe.reads_no_labels:
+    compares = recipe.rows.data is not None and recipe.engine.chooses
+    drawn = [step.rows_drawn(process_count()) for step in steps]
+    if any(step.reads_labels for step in steps) or not (any(drawn) or compares):
         return None
-    distilled = recipe.distillation.distill_steps * recipe.selection.batch_size * process_count()
-    return max(
-        recipe.budget.prune_rows + recipe.budget.loss_rows if recipe.prunes else 0,
-        recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0,
-        distilled if recipe.distills else 0,
-    )
+    return max(*drawn, recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0, 0)

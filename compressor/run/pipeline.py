@@ -1,8 +1,8 @@
 """One run from a model folder to a proven, measured engine: the list of its stages.
 
-load -> sizes -> export, shrink, build (dense) -> select -> export, shrink, build (compressed) -> evaluate -> measure ->
+load -> sizes -> export, shrink, build (dense) -> steps -> export, shrink, build (compressed) -> evaluate -> measure ->
 report. Each stage is a function from frozen products (`products`) to a frozen product, in a module of its own. This
-module alone knows their order, their progress lines, the notes, and what a resumed run skips.
+module alone knows their order; `walk` carries out the steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from compressor.config.fields import fields_with, flag_of
 from compressor.config.recipe_fields import FIELDS, SECTION_OF
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
+from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.results import Report
@@ -27,15 +28,17 @@ from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.quantize import quantize_for_target
 from compressor.run.evaluate import evaluate
 from compressor.run.fixed_shapes import prove_graphs
-from compressor.run.learn_stages import learn, run_worker
+from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
 from compressor.run.products import ExportedGraph, SelectedPlan
 from compressor.run.pruning.budget_rows import delivered_rows
-from compressor.run.run_context import RunContext, load_context
+from compressor.run.run_context import RunContext
 from compressor.run.run_log import RunLog
+from compressor.run.steps.base import Graphs, StepContext
 from compressor.run.variant import rehearse, require_complete
+from compressor.run.walk import run_worker, walk
 from compressor.run.write_report import make_report, write_output
-from compressor.training.processes import process_state, refuse_processes
+from compressor.training.processes import process_state
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Refusal
@@ -62,16 +65,6 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
             f"{recipe!r}: no recipe; use compress(Recipe(model=...))", code=ErrorCode.INVALID_VALUE, value=recipe
         )
     state = process_state()
-    searches = recipe.selection.searches and recipe.selects_heads
-    if state.num_processes > 1 and searches and recipe.plan_file is None:
-        refuse_processes(
-            UsageError(
-                f"{recipe.selection.method} does not train; run it without accelerate launch, or distribute it with"
-                " --ray",
-                code=ErrorCode.CONTRADICTION,
-                field="method",
-            )
-        )
     if not state.is_main_process:
         run_worker(recipe, state)
         sys.exit(0)
@@ -113,7 +106,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
     dense = run.build(run.shrink(reference), run.built.engine.reference)
     refused = _rehearse(run, reference)
-    learned = learn(run, reference, dense, refused)
+    learned = walk(StepContext(run, Graphs(reference, dense, refused)))
     _note_plan(run, learned.selected)
     graph = compress_graph(run, reference, learned.selected)
     rewritten = build_rewritten(run, reference, graph, learned.selected)
@@ -142,10 +135,10 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.recipe.plan_file or run.recipe.start_plan_file:
+    if run.followed is not None:
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
-    if run.followed is None and not run.recipe.prunes:
+    if run.steps and not any(step.prunes_groups for step in run.steps):
         require_complete(rehearsed)
     return rehearsed.refused
 
@@ -154,5 +147,5 @@ def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
     """Note how the plan was selected, and how long its masks are."""
     run.log.add_notes(selected.notes)
     run.log.add_notes(run_notes.selection_notes(run.model.folder, selected, run.data))
-    learned_row = None if run.followed is not None else run.sizes.longest_row
+    learned_row = run.sizes.longest_row if any(isinstance(step, Blocks) for step in run.steps) else None
     run.log.add_notes(run_notes.mask_notes(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))

@@ -19,6 +19,7 @@ from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
+from compressor.config.step_list import steps_of
 from compressor.environment import machine
 from compressor.errors import CompressorError
 from compressor.measure import require_run
@@ -138,7 +139,8 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
-            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn_rows(recipe))
+            drawn = drawn_rows(recipe, steps_of(recipe))
+            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn)
         if recipe.plan_file is not None or run.report.plan.data in (None, data.train_hash):
             return data
         _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)

@@ -7,27 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
-from compressor.config.recipe_fields import BUDGETS
-from compressor.config.run import FIELDS, Recipe
-from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
 from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
 from graph_passes.errors import listed
-
-_BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
-_BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "match_dense")  # distillation uses it too
-_QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
-_TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
-"""Fields that only training uses."""
-_ROW_FIELDS = ("prune_rows", "statistics")
-"""Fields that only methods use that order units by rows."""
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
@@ -40,78 +27,6 @@ def missing_target_note(missing: MissingTarget) -> Note:
         text=f"{missing.target}: {missing.reason}; all results are from ONNX Runtime on the CPU in fp32, none from"
         f" {missing.target}, and the run ends with exit code 6",
     )
-
-
-def unused_field_notes(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
-    """Fields that were set and have no effect.
-
-    Args:
-        recipe: the recipe.
-        maximum_length: positions of the model; None: no limit.
-        learns: whether a plan is learned rather than followed.
-    """
-    rows, blocks = recipe.rows, recipe.blocks
-    if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
-        yield Note(
-            code=NoteCode.LENGTH_LIMITED,
-            text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
-        )
-    candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
-    yield from _unused(
-        (name for name in candidates if not blocks.drops_any),
-        recipe,
-        "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
-    )
-    engine = recipe.engine
-    ignored = frozenset() if engine.target == AUTO else unused_options(engine.target)
-    yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
-    if not engine.allows_quantized:
-        reduced = engine.chooses  # an engine in bfloat16 counts the products in fp32 as well
-        unused = [name for name in _QUANTIZATION_FIELDS if not (reduced and name == "allow_float_products")]
-        yield from _unused(unused, recipe, f"the precision is {engine.precision}")
-    if not recipe.prunes:
-        yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
-    if learns and recipe.learns_units:
-        yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
-    if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
-        reason = f"{recipe.pruner} orders units by weights and reads no rows"
-        yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
-    yield from _unused_training_notes(recipe, learns=learns)
-
-
-def _unused_training_notes(recipe: Recipe, *, learns: bool) -> Iterator[Note]:
-    """Fields of training without effect; dropping blocks trains the model, whatever the method."""
-    method, steps = recipe.selection.method, recipe.selection.steps
-    if not learns:
-        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, "nothing is trained on labels")
-    elif METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
-        reason = f"{method} {'searches' if recipe.selection.searches else 'removes units'} and does not train"
-        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, reason)
-    elif steps is not None:
-        yield from _unused(("epochs",), recipe, f"--steps {steps} counts")
-
-
-def _changed(names: Iterable[str], recipe: Recipe) -> list[str]:
-    """The fields with another value than their default; the recipe of a report sets every field."""
-    return [name for name in names if recipe.value(name) != FIELDS[name].default]
-
-
-def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]:
-    flags = [flag_of(name) for name in names if name in recipe.fields_set]
-    if flags:
-        yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
-
-
-def order_notes(recipe: Recipe) -> Iterator[Note]:
-    """Which of two stages removes what, where heads are selected before a budget is met."""
-    if recipe.prunes_after_heads:
-        number = "" if recipe.selection.keep is None else f" (--keep {recipe.selection.keep})"
-        budgets = " and ".join(flag_of(name) for name in BUDGETS if recipe.value(name) is not None)
-        yield Note(
-            code=NoteCode.HEADS_SELECTED_FIRST,
-            text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons"
-            f" only, until {budgets} holds",
-        )
 
 
 def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:

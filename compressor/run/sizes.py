@@ -8,16 +8,17 @@ from torch import Tensor
 
 from compressor.block_masks.maps_of_run import load_maps
 from compressor.block_masks.mask_settings import mask_length
-from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
+from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run import verify
 from compressor.run.build_options import build_options
-from compressor.run.products import Case, LoadedModel, RunSizes, SelectedPlan
+from compressor.run.products import Case, RunSizes
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
 from compressor.run.row_cases import Inputs, row_cases
+from compressor.run.run_context import RunInputs
 from compressor.tasks import Data
 
 _LENGTH = 128
@@ -26,26 +27,24 @@ _SIDE_BATCH = 2
 """Batch size of the proofs on both sides of a length at which the model changes; the second row is padded."""
 
 
-def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, followed: SelectedPlan | None) -> RunSizes:
+def work_out_sizes(run: RunInputs) -> RunSizes:
     """Work out every size of a run before anything is built.
 
     Args:
-        recipe: the recipe.
-        model: the model.
-        data: the rows; None: there are no rows.
-        followed: the plan to follow; None: a plan is learned.
+        run: the settings and steps, the model, the rows, and the plan to follow.
 
     Raises:
         InputError: a row is longer than the masks of the plan, or attention maps are too short.
         UsageError: a length to time is longer than the masks.
     """
-    folder = model.folder
-    mask_reach = _mask_reach(recipe, folder, data, followed)
-    if followed is None and recipe.blocks.maps is not None and mask_reach is not None:
-        load_maps(recipe.blocks.maps, folder.model, model.sites, mask_reach)
+    recipe, model, data, folder = run.recipe, run.model, run.data, run.model.folder
+    mask_reach = _mask_reach(run)
+    for step in run.steps:
+        if isinstance(step, Blocks) and step.maps is not None and mask_reach is not None:
+            load_maps(step.maps, folder.model, model.sites, mask_reach)
     longest_row = mask_reach
     if mask_reach is not None and data is not None:
-        row = min(mask_length(folder.model, data, recipe), _longest(data))
+        row = min(mask_length(folder.model, data, recipe.rows.max_length), _longest(data))
         if row > mask_reach:
             raise InputError(
                 f"a row has {row} tokens, but the masks of the plan cover {mask_reach}; cut rows"
@@ -125,12 +124,13 @@ def timed_lengths(
     return config.seq or (min(usual, token_limit(folder.model) or usual),)
 
 
-def _mask_reach(recipe: Recipe, folder: ModelFolder, data: Data | None, followed: SelectedPlan | None) -> int | None:
+def _mask_reach(run: RunInputs) -> int | None:
     """Positions that the masks of the plan cover, or will cover; None without masks."""
-    if followed is None and data is not None and recipe.blocks.drops_any:
-        return mask_length(folder.model, data, recipe)
-    masks = followed.plan.masks.values() if followed is not None else ()
-    limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
+    model = run.model.folder.model
+    if any(isinstance(step, Blocks) for step in run.steps):
+        return mask_length(model, run.rows, run.recipe.rows.max_length)
+    masks = run.followed.plan.masks.values() if run.followed is not None else ()
+    limits = [token_limit(model), *(size for mask in masks for size in (mask.queries, mask.keys))]
     return min(size for size in limits if size is not None) if masks else None
 
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import graph_passes
 from compressor import report as reports
-from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
-from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import (
@@ -89,7 +87,7 @@ def make_report(
         proofs=(*dense.proofs, *compressed.proofs),
         drop_status=drop_status(recipe.selection.max_drop, evaluated.scores),
         refused=_refusals(refused, plan),
-        blocks=_site_blocks(recipe, plan, compressed, run.selector),
+        blocks=_site_blocks(run, plan, compressed),
         max_drop=recipe.selection.max_drop,
         missing=model.missing,
         budget=selected.budget,
@@ -227,9 +225,12 @@ def _evidence(scores: Sequence[Score]) -> Mapping[str, Any]:
     }
 
 
-def _site_blocks(recipe: Recipe, plan: Plan, compressed: Variant, selector: MaskSelector) -> tuple[SiteBlocks, ...]:
+def _site_blocks(run: RunContext, plan: Plan, compressed: Variant) -> tuple[SiteBlocks, ...]:
     """The blocks of every site from which some were to be dropped."""
-    share = shares_by_kind(recipe, plan.sites)
-    requested = {site.name for site in plan.sites if share[site.kind] > 0}
+    requested: set[str] = set()
+    for step in run.steps:
+        if isinstance(step, Blocks):
+            share = shares_by_kind(step, plan.sites)
+            requested |= {site.name for site in plan.sites if share[site.kind] > 0}
     dense = {name: str(refusal) for refusal in compressed.graph.dense for name in refusal.sites}
-    return selector.site_blocks(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)
+    return run.selector.site_blocks(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)

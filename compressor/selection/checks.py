@@ -1,9 +1,12 @@
-"""Check the configuration of a selection before anything is computed."""
+"""Check the options of steps that learn before anything is computed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from compressor.config.methods import METHODS
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Blocks, Heads, Step, Units
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.certified_rows import check_rows_unseen
 from compressor.selection.certify import split_rows
@@ -16,63 +19,81 @@ from compressor.selection.options import (
     read_options,
 )
 from compressor.selection.ray_search.cluster import check_reachable
+from compressor.tasks import Task
 from compressor.tasks.data import Data
 
 TRAINING_WITH_MASKS = "training with masks"
-"""Name in messages of what reads the schedule options if no method does."""
+"""Name in messages of what reads the schedule options of a step that drops blocks."""
 
 
-def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: bool = False) -> None:
-    """Check the options of learning, without a model.
+def known_options(step: Heads | Units | Blocks) -> dict[str, Any]:
+    """The options that a step reads. Flags set those of all steps together."""
+    names = _option_names(step)
+    return {name: value for name, value in step.options.items() if name in names}
 
-    Args:
-        selection: method and options.
-        heads: heads are selected, so the options of the method are read.
-        blocks: the model trains with masks afterwards, so the options of the schedule are read.
+
+def _option_names(step: Heads | Units | Blocks) -> tuple[str, ...]:
+    return tuple(ScheduleOptions.model_fields) if isinstance(step, Blocks) else option_names(step.method)
+
+
+def check_every_option(steps: Sequence[Step]) -> None:
+    """Check that some step reads each option; steps that have the same options share them.
 
     Raises:
-        UsageError: an option does not exist, has an invalid value or is out of range.
+        UsageError: an option does not exist.
+    """
+    learning = [step for step in steps if isinstance(step, Heads | Units | Blocks)]
+    for step in learning:
+        sharing = [other for other in learning if other.options == step.options]
+        names = (*_option_names(step), *(name for other in sharing for name in _option_names(other)))
+        subject = TRAINING_WITH_MASKS if isinstance(step, Blocks) else step.method
+        check_option_names(subject, step.options, names)
+
+
+def check_method(step: Heads | Units) -> None:
+    """Check the values of the options of a method, without a model.
+
+    Raises:
+        UsageError: a value is invalid or out of range.
         TargetMissingError: the requested Ray workers are not available.
     """
-    names = option_names(selection.method) if heads else ()
-    options = dict(selection.options)
-    if blocks:
-        schedule = set(ScheduleOptions.model_fields)
-        _check_schedule(TRAINING_WITH_MASKS, selection)
-        if not heads:
-            check_option_names(TRAINING_WITH_MASKS, options, tuple(ScheduleOptions.model_fields))
-        options = {name: value for name, value in options.items() if name in names or name not in schedule}
-    if not heads:
-        return
-    check_option_names(selection.method, options, names)
-    for model in option_models(selection.method):
-        read_options(selection.method, options, model)
-    if METHODS[selection.method].kind == "gate":
-        _check_schedule(selection.method, selection)
-    elif selection.ray is not None:
-        check_reachable(selection.ray)
+    for model in option_models(step.method):
+        read_options(step.method, step.options, model)
+    if METHODS[step.method].kind == "gate":
+        _check_schedule(step.method, step)
+    elif isinstance(step, Heads) and step.ray is not None:
+        check_reachable(step.ray)
 
 
-def check_task_options(selection: SelectionConfig, task: str) -> None:
+def check_masked_training(step: Blocks) -> None:
+    """Check the schedule of the training with masks.
+
+    Raises:
+        UsageError: a value is invalid or out of range.
+    """
+    _check_schedule(TRAINING_WITH_MASKS, step)
+
+
+def check_task_options(step: Heads | Units, task: str) -> None:
     """Check the options of the method against its defaults for a task, by the task's name.
 
     Raises:
         UsageError: an option contradicts a default for the task.
     """
-    for model in option_models(selection.method):
-        read_options(selection.method, selection.options, model, task)
+    for model in option_models(step.method):
+        read_options(step.method, step.options, model, task)
 
 
-def check_pool(selection: SelectionConfig) -> None:
+def check_pool(step: Units) -> None:
     """Check that a gate that learns within a budget has all units compete.
 
     Raises:
         UsageError: the option `pool` divides the heads.
     """
-    pool = read_options(selection.method, selection.options, PoolOptions).pool
+    pool = read_options(step.method, step.options, PoolOptions).pool
     if pool != "model":
         raise UsageError(
-            f"option pool={pool} of {selection.method}: within a budget all heads and neurons compete; omit it, or set"
+            f"option pool={pool} of {step.method}: within a budget all heads and neurons compete; omit it, or set"
             " the number of heads (--keep)",
             code=ErrorCode.CONTRADICTION,
             field="pool",
@@ -80,31 +101,37 @@ def check_pool(selection: SelectionConfig) -> None:
         )
 
 
-def _check_schedule(subject: str, selection: SelectionConfig) -> None:
+def _check_schedule(subject: str, step: Heads | Units | Blocks) -> None:
     """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
-    schedule_options = read_options(subject, selection.options, ScheduleOptions)
-    schedule_options.schedule(1, selection.batch_size, selection.learning_rate, selection.seed)
+    schedule_options = read_options(subject, step.options, ScheduleOptions)
+    schedule_options.schedule(1, step.batch_size, step.learning_rate, step.seed)
 
 
-def check_budget(selection: SelectionConfig, data: Data) -> None:
-    """Check the allowed loss (`max_drop`) against the metric and the number of rows.
+def check_max_drop(max_drop: float, task: Task) -> None:
+    """Check an allowed loss against the metric.
 
     Raises:
-        UsageError: the metric cannot fall so far, or cannot be certified.
-        InputError: there are too few rows for a certificate, or they are training rows too.
+        UsageError: the metric cannot fall so far.
     """
-    if selection.max_drop is None:
-        return
-    task = data.task.chooser if selection.keep is None and selection.searches else data.task
-    if selection.max_drop >= task.metric_maximum:
+    if max_drop >= task.metric_maximum:
         raise UsageError(
-            f"--max-drop {selection.max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would"
+            f"--max-drop {max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would"
             " pass; choose less, e.g. 0.01",
             code=ErrorCode.OUT_OF_RANGE,
             field="max_drop",
-            value=selection.max_drop,
+            value=max_drop,
             metric=task.metric,
         )
-    if selection.certify is not None:
-        split_rows(data.eval, data.task, selection.max_drop, selection.certify, selection.seed)
+
+
+def check_certificate(step: Heads | Units, data: Data) -> None:
+    """Check that the loss of a step can be certified, where that is requested.
+
+    Raises:
+        UsageError: the metric cannot be certified.
+        InputError: there are too few rows for a certificate, or they are training rows too.
+    """
+    if step.certify is not None:
+        assert step.max_drop is not None
+        split_rows(data.eval, data.task, step.max_drop, step.certify, step.seed)
         check_rows_unseen(data)

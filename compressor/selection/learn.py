@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS, PENALISED_METHODS
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.plan_and_curves import LearningResult
@@ -28,7 +28,7 @@ def learn(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    selection: SelectionConfig,
+    selection: Heads,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
 ) -> LearningResult:

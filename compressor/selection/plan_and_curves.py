@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads, Units
 from compressor.results import CertifiedLoss, CurvePoint, Note
 from compressor.selection.search import Head, Step
 from compressor.tasks.base import Task
@@ -42,7 +42,7 @@ def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
 def to_plan(
     sites: Sequence[Site],
     scales: Mapping[Head, float],
-    selection: SelectionConfig,
+    selection: Heads | Units,
     options: Mapping[str, Any],
     data: Data,
 ) -> Plan:
@@ -58,7 +58,7 @@ def to_plan(
     return keep_only(sites, scales).model_copy(update=record_of(selection, options, data))
 
 
-def record_of(selection: SelectionConfig, options: Mapping[str, Any], data: Data) -> dict[str, Any]:
+def record_of(selection: Heads | Units, options: Mapping[str, Any], data: Data) -> dict[str, Any]:
     """The fields of a plan that say how its units were selected; see `to_plan`."""
     return {
         "method": selection.method,
@@ -100,3 +100,9 @@ def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
             values[f"eval_{task.metric}"] = step.values["metric"] * sign
         points.append(CurvePoint(step=number, values={**values, "heads": float(len(step.kept))}))
     return tuple(points)
+
+
+def joined_curves(earlier: Sequence[CurvePoint], later: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """The curves of two trainings, the second after the end of the first."""
+    last = max((point.step for point in earlier), default=0)
+    return (*earlier, *(point.model_copy(update={"step": last + point.step}) for point in later))

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback
@@ -40,7 +40,7 @@ def run_search(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    selection: SelectionConfig,
+    selection: Heads,
     keep: int | None,
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
@@ -100,7 +100,7 @@ def run_search(
     return LearningResult(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
 
 
-def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SearchOptions]:
+def _read(selection: Heads) -> tuple[Search[MethodOptions], SearchOptions]:
     """The configured search, and the options of its evaluations."""
     method, options = selection.method, selection.options
     check_option_names(method, options, option_names(method))
@@ -111,7 +111,7 @@ def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SearchOpti
     return search, read_options(method, options, SearchOptions)
 
 
-def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
+def _certified_budget(selection: Heads, keep: int | None) -> float:
     """The allowed loss; raise UsageError if it is missing or the number of heads is fixed."""
     if keep is not None or selection.max_drop is None:
         raise UsageError(
@@ -126,7 +126,7 @@ def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
 
 
 def _certify(
-    steps: Sequence[Step], evaluator: ModelSubsetEvaluator, selection: SelectionConfig, searched_rows: int
+    steps: Sequence[Step], evaluator: ModelSubsetEvaluator, selection: Heads, searched_rows: int
 ) -> Certificate:
     """Test the steps of a search on the rows of `evaluator`, which the search has not seen."""
     assert selection.certify is not None
@@ -139,9 +139,7 @@ def _certify(
     return certify(steps, losses, selection.max_drop, selection.certify, searched_rows)
 
 
-def _scope(
-    model: PreTrainedModel, rows: Dataset, selection: SelectionConfig, shared: SearchOptions
-) -> CertificateScope:
+def _scope(model: PreTrainedModel, rows: Dataset, selection: Heads, shared: SearchOptions) -> CertificateScope:
     """What the certificate of a search holds for; it is recorded for its evaluation rows."""
     names = ("method", "options", "max_drop", "certify", "seed")
     request = {**selection.model_dump(include=set(names)), "model": fingerprint(model)}
@@ -159,7 +157,7 @@ def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:
     return Note(code=NoteCode.CERTIFICATION_COST, text=text)
 
 
-def _nothing_removed(last: Step, selection: SelectionConfig) -> UsageError:
+def _nothing_removed(last: Step, selection: Heads) -> UsageError:
     """The error for a search that removed no head, with the reason from the notes of its last step."""
     reasons = (str(note) for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
     reason = next(reasons, "no head was removed: each one costs more of the metric than is allowed")

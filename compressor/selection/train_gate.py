@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads, Units
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.gates import Gate, PerKindGate
 from compressor.selection.gates.base import Keep
@@ -38,7 +38,7 @@ def train_gate(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    selection: SelectionConfig,
+    selection: Heads,
     keep: int | None,
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
@@ -84,7 +84,7 @@ def train_pool(
     groups: Sequence[PrunableGroup],
     pool: UnitPool,
     data: Data,
-    selection: SelectionConfig,
+    selection: Units,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
 ) -> LearningResult:
@@ -150,7 +150,7 @@ class _Settings:
         return gate
 
 
-def _settings_of(selection: SelectionConfig, data: Data) -> _Settings:
+def _settings_of(selection: Heads | Units, data: Data) -> _Settings:
     """How the gate of a selection is trained.
 
     Raises:
@@ -163,7 +163,7 @@ def _settings_of(selection: SelectionConfig, data: Data) -> _Settings:
     schedule_options = read_options(name, options, ScheduleOptions)
     pool = read_options(name, options, PoolOptions)
     rows_per_step = selection.batch_size * process_count()
-    steps = selection.steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows_per_step)
+    steps = selection.training_steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows_per_step)
     schedule = schedule_options.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
     all_options = {**gate_options.model_dump(), **schedule_options.model_dump(), **pool.model_dump()}
     return _Settings(name, gate_options, schedule, pool.pool, all_options)

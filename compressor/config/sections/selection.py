@@ -44,7 +44,7 @@ class SelectionConfig(Config):
     epochs: Positive | None = config_field(
         HEADS, "passes over the training rows; default: 3, or 1 for dsp-pipelined", decides_plan=True
     )
-    steps: Count | None = config_field(HEADS, "optimizer steps, instead of epochs", decides_plan=True)
+    training_steps: Count | None = config_field(HEADS, "optimizer steps, instead of epochs", decides_plan=True)
     batch_size: Count = config_field(HEADS, "rows per step and process", 32, decides_plan=True)
     learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5, decides_plan=True)
     seed: Natural = config_field(HEADS, "seed of every random draw", 0, decides_plan=True)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from compressor.config.run import Recipe
+from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.engine_choice.calibrate import draw_rows
-from compressor.run.learning_store import LearningStore
+from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
 from compressor.tasks import Data
 from compressor.training.distillation import Distillation
@@ -47,11 +47,11 @@ class TrainingLength:
 
 
 def affordable_length(
-    recipe: Recipe,
+    step: Distill,
     data: Data,
     distillation: Distillation,
     network: PreTrainedModel,
-    store: LearningStore,
+    store: StepStore,
     evaluate: Callable[[], object],
 ) -> TrainingLength:
     """The length of the distillation: as configured, or as many steps as its minutes allow beside the evaluations.
@@ -60,7 +60,7 @@ def affordable_length(
     so that an interrupted run makes as many.
 
     Args:
-        recipe: steps, minutes and quantized share of the distillation, and rows of a step.
+        step: steps, minutes and quantized share of the distillation, and rows of a step.
         data: the rows.
         distillation: the loss of a step.
         network: the model that is trained.
@@ -70,11 +70,11 @@ def affordable_length(
     Raises:
         UsageError: the minutes do not suffice for one step and one evaluation.
     """
-    options, file, state = recipe.distillation, store.path / _LENGTH, process_state()
-    if options.minutes is None:
-        return TrainingLength(options.distill_steps)
+    file, state = store.path / _LENGTH, process_state()
+    if step.minutes is None:
+        return TrainingLength(step.training_steps)
     if state.is_main_process and not file.is_file():
-        available, seconds = 60 * options.minutes, _step_seconds(recipe, data, distillation, network)
+        available, seconds = 60 * step.minutes, _step_seconds(step, data, distillation, network)
         start = time.perf_counter()
         evaluate()
         evaluation_seconds = time.perf_counter() - start
@@ -82,36 +82,36 @@ def affordable_length(
         affordable = int((available - evaluations * evaluation_seconds) / seconds)
         if affordable < 1:
             raise UsageError(
-                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
+                f"--minutes {step.minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
                 f" {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
-                value=options.minutes,
+                value=step.minutes,
             )
-        write_json(file, asdict(TrainingLength(min(options.distill_steps, affordable), evaluations)))
+        write_json(file, asdict(TrainingLength(min(step.training_steps, affordable), evaluations)))
     state.wait_for_everyone()
     return TrainingLength(**json.loads(file.read_text()))
 
 
-def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+def _step_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
     """Mean seconds of a step over a training, in whose last steps linears round to 8 bits."""
-    share = recipe.distillation.quantized_share
+    share = step.quantized_share
     seconds = 0.0
     for rounds, part in ((False, 1 - share), (True, share)):
         if part:
             with fake_quantized(network, partial(bool, rounds)):
-                seconds += part * _timed_seconds(recipe, data, distillation, network)
+                seconds += part * _timed_seconds(step, data, distillation, network)
     return seconds
 
 
-def _timed_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
     """Seconds of a step: the mean of a few after one that is not counted. Weights keep their values."""
-    rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
+    rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)
     times = []
     # Steps of a training are of full batches, of repeated rows where there are few.
-    for batch in np.resize(rows, (_TIMED_STEPS, recipe.selection.batch_size)):
+    for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
         start = time.perf_counter()
         inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
         loss = distillation.loss(network, inputs)

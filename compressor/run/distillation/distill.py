@@ -12,8 +12,8 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from compressor.config.run import Recipe
-from compressor.config.sections import AUTO
+from compressor.config.sections import AUTO, EngineConfig
+from compressor.config.steps import Distill
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint
@@ -22,11 +22,12 @@ from compressor.results import Note, NoteCode
 from compressor.run.distillation.affordable_steps import affordable_length
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.run.engine_choice.calibrate import draw_rows
-from compressor.run.learning_store import LearningStore
-from compressor.run.load import load_named_folder
+from compressor.run.load import load_folder, load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
+from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
-from compressor.selection.plan_and_curves import training_curves
+from compressor.selection.plan_and_curves import joined_curves, training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.scoring import sample_of
@@ -47,104 +48,98 @@ rows would take longer than the steps."""
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
-def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillation:
-    """The loss of the distillation, with the whole model as it is now, or that of a folder, as the teacher.
+def check_distillation(step: Distill, inputs: RunInputs) -> None:
+    """Check that the rows can be augmented as requested, and that the teacher can teach the model.
 
     Raises:
         InputError: the teacher cannot teach this model, or its task cannot be distilled.
         UsageError: the rows of the task are not cut and joined.
     """
-    task = data.task.chooser
+    model, task = inputs.model.folder, inputs.rows.task.chooser
     if isinstance(task, Streams):
         raise InputError(
-            f"--distill: {model.folder.family} reads a text segment by segment, and its memory differs from the"
+            f"--distill: {model.family} reads a text segment by segment, and its memory differs from the"
             " teacher's; omit --distill",
             code=ErrorCode.UNSUPPORTED_MODEL,
             field="distill",
         )
-    options = recipe.distillation
-    if options.augment and task.special_ids is None:
+    if step.augment and task.special_ids is None:
         able = (known.name for known in task_classes() if known.special_ids is not Task.special_ids)
         augmented_tasks = tuple(dict.fromkeys(able))
         raise UsageError(
-            f"--augment {options.augment:g}: not available for {task.name}, only for {' and '.join(augmented_tasks)};"
+            f"--augment {step.augment:g}: not available for {task.name}, only for {' and '.join(augmented_tasks)};"
             " omit it",
             code=ErrorCode.CONTRADICTION,
             field="augment",
-            value=options.augment,
+            value=step.augment,
             task=task.name,
             tasks=augmented_tasks,
         )
-    folder = model.folder
-    if options.teacher is None and _is_compressed(recipe, folder):
+    followed = inputs.followed
+    if step.teacher is None and followed is not None and _is_compressed(followed.plan, model):
         raise InputError(
-            f"--distill: the weights of {recipe.source.model} belong to its plan, and are not those of the whole model;"
-            " name the folder of the whole model (--teacher)",
+            f"--distill: the weights of {inputs.recipe.source.model} belong to its plan, and are not those of the"
+            " whole model; name the folder of the whole model (--teacher)",
             code=ErrorCode.MISSING_VALUE,
             field="teacher",
         )
-    if options.teacher is not None:
-        folder = load_named_folder(recipe, "teacher")
-        require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
-    distillation = Distillation.of(
-        folder.model,
+    if step.teacher is None:
+        return
+    teacher = load_named_folder(inputs.recipe, "teacher", step.teacher)
+    require_same_interface(teacher, model, compares_hidden=step.hidden_weight > 0)
+    data = inputs.rows
+    rows = [data.train[row] for row in range(min(len(data.train), step.batch_size))]
+    # The export checks the model itself.
+    _loss(step, teacher, task).require_defined_teacher(task.model_inputs(task.collate(rows)))
+
+
+def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
+    """The loss of the distillation."""
+    return Distillation.of(
+        teacher.model,
         task.loss_outputs,
-        temperature=options.temperature,
-        hidden_weight=options.hidden_weight,
+        temperature=step.temperature,
+        hidden_weight=step.hidden_weight,
         teacher_precision=native_precision(),
     )
-    if options.teacher is not None:  # the export checks the model itself
-        rows = [data.train[row] for row in range(min(len(data.train), recipe.selection.batch_size))]
-        distillation.require_defined_teacher(task.model_inputs(task.collate(rows)))
-    return distillation
 
 
-def _is_compressed(recipe: Recipe, folder: ModelFolder) -> bool:
-    """Whether the model has the weights that an earlier run fitted to the plan."""
-    file = recipe.plan_file or recipe.start_plan_file
-    plan = None if file is None else Plan.load(file)
-    return plan is not None and bool(plan.weights) and plan.model == folder.fingerprint
+def _is_compressed(plan: Plan, folder: ModelFolder) -> bool:
+    """Whether the model has the weights that an earlier run fitted to a plan."""
+    return bool(plan.weights) and plan.model == folder.fingerprint
 
 
 def distill(
-    recipe: Recipe,
-    model: LoadedModel,
-    data: Data,
-    selected: SelectedPlan,
-    distillation: Distillation,
-    store: LearningStore,
-    on_progress: ProgressCallback,
+    step: Distill, run: RunContext, selected: SelectedPlan, store: StepStore, on_progress: ProgressCallback
 ) -> SelectedPlan:
     """Train the units that a plan keeps; the model has the weights of the best evaluation afterwards.
 
-    Under `accelerate launch` every process calls this, and only the main process writes into the store.
+    The teacher is loaded afresh. Under `accelerate launch` every process calls this, and only the main process writes
+    into the store.
 
     Args:
-        recipe: schedule.
-        model: the model, with the weights of the plan.
-        data: the rows; labels are used only to score the evaluation rows.
+        step: teacher, loss and schedule.
+        run: the model, with the weights of the plan, and the rows, whose labels only score the evaluation rows.
         selected: the plan.
-        distillation: teacher and loss.
         store: folder of the checkpoints and of the result.
         on_progress: called with (step, steps).
 
     Raises:
         DivergedError: see `fit`.
     """
-    network, data = model.folder.model, replace(data, task=data.task.chooser)
-    if (finished := store.load_finished_plan(network)) is not None:
-        return finished
-    precision = rounded_precision(recipe, selected)
-    training = _train(recipe, model, data, selected.plan, precision, distillation, store, on_progress)
+    network, data = run.model.folder.model, replace(run.rows, task=run.rows.task.chooser)
+    precision = rounded_precision(step, run.recipe.engine, selected)
+    path = run.recipe.source.model if step.teacher is None else step.teacher
+    distillation = _loss(step, load_folder(run.recipe, path), data.task)
+    training = _train(step, run.model, data, selected.plan, precision, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]
-    last = max((point.step for point in selected.curves), default=0)
     points = training_curves(training.log, data.task.metric if data.scores_eval else None)
     distilled = replace(
         selected,
         plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
-        curves=(*selected.curves, *(point.model_copy(update={"step": last + point.step}) for point in points)),
+        curves=joined_curves(selected.curves, points),
         trained=True,
-        notes=(*selected.notes, *_notes(recipe, training)),
+        notes=(*selected.notes, *_notes(step, training)),
     )
     if process_state().is_main_process:
         store.finish(distilled, network)
@@ -173,37 +168,37 @@ class _Training:
 
 
 def _train(
-    recipe: Recipe,
+    step: Distill,
     model: LoadedModel,
     data: Data,
     plan: Plan,
     precision: str,
     distillation: Distillation,
-    store: LearningStore,
+    store: StepStore,
     on_progress: ProgressCallback,
 ) -> _Training:
     """Train the kept units in place; the model has the weights of least divergence, which may be those before.
 
     In the last steps linears round to `precision`, if any.
     """
-    network, selection = model.folder.model, recipe.selection
+    network = model.folder.model
     with compacted(network, plan, example_inputs(model.folder, 2, 8)):
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
             member.to(process_state().device)
-        compared = sample_of(data.task, data.eval, _COMPARED_ROWS, selection.seed)
+        compared = sample_of(data.task, data.eval, _COMPARED_ROWS, step.seed)
         distillation = distillation.with_variance_of(data.task, compared)
-        evaluate = partial(_mean_divergence, distillation, network, replace(data, eval=compared), recipe, precision)
+        evaluate = partial(_mean_divergence, distillation, network, replace(data, eval=compared), step, precision)
         before = evaluate()
-        length = affordable_length(recipe, data, distillation, network, store, evaluate)
+        length = affordable_length(step, data, distillation, network, store, evaluate)
         steps = length.steps
         schedule = ScheduleOptions(evaluations=length.evaluations).schedule(
-            steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
+            steps, step.batch_size, step.learning_rate, step.seed
         )
-        drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
+        drawn = draw_rows(data, steps * step.batch_size * process_count(), step.seed)
         # Lengths of training rows follow those of all evaluation rows.
-        data = replace(data, train=_training_rows(recipe, data, drawn), eval=compared)
-        distillation, refusal = _with_kept_outputs(recipe, data, steps, distillation, store)
-        rounding = _rounding(recipe, steps, precision)
+        data = replace(data, train=_training_rows(step, data, drawn), eval=compared)
+        distillation, refusal = _with_kept_outputs(step, data, steps, distillation, store)
+        rounding = _rounding(step, steps, precision)
         start = copy.deepcopy(network.state_dict())
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
@@ -229,46 +224,46 @@ def _train(
     return _Training(log, steps, len(compared), before, after, refusal)
 
 
-def _training_rows(recipe: Recipe, data: Data, drawn: Sequence[int]) -> Dataset:
+def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:
     """The drawn rows, of which a share is cut and joined."""
-    rows, share, special_ids = data.train.select(sorted(drawn)), recipe.distillation.augment, data.task.special_ids
+    rows, share, special_ids = data.train.select(sorted(drawn)), step.augment, data.task.special_ids
     if not share or special_ids is None:
         return rows
-    return augmented(rows, data.eval if len(data.eval) else rows, share, recipe.selection.seed, special_ids)
+    return augmented(rows, data.eval if len(data.eval) else rows, share, step.seed, special_ids)
 
 
 def _with_kept_outputs(
-    recipe: Recipe, data: Data, steps: int, distillation: Distillation, store: LearningStore
+    step: Distill, data: Data, steps: int, distillation: Distillation, store: StepStore
 ) -> tuple[Distillation, str | None]:
     """The distillation, with the teacher's outputs kept where rows are read again, in this run or in others.
 
     Returns:
         The distillation; and why outputs that are read again cannot be kept.
     """
-    folder = recipe.distillation.teacher_outputs
-    if folder is None and steps * recipe.selection.batch_size < 2 * len(data.train):
+    folder = step.teacher_outputs
+    if folder is None and steps * step.batch_size < 2 * len(data.train):
         return distillation, None
     if process_count() > 1:
         return distillation, f"{process_count()} processes train, and only one can write the file"
     return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train)), None
 
 
-def rounded_precision(recipe: Recipe, selected: SelectedPlan) -> str:
+def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
     """The precision to which linears round in the last steps: that of the engine that is delivered; empty: none.
 
     Where the engine is chosen after the training, it is int8.
     """
-    if not recipe.distillation.quantized_share:
+    if not step.quantized_share:
         return ""
-    precision: str = recipe.engine.precision
+    precision: str = engine.precision
     if precision == AUTO:
         precision = selected.engine.split()[1] if selected.engine else "int8"
     return precision if precision in ("int8", "bf16") else ""
 
 
-def _rounding(recipe: Recipe, steps: int, precision: str) -> Rounding | None:
+def _rounding(step: Distill, steps: int, precision: str) -> Rounding | None:
     """How linears round in the last steps, as they will in the engine of this machine."""
-    share = recipe.distillation.quantized_share
+    share = step.quantized_share
     return Rounding(steps - max(1, round(share * steps)), weight_levels(precision)) if precision else None
 
 
@@ -280,7 +275,7 @@ def weight_levels(precision: str) -> int | None:
 
 
 def _mean_divergence(
-    distillation: Distillation, network: PreTrainedModel, data: Data, recipe: Recipe, precision: str
+    distillation: Distillation, network: PreTrainedModel, data: Data, step: Distill, precision: str
 ) -> float:
     """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training.
 
@@ -289,16 +284,15 @@ def _mean_divergence(
     with ExitStack() as undo:
         if precision:
             undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=weight_levels(precision)))
-        rows_at_once = EVALUATION_FACTOR * recipe.selection.batch_size
+        rows_at_once = EVALUATION_FACTOR * step.batch_size
         return distillation.mean_divergence(network, data.task, data.eval, rows_at_once)
 
 
-def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
+def _notes(step: Distill, training: _Training) -> Iterator[Note]:
     """What the training did, and whether its weights are delivered."""
-    options = recipe.distillation
     text = (
-        f"{training.steps} steps on the outputs of {options.teacher or 'the whole model'}, without labels (temperature"
-        f" {options.temperature:g}, hidden states with weight {options.hidden_weight:g}); mean divergence on"
+        f"{training.steps} steps on the outputs of {step.teacher or 'the whole model'}, without labels (temperature"
+        f" {step.temperature:g}, hidden states with weight {step.hidden_weight:g}); mean divergence on"
         f" {training.compared:,} evaluation rows"
     )
     if training.before <= training.after:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import graph_passes
 from compressor.config.sections import AUTO, EngineConfig
+from compressor.config.steps import Units
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
@@ -59,7 +60,7 @@ def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[st
 def choose_engine(
     trials: EngineTrials,
     allowed: Sequence[Choice] | None = None,
-    build_pruned: Callable[[Trial, float], Engine] | None = None,
+    pruning: tuple[Units, Callable[[Trial, float], Engine]] | None = None,
     decided: Sequence[str] = (),
     otherwise: Sequence[Choice] = (),
 ) -> ChosenEngine:
@@ -73,8 +74,8 @@ def choose_engine(
     Args:
         trials: what candidates are built, scored and timed with.
         allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
-        build_pruned: builds the engine of a candidate with a share of the units of every group; None: no units are
-            removed.
+        pruning: the budgets, and what builds the engine of a candidate with a share of the units of every group; None:
+            no units are removed.
         decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
             runner-up; empty: none was.
         otherwise: the engines to try where none of `allowed` can be built.
@@ -104,8 +105,9 @@ def choose_engine(
     ]
     is_new = best is None
     if best is None:
-        if build_pruned is not None:
-            built = time_pruned(trials, built, share_left(trials.recipe.budget, built), build_pruned)
+        if pruning is not None:
+            step, build_pruned = pruning
+            built = time_pruned(trials, built, share_left(step, built), build_pruned)
         best = fastest(built, higher_is_better)
     while True:
         source = _written_source(best, quantized)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from compressor.config.sections import BudgetConfig
+from compressor.config.steps import Units
 from compressor.errors import CompressorError
 from compressor.measure import median_times
 from compressor.model_folder import example_feeds
@@ -39,25 +39,25 @@ def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
     return [trial if trial.variant is None else _timed(trial, next(remaining), reference) for trial in built]
 
 
-def share_left(budget: BudgetConfig, built: Sequence[Trial]) -> float:
+def share_left(step: Units, built: Sequence[Trial]) -> float:
     """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate.
 
     Args:
-        budget: the budget.
+        step: the budgets.
         built: the candidates with their times.
     """
-    if not budget.is_set:  # as much as the metric allows
+    if step.is_unbounded or step.keep is not None:  # as much as the metric allows
         return _UNKNOWN_SHARE
-    shares = [share for share in (budget.macs, budget.parameters) if share is not None]
+    shares = [share for share in (step.macs, step.parameters) if share is not None]
     holding = [trial.candidate for trial in built if trial.candidate.holds and trial.candidate.speed]
     if holding:
         best = max(holding, key=lambda candidate: candidate.speed or 0.0)
-        if budget.speedup is not None:
-            shares.append((best.speed or 0.0) / budget.speedup)
-        if budget.milliseconds is not None:
-            labels = {size_label(*parse_shape(shape)) for shape in budget.budget_at}
+        if step.speedup is not None:
+            shares.append((best.speed or 0.0) / step.speedup)
+        if step.milliseconds is not None:
+            labels = {size_label(*parse_shape(shape)) for shape in step.budget_at}
             times = {label: time for label, time in best.milliseconds.items() if label in labels} or best.milliseconds
-            shares.append(budget.milliseconds / max(times.values()))
+            shares.append(step.milliseconds / max(times.values()))
     return min(1.0, *shares)
 
 

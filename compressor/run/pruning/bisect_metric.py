@@ -121,7 +121,7 @@ def _bisect(
     The table is of shares of the whole model's time; the metric is that of the rows.
     """
     network = run.model.folder.model
-    scorer = TrialScorer(network, run.data.task, rows, run.recipe.selection.seed, run.log)
+    scorer = TrialScorer(network, run.data.task, rows, run.step.seed, run.log)
     dense, original = scorer.score_whole(), scorer.whole_state
     require_informed(dense, run.data.task)
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
@@ -203,7 +203,7 @@ def _load_weights(run: BudgetRun, pruner: Pruner[Any], plan: _FittedPlan) -> All
 def _holding(run: BudgetRun, dense: ResampledScore, trials: Sequence[_Trial]) -> list[_Trial]:
     """The trials that keep the metric, with margins for the choice of the rows and for the precision of the engine."""
     scores, higher_is_better = [trial.score for trial in trials], run.data.task.higher_is_better
-    allowed = float(run.recipe.selection.max_drop or 0.0) - max(0.0, run.quantization_drop)
+    allowed = float(run.step.max_drop or 0.0) - max(0.0, run.quantization_drop)
     upper = upper_losses(dense, scores, higher_is_better=higher_is_better)
     return [trial for trial, loss in zip(trials, upper, strict=True) if is_within(loss, allowed)]
 
@@ -234,10 +234,10 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
         UsageError: the metric cannot be certified.
         InputError: there are too few rows for a certificate.
     """
-    selection, data = run.recipe.selection, run.data
-    if selection.certify is None:
+    step, data = run.step, run.data
+    if step.certify is None:
         return data.eval, None
-    return split_rows(data.eval, data.task, selection.max_drop or 0.0, selection.certify, selection.seed)
+    return split_rows(data.eval, data.task, step.max_drop or 0.0, step.certify, step.seed)
 
 
 def _certify(
@@ -258,9 +258,9 @@ def _certify(
         rows: the rows.
         searched: number of rows that the bisection saw.
     """
-    selection, network = run.recipe.selection, run.model.folder.model
-    assert selection.certify is not None
-    assert selection.max_drop is not None
+    step, network = run.step, run.model.folder.model
+    assert step.certify is not None
+    assert step.max_drop is not None
 
     def losses(plan: _FittedPlan) -> np.ndarray:
         _load_weights(run, pruner, plan)
@@ -268,7 +268,7 @@ def _certify(
         predicted, labels = values.T
         return (predicted != labels).astype(np.float64)
 
-    certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
+    certificate = certify(plans, losses, step.max_drop, step.certify, searched)
     scope, kept = _scope(run), [plan.units for plan in plans]
     units = " and ".join(sorted({group.type for group in groups}))
     run.log.add_notes([certificate.note(kept, scope, units)])
@@ -277,10 +277,8 @@ def _certify(
 
 def _scope(run: BudgetRun) -> CertificateScope:
     """What the certificate of a bisection holds for; it is recorded for its evaluation rows."""
-    recipe, data = run.recipe, run.data
-    key = recipe.learning_key(model=run.model.folder.fingerprint or "", train=data.train_hash or "")
-    earlier = record_certificate(data.eval, {"run": key})
-    return CertificateScope(rows=data.eval_hash or "", seed=recipe.selection.seed, earlier=earlier)
+    earlier = record_certificate(run.data.eval, {"run": run.store.key})
+    return CertificateScope(rows=run.data.eval_hash or "", seed=run.step.seed, earlier=earlier)
 
 
 def _overall(tables: Sequence[CostTable]) -> CostTable:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compressor.config.run import Recipe
-from compressor.run.learning_store import LearningStore
+from compressor.config.steps import Units
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.run_log import RunLog
+from compressor.run.step_store import StepStore
 from compressor.tasks import Data
 from graph_passes import Refusal
 
@@ -19,10 +20,11 @@ class BudgetRun:
     """What pruning under a budget reads.
 
     Attributes:
-        recipe: budgets, method and rows.
+        step: budgets, method and rows.
+        recipe: the settings of the run.
         model: the model, with its groups.
         data: the rows.
-        selected: the plan of heads that another method selected; None: every unit may be removed.
+        selected: the plan of an earlier step; None: there is none.
         costs: gives cost tables.
         refused: groups that cannot be removed from the graph.
         quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
@@ -30,6 +32,7 @@ class BudgetRun:
         log: receives stages and notes.
     """
 
+    step: Units
     recipe: Recipe
     model: LoadedModel
     data: Data
@@ -37,5 +40,5 @@ class BudgetRun:
     costs: CostSource
     refused: Sequence[Refusal]
     quantization_drop: float
-    store: LearningStore
+    store: StepStore
     log: RunLog

@@ -1,4 +1,4 @@
-"""Constraints on the cost of a plan: those that a recipe sets, and the tables and sizes that they hold for."""
+"""Constraints on the cost of a plan: those that a step sets, and the tables and sizes that they hold for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compressor.config.run import Recipe
+from compressor.config.sections import MeasureConfig
+from compressor.config.steps import Units
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.run.pruning.measure_times import Size
@@ -78,14 +79,19 @@ class Constraint:
         return replace(self, correction=self.budget / (low ** (1 - share) * high**share))
 
 
-def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:
+def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | None]) -> list[Size]:
     """The sizes at which budgets hold.
+
+    Args:
+        step: the budgets.
+        measure: the batch sizes that are timed.
+        lengths: the lengths that are timed.
 
     Raises:
         UsageError: a size of `budget_at` is not timed.
     """
-    sizes: list[Size] = list(itertools.product(recipe.measure.batch, lengths))
-    requested = [tuple(map(int, shape.split("x"))) for shape in recipe.budget.budget_at]
+    sizes: list[Size] = list(itertools.product(measure.batch, lengths))
+    requested = [tuple(map(int, shape.split("x"))) for shape in step.budget_at]
     for shape in requested:
         if shape not in sizes:
             raise UsageError(
@@ -97,24 +103,23 @@ def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:
     return [size for size in sizes if not requested or size in requested]
 
 
-def constraints_of(recipe: Recipe, tables: Sequence[CostTable], heads: int) -> list[Constraint]:
-    """The constraints that a recipe sets.
+def constraints_of(step: Units, tables: Sequence[CostTable], heads: int) -> list[Constraint]:
+    """The constraints that a step sets.
 
     Args:
-        recipe: the recipe.
+        step: the budgets.
         tables: tables of every unit, at the sizes at which budgets hold.
         heads: number of heads to keep, for a table of heads.
     """
-    budget = recipe.budget
     constraints: list[Constraint] = []
     for table in tables:
         bound: float | None = None
         if table.unit == "ms":
-            bound = table.dense / budget.speedup if budget.speedup is not None else budget.milliseconds
+            bound = table.dense / step.speedup if step.speedup is not None else step.milliseconds
         elif table.unit == "heads":
             bound = heads
         else:
-            share = budget.macs if table.unit == "macs" else budget.parameters
+            share = step.macs if table.unit == "macs" else step.parameters
             bound = None if share is None else share * table.dense
         if bound is not None:
             constraints.append(Constraint(table, bound))

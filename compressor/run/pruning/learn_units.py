@@ -6,15 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from accelerate import PartialState
-
-from compressor.config.run import Recipe
+from compressor.config.steps import Units
 from compressor.measure.costs import CostTable
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback
 from compressor.run.accelerator import on_accelerator
 from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows, within_tokens
-from compressor.run.learning_store import LearningStore
-from compressor.run.plan_source import store_learned
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.pruning.budget import Allocation
 from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_shares
@@ -22,75 +18,61 @@ from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.constraints import Constraint, constraints_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.unreachable_budgets import unreachable
+from compressor.run.step_store import StepStore
+from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
-from compressor.units import Bundles, PrunableGroup
+from compressor.units import Bundles
 from compressor.workdir import write_json
 
 _POOL = "units.json"
 
 
-def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
-    """Train a gate over bundles of heads and neurons, and keep those that meet the budgets.
+def make_pool(run: BudgetRun) -> list[CostTable]:
+    """Store the units that compete within the budgets, unless an interrupted run did.
 
-    The model is left with the weights that the plan belongs to. Costs are those of the tables of `prune`. Under
-    `accelerate launch` the main process calls this, and every other one `learn_units_as_worker`.
+    Returns:
+        What units cost, by the tables of `prune`.
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
         BudgetError: no plan meets the budgets.
-        DivergedError: see `fit`.
     """
-    groups, notes = prunable_groups(run.recipe, run.model, run.refused)
+    groups, notes = prunable_groups(run.step, run.model, run.refused)
     run.log.add_notes(notes)
     tables = run.costs.count_tables()
-    constraints = constraints_of(run.recipe, tables, heads=0)
-    if run.store.load_finished_plan(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
-        write_json(run.store.path / _POOL, _make_pool(run, groups, constraints).to_json())
-    state.wait_for_everyone()
-    with run.log.stage(f"learning which units to keep ({run.recipe.selection.method})") as on_progress:
-        learned = _learn(run.recipe, run.model, run.data, run.store, on_progress)
-    return _with_costs(run, learned, constraints, tables)
+    constraints = constraints_of(run.step, tables, heads=0)
+    if run.store.is_finished or (run.store.path / _POOL).is_file():
+        return tables
+    step, data, model = run.step, run.data, run.model.folder.model
+    with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
+        rows = draw_rows(data, step.prune_rows, step.seed)
+        batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
+        bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
+    write_json(run.store.path / _POOL, pool_within(bundles, constraints).to_json())
+    return tables
 
 
-def learn_units_as_worker(
-    recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, state: PartialState
-) -> SelectedPlan:
-    """Take part in `learn_units` in a process other than the main one.
+def learn_pool(
+    step: Units, model: LoadedModel, data: Data, store: StepStore, on_progress: ProgressCallback
+) -> LearningResult:
+    """Train a gate over the pool in the store, and keep the units that meet the budgets.
+
+    The model is left with the weights that the plan belongs to. Under `accelerate launch` every process calls this.
 
     Args:
-        recipe: method and schedule.
-        model: the model, which has the weights of the plan afterwards.
+        step: method and schedule.
+        model: the model.
         data: the rows.
-        store: folder in which the main process stores the pool.
-        state: the processes of the run.
+        store: folder of the pool and of the checkpoints.
+        on_progress: called with (step, steps).
+
+    Raises:
+        DivergedError: see `fit`.
     """
-    state.wait_for_everyone()  # the main process writes the pool
-    return _learn(recipe, model, data, store, ignore_progress)
-
-
-def _learn(
-    recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, on_progress: ProgressCallback
-) -> SelectedPlan:
-    """The plan that the gate learns on the pool in the store, or that of an interrupted run that finished learning."""
-    network = model.folder.model
-    if (finished := store.load_finished_plan(network)) is not None:
-        return finished
     pool = UnitPool.from_json(json.loads((store.path / _POOL).read_text()), model.groups)
-    learned = train_pool(network, model.groups, pool, data, recipe.selection, store.checkpoints, on_progress)
-    return store_learned(learned, model.folder, store)
-
-
-def _make_pool(run: BudgetRun, groups: Sequence[PrunableGroup], constraints: Sequence[Constraint]) -> UnitPool:
-    """The units that compete, and what they cost."""
-    recipe, data = run.recipe, run.data
-    model = run.model.folder.model
-    with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
-        rows = draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed)
-        batches = calibration_batches(data, within_tokens(data, rows, recipe.budget.prune_tokens))
-        bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
-    return pool_within(bundles, constraints)
+    return train_pool(model.folder.model, model.groups, pool, data, step, store.checkpoints, on_progress)
 
 
 def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -> UnitPool:
@@ -115,11 +97,10 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     return UnitPool(tuple(bundles), tuple(costs), limits)
 
 
-def _with_costs(
-    run: BudgetRun, selected: SelectedPlan, constraints: Sequence[Constraint], tables: Sequence[CostTable]
-) -> SelectedPlan:
-    """The plan with its budgets, and with where the cost goes."""
+def with_costs(run: BudgetRun, selected: SelectedPlan, tables: Sequence[CostTable]) -> SelectedPlan:
+    """The plan with its budgets, and with where the cost goes, by the tables of `make_pool`."""
     counts = selected.plan.counts
+    constraints = constraints_of(run.step, tables, heads=0)
     reached = tuple(constraint.table.cost(counts) for constraint in constraints)
     allocation = Allocation(counts, reached, reached)
     run.log.add_notes(budget_notes(constraints, allocation))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
-from compressor.config.run import Recipe
+from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import Note, NoteCode
 from compressor.run.products import LoadedModel
@@ -13,27 +12,18 @@ from compressor.units import PrunableGroup, expert_weights
 from graph_passes import Refusal
 
 
-def prunable_types(recipe: Recipe) -> Literal["all", "heads", "neurons"]:
-    """The type of the units that a budget may remove, or `all`."""
-    keeps_heads = recipe.selection.keep == "100%" and recipe.selection.method != recipe.pruner
-    if recipe.prunes_after_heads or keeps_heads:
-        return "neurons"
-    only_heads = recipe.selection.method == recipe.pruner and recipe.selection.keep is not None
-    return "heads" if only_heads else recipe.budget.prune_units
-
-
 def prunable_groups(
-    recipe: Recipe, model: LoadedModel, refused: Sequence[Refusal]
+    step: Units, model: LoadedModel, refused: Sequence[Refusal]
 ) -> tuple[list[PrunableGroup], tuple[Note, ...]]:
     """The groups whose units a budget may remove, and notes on those that are kept whole and on experts.
 
     Args:
-        recipe: the recipe.
+        step: the types of units that may be removed, and whether groups may be skipped.
         model: the model.
         refused: groups that cannot be removed from the graph.
 
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it; or the tensors
+        SiteRefusedError: one cannot be removed from the graph, and the step does not allow to skip it; or the tensors
             of the model have positions before rows.
     """
     if any(site.batch_axis for site in model.sites):
@@ -43,13 +33,13 @@ def prunable_groups(
             code=ErrorCode.SITE_REFUSED,
             family=model.folder.family,
         )
-    units = prunable_types(recipe)
+    units = step.prune_units
     groups = [group for group in model.groups if units in ("all", group.type)]
     reasons = {name: str(refusal) for refusal in refused for name in refusal.sites}
-    if not recipe.learns_units:  # a gate multiplies the heads themselves
+    if not step.learns:  # a gate multiplies the heads themselves
         reasons |= {group.name: "its output projection was not recognized" for group in groups if group.linear is None}
     skipped = [group for group in groups if group.name in reasons]
-    if skipped and not recipe.budget.skip_refused:
+    if skipped and not step.skip_refused:
         first = skipped[0]
         raise SiteRefusedError(
             f"{first.name}: {reasons[first.name]}; keep such groups whole with --skip-refused, or try --attention sdpa"

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from compressor.config.methods import METHODS
-from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
@@ -68,11 +67,11 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if (finished := run.store.load_finished_plan(folder.model)) is not None:
         return finished
     noted = len(run.log.notes)
-    groups, notes = prunable_groups(run.recipe, run.model, run.refused)
+    groups, notes = prunable_groups(run.step, run.model, run.refused)
     run.log.add_notes(notes)
     earlier = None if run.selected is None else run.selected.plan
-    if run.recipe.budget.start_from is not None:
-        earlier = load_start(run.recipe, run.model, groups)
+    if run.step.start_from is not None:
+        earlier = load_start(run.step, run.recipe, run.model, groups)
         groups = [replace(group, limit=len(earlier[group.name].kept)) for group in groups]
     if earlier is not None:
         _fold_gates(run, earlier)
@@ -80,7 +79,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     fixed = _fixed_counts(groups, earlier)
     costs = _costs_of(run, groups, fixed)
     # Trials of a bisection are compared with a third copy.
-    with on_accelerator(folder.model, copies=3 if _is_unbounded(run.recipe) else 2):
+    with on_accelerator(folder.model, copies=3 if run.step.is_unbounded else 2):
         allocation = _prune(run, groups, pruner, costs, fixed)
     run.log.add_notes(allocation.notes)
     plan = _plan(run, groups, pruner, allocation, earlier)
@@ -115,7 +114,7 @@ def _costs_of(run: BudgetRun, groups: Sequence[PrunableGroup], fixed: Mapping[st
     """
     times, counted = RunTimes(run.costs, run.store.times), run.costs.count_tables()
     require_reachable(groups, _constraints(run, counted, fixed))
-    if not run.recipe.budget.is_timed and not _is_unbounded(run.recipe):
+    if not run.step.is_timed and not run.step.is_unbounded:
         return _Costs(times, counted)
     timed = times.time_tables(macs_of(counted))
     run.costs.engines.release()
@@ -138,7 +137,7 @@ def _prune(
         with run.log.stage("measuring what each group contributes") as on_progress:
             return pruner.losses(on_progress)
 
-    if _is_unbounded(run.recipe):
+    if run.step.is_unbounded:
         return bisect_metric(run, groups, pruner, losses(), costs.timed)
     allocation = _by_budget(run, groups, losses, costs, fixed)
     run.costs.engines.release()
@@ -177,48 +176,42 @@ def _fold_gates(run: BudgetRun, plan: Plan) -> None:
                 )
 
 
-def _is_unbounded(recipe: Recipe) -> bool:
-    """Whether only the metric bounds what is removed."""
-    return not recipe.budget.is_set and recipe.selection.keep is None
-
-
 def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     """The method, with its rows.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs.
     """
-    recipe, data = run.recipe, run.data
-    rows = draw_rows(data, recipe.budget.prune_rows + recipe.budget.loss_rows, recipe.selection.seed)
-    held_out = min(recipe.budget.loss_rows, len(rows) // 4)
-    shuffled = np.random.default_rng(recipe.selection.seed).permutation(len(rows))
+    step, data = run.step, run.data
+    rows = draw_rows(data, step.prune_rows + step.loss_rows, step.seed)
+    held_out = min(step.loss_rows, len(rows) // 4)
+    shuffled = np.random.default_rng(step.seed).permutation(len(rows))
     measured = [rows[index] for index in shuffled[:held_out]]
     remaining = np.sort(shuffled[held_out:])
-    chosen = [rows[index] for index in remaining][: recipe.budget.prune_rows]
+    chosen = [rows[index] for index in remaining][: step.prune_rows]
     inputs = PruningInputs(
         model=run.model.folder.model,
         groups=groups,
-        statistics=calibration_batches(data, within_tokens(data, chosen, recipe.budget.prune_tokens)),
-        held_out=calibration_batches(data, sorted(within_tokens(data, measured, recipe.budget.loss_tokens))),
+        statistics=calibration_batches(data, within_tokens(data, chosen, step.prune_tokens)),
+        held_out=calibration_batches(data, sorted(within_tokens(data, measured, step.loss_tokens))),
         outputs=data.task.loss_outputs,
-        seed=recipe.selection.seed,
+        seed=step.seed,
         store=statistics_folder(run, groups),
     )
-    method = METHODS[recipe.pruner].load()
-    options = recipe.selection.options if recipe.selection.method == recipe.pruner else {}
-    pruner: Pruner[Any] = method(inputs, read_options(recipe.pruner, options, method.options_class))
+    method = METHODS[step.method].load()
+    pruner: Pruner[Any] = method(inputs, read_options(step.method, step.options, method.options_class))
     return pruner
 
 
 def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
-    """The folder of statistics and losses, named by all that they depend on, in the recipe's or in that of the run."""
-    recipe, folder = run.recipe, run.recipe.budget.statistics or run.store.pruning
+    """The folder of statistics and losses, named by all that they depend on, in that of the option or of the run."""
+    step, folder = run.step, run.step.statistics or run.store.pruning
     key = {
         "model": fingerprint(run.model.folder.model),
         **run.model.folder.surroundings,
-        "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
+        "rows": [run.data.train_hash, run.data.eval_hash, step.prune_rows, step.seed],
         "outputs": run.data.task.loss_outputs,
-        "method": [recipe.pruner, recipe.selection.options, STATISTICS_VERSION],
+        "method": [step.method, step.options, STATISTICS_VERSION],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
     return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -231,7 +224,7 @@ def _by_budget(
     costs: _Costs,
     fixed: Mapping[str, int],
 ) -> Allocation:
-    """The numbers of units that meet the budgets of the recipe; other groups keep the `fixed` numbers.
+    """The numbers of units that meet the budgets of the step; other groups keep the `fixed` numbers.
 
     Losses are measured only if units have to be removed.
     """
@@ -252,12 +245,12 @@ def _by_budget(
 
 
 def _constraints(run: BudgetRun, tables: Sequence[CostTable], fixed: Mapping[str, int]) -> list[Constraint]:
-    """The budgets of the recipe on the costs of some tables, and on the number of heads."""
-    keep, heads = run.recipe.selection.keep, sum(site.heads for site in run.model.sites)
-    counted_heads = [head_table(run.model.groups)] if keep is not None and run.selected is None else []
+    """The budgets of the step on the costs of some tables, and on the number of heads."""
+    keep, heads = run.step.keep, sum(site.heads for site in run.model.sites)
+    counted_heads = [head_table(run.model.groups)] if keep is not None else []
     kept_heads = heads_to_keep(keep, heads) if keep is not None and counted_heads else heads
     every = [table.with_fixed(fixed) for table in (*tables, *counted_heads)]
-    return constraints_of(run.recipe, every, kept_heads)
+    return constraints_of(run.step, every, kept_heads)
 
 
 def _plan(
@@ -274,11 +267,11 @@ def _plan(
         whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
     removes = _removes_any(groups, allocation)  # units may not have been ranked if it does not
     pruned = [group.plan(pruner.kept(group, allocation.counts[group.name])) for group in groups if removes]
-    selection = run.recipe.selection
+    before = None if run.selected is None else run.selected.plan.method
     record = {
-        "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",
+        "method": "+".join(filter(None, (before, run.step.method))),
         "options": pruner.options.model_dump(),
-        "seed": selection.seed,
+        "seed": run.step.seed,
         "data": run.data.train_hash,
     }
     return whole.replace_groups(pruned).model_copy(update=record)

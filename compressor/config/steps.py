@@ -1,0 +1,349 @@
+"""The steps of a run: what each does to the model, with the options that belong to it.
+
+A run is a list of steps. `compressor.config.step_list` makes the list of a recipe's flags; `[[steps]]` in
+`compress.toml` and `Recipe(steps=[...])` write it out. What a step computes lies in `compressor.run.steps`, in a module
+of its name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from compressor.config.fields import Config, one_of
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, HEAD_METHODS, METHODS, SEARCH_METHODS
+from compressor.config.values import (
+    BlockSize,
+    BudgetShare,
+    Count,
+    GroupBy,
+    Keep,
+    MapsFile,
+    Milliseconds,
+    Natural,
+    NonNegative,
+    Options,
+    Positive,
+    Shapes,
+    Share,
+    ShareByKind,
+    Workers,
+)
+
+_MOST_LOSS_ROWS = 768
+"""Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
+192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
+_TOKENS_OF_ROW, _FEWEST_TOKENS = 64, 2**17
+"""Most tokens for each row that units are chosen by, and the least such limit. Sums over tokens gain little from more,
+and take most of the time where rows are long."""
+
+
+class Step(Config):
+    """One step of a run; frozen.
+
+    Attributes:
+        name: its key in `[[steps]]`, and the module of `compressor.run.steps` that carries it out.
+        reads_labels: whether it learns from the labels of all training rows.
+        is_parallel: whether every process of a distributed run takes part; else the main process alone does.
+        prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
+        needs_heads: whether the model must have attention heads.
+        neutral: options that change how the result is computed, not what it is.
+        files: options that name a file or folder whose content decides the result.
+    """
+
+    name: ClassVar[str]
+    is_parallel: ClassVar[bool] = True
+    neutral: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def reads_labels(self) -> bool:
+        return False
+
+    @property
+    def prunes_groups(self) -> bool:
+        return False
+
+    @property
+    def needs_heads(self) -> bool:
+        return False
+
+    def rows_drawn(self, processes: int) -> int:
+        """The largest number of training rows that it reads without their labels, with this number of processes."""
+        return 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that decide the result, as JSON."""
+        return self.model_dump(mode="json", exclude=set(self.neutral))
+
+    def __str__(self) -> str:
+        """The step as a key of `[[steps]]` writes it, without options that have their default."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        changed = [
+            name
+            for name, value in values.items()
+            if value != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        return f"{self.name}({', '.join(f'{name}={values[name]}' for name in changed)})"
+
+
+class _Training(Step):
+    """Options of steps that train on rows.
+
+    Attributes:
+        epochs: passes over the training rows; None: the method decides.
+        training_steps: number of training steps, instead of epochs.
+        batch_size: rows of a training step and process.
+        learning_rate: peak learning rate of the model.
+        seed: seed of every random draw.
+        options: options of the method, and of the schedule.
+    """
+
+    options: Options = Field(default_factory=dict)
+    epochs: Positive | None = None
+    training_steps: Count | None = None
+    batch_size: Count = 32
+    learning_rate: Positive = 5e-5
+    seed: Natural = 0
+
+
+class Follow(Step):
+    """Take the plan of a file, and the weights beside it where its run fitted some.
+
+    Attributes:
+        plan: the file.
+    """
+
+    name = "follow"
+    files = ("plan",)
+    plan: Path
+
+    @property
+    def prunes_groups(self) -> bool:
+        from graph_passes import Plan  # imported here: the graph libraries take long to load
+
+        return bool(Plan.load(self.plan).feed_forwards)
+
+
+class Heads(_Training):
+    """Select the heads to keep, by a gate that learns or by a search.
+
+    Attributes:
+        method: a method of kind `gate` or `search`, see `compressor.config.methods`.
+        keep: number of heads (36) or share of them (50%) to keep over the whole model; None: the method decides.
+        max_drop: the loss of the metric that a search may spend, in the metric's unit.
+        certify: confidence with which the loss is certified on unseen rows; units that fail stay.
+        ray: where a search is distributed with Ray: `local`, `local:4`, or `HOST:PORT`.
+    """
+
+    name = "heads"
+    neutral = ("ray",)
+    method: Annotated[str, AfterValidator(one_of(HEAD_METHODS))] = "dsp"
+    keep: Keep | None = None
+    max_drop: NonNegative | None = None
+    certify: Annotated[float, Field(gt=0, lt=1)] | None = None
+    ray: Workers | None = None
+
+    @property
+    def reads_labels(self) -> bool:
+        return True
+
+    @property
+    def needs_heads(self) -> bool:
+        return True
+
+    @property
+    def searches(self) -> bool:
+        """Whether the method evaluates subsets instead of learning gates."""
+        return self.method in SEARCH_METHODS
+
+
+class Blocks(_Training):
+    """Drop blocks of the attention maps, and train the model with the masks.
+
+    Attributes:
+        share: share of the blocks of every attention layer to drop, over all of its heads, least attention first.
+        share_by_kind: the same by kind of attention, which overrides `share`.
+        block_size: positions along the side of a block: a multiple of 8, or 1 for single entries.
+        maps: attention maps to derive masks from, or the folder of the run that holds them; None: computed from rows.
+        map_rows: maximum number of training rows that maps are averaged over.
+        random_blocks: drop random blocks, as a baseline.
+        count_causal_zeros: count entries that causality or a window hides as dropped.
+        weight_by_count: weight pairs of positions by the number of rows that have them.
+        allow_empty_rows: allow a row of blocks to lose every block.
+        mask_all_sites: mask every site, even where that is not faster on this machine.
+        entmax: derive masks from the sharper maps of a model trained with entmax instead of softmax.
+        from_original_weights: train with the masks from the weights of the model folder.
+    """
+
+    name = "blocks"
+    files = ("maps",)
+    share: Share = 0.0
+    share_by_kind: ShareByKind = Field(default_factory=dict)
+    block_size: BlockSize = 64
+    maps: MapsFile | None = None
+    map_rows: Count = 2000
+    random_blocks: bool = False
+    count_causal_zeros: bool = False
+    weight_by_count: bool = False
+    allow_empty_rows: bool = False
+    mask_all_sites: bool = False
+    entmax: bool = False
+    from_original_weights: bool = False
+
+    @property
+    def reads_labels(self) -> bool:
+        return True
+
+    @property
+    def needs_heads(self) -> bool:
+        return True
+
+
+class Units(_Training):
+    """Remove heads and neurons until a budget is met, or until the metric has lost what it may.
+
+    Attributes:
+        method: a method of kind `budget`; or a gate, which learns the units that meet a budget of work.
+        speedup: how many times as fast as the runtime's own engine of the whole model the engine has to be.
+        latency: median time of a call of the engine: `5ms`.
+        macs: share of the multiply-accumulates of the whole model to keep.
+        parameters: share of the parameters of the whole model to keep, embeddings included.
+        keep: number or share of heads to keep; neurons then stay.
+        max_drop: the loss of the metric that is allowed, in the metric's unit; alone it is the budget.
+        certify: confidence with which `max_drop` alone is certified on unseen rows.
+        budget_at: batch sizes and lengths at which speedup, latency and macs hold; empty: every size that is timed.
+        prune_units: the type of units that are removed.
+        group_by: how query heads that share key/value heads are removed.
+        prune_rows: maximum number of training rows that units are chosen and refitted by.
+        statistics: folder in which statistics and losses are kept for other budgets.
+        start_from: output folder of an earlier run under a budget, whose units and weights are pruned further.
+        skip_refused: keep groups whole that cannot be removed from the graph, instead of ending.
+    """
+
+    name = "units"
+    neutral = ("statistics",)
+    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = DEFAULT_BUDGET_METHOD
+    speedup: Annotated[float, Field(ge=1)] | None = None
+    latency: Milliseconds | None = None
+    macs: BudgetShare | None = None
+    parameters: BudgetShare | None = None
+    keep: Keep | None = None
+    max_drop: NonNegative | None = None
+    certify: Annotated[float, Field(gt=0, lt=1)] | None = None
+    budget_at: Shapes = ()
+    prune_units: Literal["all", "heads", "neurons"] = "all"
+    group_by: GroupBy = "kv"
+    prune_rows: Annotated[int, Field(ge=8)] = 2048
+    statistics: Path | None = None
+    start_from: Path | None = None
+    skip_refused: bool = False
+
+    @property
+    def is_parallel(self) -> bool:  # type: ignore[override]
+        return self.learns
+
+    @property
+    def prunes_groups(self) -> bool:
+        return True
+
+    @property
+    def needs_heads(self) -> bool:
+        return self.prune_units == "heads" or self.keep not in (None, "100%")
+
+    @property
+    def reads_labels(self) -> bool:
+        return self.learns
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gate learns which units meet the budget; else units are removed without training."""
+        return self.method not in BUDGET_METHODS
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is one of time."""
+        return self.speedup is not None or self.latency is not None
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether only the metric bounds what is removed."""
+        return all(value is None for value in (self.speedup, self.latency, self.macs, self.parameters, self.keep))
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The time that a call may take."""
+        return None if self.latency is None else float(self.latency.removesuffix("ms"))
+
+    @property
+    def loss_rows(self) -> int:
+        """Maximum number of further training rows, on which losses are measured: a quarter of all rows drawn."""
+        return min(_MOST_LOSS_ROWS, self.prune_rows // 3)
+
+    @property
+    def prune_tokens(self) -> int:
+        """Maximum number of tokens of the rows that units are chosen or ordered, and refitted by."""
+        return max(_FEWEST_TOKENS, _TOKENS_OF_ROW * self.prune_rows)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Maximum number of tokens of the rows on which losses are measured: half of those that units are chosen by."""
+        return self.prune_tokens // 2
+
+    def rows_drawn(self, processes: int) -> int:
+        return self.prune_rows + self.loss_rows
+
+
+class Distill(Step):
+    """Train what is left on the outputs and hidden states of a whole model; labels are not used.
+
+    Attributes:
+        teacher: folder of the model whose outputs are learned; None: the model of the run, as it is loaded.
+        training_steps: number of training steps.
+        learning_rate: peak learning rate.
+        minutes: time that the training may take; it then makes fewer steps where needed.
+        teacher_outputs: folder in which the teacher's outputs are kept for further runs on the same rows.
+        augment: share of the training rows that are replaced by cuts of them, or joined of parts of two.
+        quantized_share: share of the steps, the last ones, in which linears round as the engine does.
+        temperature: what the logits of both models are divided by.
+        hidden_weight: weight of the relative error of the hidden states, beside the divergence of the outputs.
+        batch_size: rows of a training step and process.
+        seed: seed of every random draw.
+    """
+
+    name = "distill"
+    neutral = ("teacher_outputs",)
+    files = ("teacher",)
+    teacher: Path | None = None
+    training_steps: Count = 2000
+    learning_rate: Positive = 2e-4
+    minutes: Positive | None = None
+    teacher_outputs: Path | None = None
+    augment: Annotated[float, Field(ge=0, le=1)] = 0.0
+    quantized_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    temperature: Positive = 2.0
+    hidden_weight: NonNegative = 1.0
+    batch_size: Count = 32
+    seed: Natural = 0
+
+    def rows_drawn(self, processes: int) -> int:
+        return self.training_steps * self.batch_size * processes
+
+
+STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Blocks, Units, Distill)}
+"""Key of `[[steps]]` -> the step. To add one, write its class here and its module in `compressor.run.steps`."""
+
+
+def _from_table(value: Any) -> Any:
+    """A step from a table with one key, as `[[steps]]` has them: `{"units": {"speedup": 4}}`."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    ((name, options),) = value.items()
+    return STEPS[one_of(tuple(STEPS))(name)](**options)
+
+
+StepField = Annotated[Step, BeforeValidator(_from_table)]
+"""A step, or its table."""

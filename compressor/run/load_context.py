@@ -1,0 +1,81 @@
+"""Load what a run reads, and check every step against it before anything is exported."""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+
+from compressor.block_masks.attention_timer import find_attention_extras
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Blocks
+from compressor.config.unused_flags import order_notes, unused_field_notes
+from compressor.model_folder import example_inputs
+from compressor.model_folder.example_inputs import token_limit
+from compressor.run import run_notes
+from compressor.run.load import load_model, read_rows, with_row_layout
+from compressor.run.plan_source import load_plan
+from compressor.run.products import RunSizes
+from compressor.run.run_context import RunContext, RunInputs
+from compressor.run.run_log import RunLog
+from compressor.run.sizes import work_out_sizes
+from compressor.run.steps.registry import functions_of
+from compressor.run.variant import cpu_fallback
+from compressor.selection.checks import check_every_option
+from compressor.targets import DEFAULT_TARGET
+from compressor.workdir import WorkDir
+
+_COPIES = 4
+"""Minimum number of graphs of the model's size that are on the disk at the same time."""
+
+
+def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> RunContext:
+    """Load the model, the rows and the plan to follow, check the steps, and work out the sizes.
+
+    Args:
+        recipe: the settings and steps of the run.
+        work: the folder of the run, in which disk space is reserved.
+        log: receives stages and notes.
+        state: the processes of the run, all of which call this.
+
+    Raises:
+        CompressorError: the model, the rows, the plan or a step cannot be used.
+    """
+    steps = steps_of(recipe)
+    check_every_option(steps)
+    for step in steps:
+        functions_of(step).check_options(step)
+    with log.stage("loading the model"):
+        model = load_model(recipe, steps)
+        if state.is_main_process:
+            work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
+    built = recipe if model.missing is None else cpu_fallback(recipe)
+    if model.missing is not None:
+        log.add_notes([run_notes.missing_target_note(model.missing)])
+    data = None
+    if recipe.rows.available:
+        with log.stage("reading the rows"):
+            data = read_rows(recipe, steps, model)
+            model = with_row_layout(model, data)
+    inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
+    for number, step in enumerate(steps):
+        functions_of(step).check(step, inputs, steps[:number])
+    log.add_notes(model.folder.notes)
+    log.add_notes(data.notes if data else ())
+    log.add_notes(unused_field_notes(recipe, token_limit(model.folder.model)))
+    log.add_notes(order_notes(recipe))
+    sizes = work_out_sizes(inputs)
+    selector = _mask_selector(inputs, sizes)
+    return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state)
+
+
+def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
+    """The selector of masks, which times the forms of masked attention at the sizes of the run."""
+    recipe, model, extras = inputs.recipe, inputs.model, {}
+    if sizes.mask_reach is not None:
+        extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
+    # Single attentions are timed with ONNX Runtime alone.
+    timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
+    lengths = [seq for seq in sizes.lengths if seq is not None]
+    blocks = next((step for step in inputs.steps if isinstance(step, Blocks)), None)
+    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=blocks)

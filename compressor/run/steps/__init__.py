@@ -1,0 +1,1 @@
+"""The steps of a run, one module each; `compressor.run.walk` walks their list."""

@@ -1,0 +1,109 @@
+"""What the steps of a run share: their state, their context, and the functions of their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compressor.config.steps import Step
+from compressor.model_folder import ModelFolder, fingerprint
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
+from compressor.run.products import ChosenEngine, ExportedGraph, SelectedPlan, Variant
+from compressor.run.run_context import RunContext, RunInputs
+from compressor.run.step_store import StepStore
+from compressor.selection.plan_and_curves import LearningResult
+from compressor.training.processes import process_state
+from graph_passes import Refusal
+
+
+@dataclass(frozen=True)
+class State:
+    """What the steps so far came to; the model has the weights of the plan.
+
+    Attributes:
+        selected: the plan.
+        engine: the engine that units were removed for; None: for none.
+        scorer: scored the engines that it was chosen from; None: no engine was chosen.
+    """
+
+    selected: SelectedPlan
+    engine: ChosenEngine | None = None
+    scorer: EvaluationScorer | None = None
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graph of the whole model, which the main process alone exports and builds.
+
+    Attributes:
+        reference: the exported graph.
+        dense: its engine.
+        refused: groups that cannot be removed from the graph.
+    """
+
+    reference: ExportedGraph
+    dense: Variant
+    refused: Sequence[Refusal]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What every step of a run reads.
+
+    Attributes:
+        run: the settings, the model, the rows and the log.
+        whole: the graph of the whole model; None in worker processes.
+    """
+
+    run: RunContext
+    whole: Graphs | None = None
+
+    @property
+    def graphs(self) -> Graphs:
+        """The graph of the whole model, in the main process."""
+        assert self.whole is not None
+        return self.whole
+
+
+def _accept(*_: object) -> None:
+    """Raise for nothing."""
+
+
+@dataclass(frozen=True)
+class StepFunctions:
+    """What carries a step out. The three checks run for the whole list before anything learns.
+
+    Attributes:
+        run: carries the step out, or takes its result from the store of an interrupted run. The model has the weights
+            of the returned state afterwards.
+        check_options: raises for options that do not exist or contradict each other; no model is loaded yet.
+        check: raises for what the model, the rows or an earlier step rule out; no graph is exported yet.
+        rehearse: raises for what the graph of the whole model rules out.
+    """
+
+    run: Callable[[Any, State, StepContext, StepStore], State]
+    check_options: Callable[[Any], None] = _accept
+    check: Callable[[Any, RunInputs, Sequence[Step]], None] = _accept
+    rehearse: Callable[[Any, StepContext, Sequence[Step]], None] = _accept
+
+
+def store_learned(learned: LearningResult, folder: ModelFolder, store: StepStore) -> SelectedPlan:
+    """The plan that was learned, signed for the weights of the model, which the main process stores with it."""
+    folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
+    signature = fingerprint(folder.model) if learned.trained else folder.fingerprint
+    selected = SelectedPlan(
+        plan=learned.plan.model_copy(update={"model": signature}),
+        curves=learned.curves,
+        trained=learned.trained,
+        notes=learned.notes,
+        certificate=learned.certificate,
+    )
+    if process_state().is_main_process:
+        store.finish(selected, folder.model)
+    return selected
+
+
+def after(state: State, selected: SelectedPlan) -> State:
+    """The state with another plan, for the same engine."""
+    return replace(state, selected=selected)

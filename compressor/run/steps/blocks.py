@@ -1,0 +1,103 @@
+"""Drop blocks of the attention maps, and train the model with the masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.train_masked import learn_blocks
+from compressor.config.steps import Blocks, Step
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import takes_text
+from compressor.results import Note, NoteCode
+from compressor.run.load import load_folder
+from compressor.run.products import SelectedPlan
+from compressor.run.run_context import RunInputs
+from compressor.run.step_store import StepStore
+from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
+from compressor.selection.checks import check_masked_training
+from compressor.selection.plan_and_curves import LearningResult, joined_curves
+from compressor.units.entmax import entmax_function
+from compressor.units.projections import require_interface
+
+
+def _check_options(step: Blocks) -> None:
+    check_masked_training(step)
+    if step.entmax:
+        entmax_function()
+
+
+def _check(step: Blocks, inputs: RunInputs, earlier: Sequence[Step]) -> None:
+    folder, sites = inputs.model.folder, inputs.model.sites
+    shares_by_kind(step, sites)
+    require_interface(folder.model, sites, "block masks")
+    _require_text(folder)
+    if inputs.followed is not None:
+        _require_heads_alone(inputs.followed, folder)
+
+
+def _require_text(folder: ModelFolder) -> None:
+    """Raise UsageError for a model without text: masks are learned for lengths in tokens."""
+    if not takes_text(folder):
+        raise UsageError(
+            f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="drop_blocks",
+        )
+
+
+def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:
+    """Raise InputError for a plan from whose heads no blocks can be dropped."""
+    plan = followed.plan
+    reason = "it has masks already" if plan.masks else "" if plan.heads_kept else "it keeps no heads"
+    if plan.model != folder.fingerprint:
+        reason = "it belongs to other weights"
+    if reason:
+        raise InputError(
+            f"{folder.path / 'plan.json'}: no blocks can be dropped from its heads, because {reason}; use the output"
+            " folder of a run that kept heads and dropped no blocks as the model, or omit --drop-blocks",
+            code=ErrorCode.PLAN_MISMATCH,
+            path=folder.path / "plan.json",
+        )
+
+
+def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> State:
+    """The plan with masks where they make attention faster; the model is trained with them."""
+    run, folder = context.run, context.run.model.folder
+    selected = store.load_finished_plan(folder.model)
+    if selected is None:
+        heads = state.selected
+        start = load_folder(run.recipe, folder.path).model.state_dict() if step.from_original_weights else None
+        with run.log.stage("learning which blocks to drop") as on_progress:
+            masked = learn_blocks(
+                folder.model,
+                run.model.sites,
+                run.rows,
+                step,
+                heads.plan,
+                mask_length(folder.model, run.rows, run.recipe.rows.max_length),
+                store.blocks,
+                run.selector,
+                on_progress,
+                start=start,
+            )
+        notes = () if run.followed is None else (_dropped_from(run.followed, folder),)
+        learned = LearningResult(
+            plan=masked.plan,
+            curves=joined_curves(heads.curves, masked.curves),
+            trained=heads.trained or bool(masked.plan.masks),
+            notes=(*heads.notes, *notes, *masked.notes),
+        )
+        selected = store_learned(learned, folder, store)
+    run.selector.recall(store.blocks / "planned.json")
+    return after(state, replace(selected, certificate=state.selected.certificate))
+
+
+def _dropped_from(followed: SelectedPlan, folder: ModelFolder) -> Note:
+    text = f"blocks are dropped from the heads that the plan in {folder.path} keeps; its other units stay as they are"
+    return Note(code=NoteCode.PLAN_FOLLOWED, text=text)
+
+
+FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -1,0 +1,51 @@
+"""Select the heads to keep, by a gate or a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compressor.config.steps import Heads, Step
+from compressor.errors import ErrorCode, UsageError
+from compressor.run.run_context import RunInputs
+from compressor.run.step_store import StepStore
+from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
+from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_task_options
+from compressor.selection.learn import learn
+from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.training.processes import process_count, refuse_processes
+
+
+def _check_options(step: Heads) -> None:
+    if step.searches and process_count() > 1:
+        refuse_processes(
+            UsageError(
+                f"{step.method} does not train; run it without accelerate launch, or distribute it with --ray",
+                code=ErrorCode.CONTRADICTION,
+                field="method",
+            )
+        )
+    check_method(step)
+
+
+def _check(step: Heads, inputs: RunInputs, earlier: Sequence[Step]) -> None:
+    data = inputs.rows
+    if step.keep is not None:
+        heads_to_keep(step.keep, sum(site.heads for site in pool_of(inputs.model.sites, step.options)))
+    if step.max_drop is not None:
+        check_max_drop(step.max_drop, data.task.chooser if step.keep is None and step.searches else data.task)
+        check_certificate(step, data)
+    check_task_options(step, data.task.name)
+
+
+def _run(step: Heads, state: State, context: StepContext, store: StepStore) -> State:
+    """The heads that the method keeps. A joint method trains the model, which then has the trained weights."""
+    run, folder = context.run, context.run.model.folder
+    selected = store.load_finished_plan(folder.model)
+    if selected is None:
+        with run.log.stage(f"learning which heads to keep ({step.method})") as on_progress:
+            learned = learn(folder.model, run.model.sites, run.rows, step, store.checkpoints, on_progress)
+        selected = store_learned(learned, folder, store)
+    return after(state, selected)
+
+
+FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -1,0 +1,216 @@
+"""Remove heads and neurons under a budget, for the engine that will be delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from compressor.config.steps import Follow, Step, Units
+from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.model_folder import example_feeds_by_size
+from compressor.results import Note, NoteCode
+from compressor.run.engine_choice.calibrate import calibration_rows
+from compressor.run.engine_choice.choose_engine import choose_engine
+from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
+from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
+from compressor.run.engine_choice.trial_times import fastest_of
+from compressor.run.plan_source import check_start
+from compressor.run.products import Choice, ChosenEngine, SelectedPlan
+from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.constraints import timed_sizes
+from compressor.run.pruning.cost_tables import CostSource
+from compressor.run.pruning.early_checks import check_reachable
+from compressor.run.pruning.learn_units import learn_pool, make_pool, with_costs
+from compressor.run.pruning.measure_times import keep_counts
+from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.run.pruning.prunable_groups import prunable_groups
+from compressor.run.pruning.prune import prune
+from compressor.run.run_context import RunInputs
+from compressor.run.step_store import StepStore
+from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
+from compressor.run.variant import drops_unread
+from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
+from compressor.selection.pool import heads_to_keep
+from compressor.targets import QUANTIZED, Engine
+from graph_passes import GraphPassError, Plan
+
+_FEWEST_ROWS = 4
+"""Fewest training rows that units are chosen by, of which a quarter is held out."""
+
+
+def _check_options(step: Units) -> None:
+    check_method(step)
+    if step.learns:
+        check_pool(step)
+
+
+def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
+    data = inputs.rows
+    if step.keep is not None:
+        heads_to_keep(step.keep, sum(site.heads for site in inputs.model.sites))
+    if step.learns:
+        check_task_options(step, data.task.name)
+    elif len(data.train) < _FEWEST_ROWS:
+        raise InputError(
+            f"{len(data.train)} training rows: too few to choose units by; give at least {_FEWEST_ROWS} (--data)",
+            code=ErrorCode.TOO_FEW_ROWS,
+            field="data",
+            rows=len(data.train),
+        )
+    if step.max_drop is not None:
+        check_max_drop(step.max_drop, data.task)
+        check_certificate(step, data)
+    if step.start_from is not None:
+        check_start(step.start_from, inputs.model)
+
+
+def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> None:
+    run = context.run
+    timed_sizes(step, run.recipe.measure, run.sizes.lengths)
+    prunable_groups(step, run.model, context.graphs.refused)
+    if any(not isinstance(before, Follow) for before in earlier):  # which may learn for hours
+        check_reachable(_budget_run(step, context, StepStore(run.work.learning / step.name)))
+
+
+def _run(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+    """The units that meet the budget; the model has their weights."""
+    if step.learns:
+        return _learn(step, state, context, store)
+    run = context.run
+    scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
+    engine = _choose_first(step, context, scorer, store.engines)
+    if run.built.engine.chooses:
+        nearest = (engine, engine.runner_up)
+        store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
+    earlier = None if state.selected.plan.method is None else state.selected
+    selected = prune(_budget_run(step, context, store, engine, earlier))
+    if engine.runner_up is not None:
+        engine = _choose_last(context, scorer, engine, selected.plan, store)
+    return State(replace(selected, engine=engine.choice.label), engine, scorer)
+
+
+def _learn(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+    """The units that a gate keeps; the main process writes the pool of those that compete."""
+    run, folder = context.run, context.run.model.folder
+    budget_run = None if context.whole is None else _budget_run(step, context, store)
+    tables = [] if budget_run is None else make_pool(budget_run)
+    run.state.wait_for_everyone()
+    selected = store.load_finished_plan(folder.model)
+    if selected is None:
+        with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
+            learned = learn_pool(step, run.model, run.rows, store, on_progress)
+        selected = store_learned(learned, folder, store)
+    return after(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
+
+
+def _budget_run(
+    step: Units,
+    context: StepContext,
+    store: StepStore,
+    engine: ChosenEngine | None = None,
+    selected: SelectedPlan | None = None,
+) -> BudgetRun:
+    """What pruning reads; without an engine, costs are those of the engine of the whole model."""
+    run, dense = context.run, context.graphs.dense
+    choice = Choice(run.built.engine.reference) if engine is None else engine.choice
+    engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
+    inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
+    costs = CostSource(run.model.folder.model, run.model.groups, engines, dense.engine, inputs, run.log)
+    lost = 0.0 if engine is None else engine.lost(run.rows.task)
+    refused = context.graphs.refused
+    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, run.log)
+
+
+def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized: Path | None) -> PlanEngines:
+    """The engines of plans; `quantized` is the quantized graph of the whole model, if there is one already."""
+    run = context.run
+    return PlanEngines(
+        reference=context.graphs.reference,
+        choice=choice,
+        options=run.sizes.build,
+        row=calibration_rows(run.rows, 1, run.recipe.selection.seed)[0],
+        drop_unread=drops_unread(run.recipe),
+        scratch=scratch,
+        quantized=quantized,
+        products=run.product_times,
+    )
+
+
+def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, decided: Sequence[str]) -> ChosenEngine:
+    """The engine to prune for: the fastest, with about as many units as the budget leaves, that keeps the metric whole.
+
+    An interrupted run may have `decided` already, by the labels of the engine and of its runner-up; empty: it has not.
+    """
+    run, reference = context.run, context.graphs.reference
+    if not run.built.engine.chooses:
+        return ChosenEngine(scorer.dense, Choice(run.built.engine))
+    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
+    # The engines of the pruned model have folders of the same names.
+    scratch = run.work.scratch / "whole"
+    scratch.mkdir(exist_ok=True)
+    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log)
+    units = step.prune_units
+    skipped = frozenset().union(*(refusal.sites for refusal in context.graphs.refused))
+    groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
+    with tempfile.TemporaryDirectory(prefix="pruned-", dir=run.work.scratch) as pruned:
+
+        def build_pruned(trial: Trial, share: float) -> Engine:
+            counts = {group.name: group.counts[max(1, round(share * (len(group.counts) - 1)))] for group in groups}
+            plan = keep_counts(reference.plan, groups, counts)
+            return _build_plan(context, trial, Path(tempfile.mkdtemp(dir=pruned)), plan)
+
+        return choose_engine(trials, pruning=(step, build_pruned), decided=decided)
+
+
+def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
+    """The engine of a plan with the settings of a candidate, which has the engine of the whole model.
+
+    Raises:
+        InputError: the candidate mixes int8 and floats, and no product of the plan is faster in int8.
+    """
+    assert candidate.variant is not None
+    engines = _plan_engines(context, candidate.choice, folder, candidate.source)
+    engine = replace(engines, unpruned=candidate.variant.engine).build(plan)
+    if candidate.choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
+        raise InputError("no product is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
+    return engine
+
+
+def _choose_last(
+    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: StepStore
+) -> ChosenEngine:
+    """The engine to deliver: that for which units were removed, or its runner-up if it is faster with this plan.
+
+    Weights do not matter to times, so that this is known before they are trained for it.
+    """
+    assert engine.runner_up is not None
+    run = context.run
+    # The engine that is not delivered need not stay in memory during the training.
+    nearest = {chosen.choice.label: replace(chosen, runner_up=None) for chosen in (engine, engine.runner_up)}
+    if store.delivered in nearest:
+        return nearest[store.delivered]
+    scratch = run.work.scratch / "nearest"
+    trials = EngineTrials(
+        scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
+    )
+    built: dict[str, Engine] = {}
+    with run.log.stage("building the two fastest engines with the plan"):
+        for label, chosen in nearest.items():
+            folder = scratch / str(len(built))
+            with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
+                built[label] = _build_plan(context, chosen, folder, plan)
+    labels = list(built) or [engine.choice.label]
+    if len(built) > 1:
+        stage = "timing the two fastest engines with the plan"
+        labels = [labels[fastest_of(trials, list(built.values()), stage)]]
+    store.keep_delivered(labels[0])
+    if labels[0] != engine.choice.label:
+        text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
+        run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+    return nearest[labels[0]]
+
+
+FUNCTIONS = StepFunctions(_run, _check_options, _check, _rehearse)

@@ -1,0 +1,61 @@
+"""Walk the list of steps of a run, in the main process and in the workers of a distributed run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from accelerate import PartialState
+
+from compressor.config.run import Recipe
+from compressor.config.steps import Follow
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.progress import NullListener
+from compressor.run.load_context import load_context
+from compressor.run.plan_source import whole_plan
+from compressor.run.run_log import RunLog
+from compressor.run.step_store import StepStore, open_stores
+from compressor.run.steps.base import State, StepContext
+from compressor.run.steps.registry import functions_of
+from compressor.workdir import WorkDir
+
+
+def walk(context: StepContext) -> State:
+    """Carry out the steps of a run, one after the other; the model has the weights of the last state afterwards.
+
+    Every process of a distributed run walks the same list. A step that does not run in parallel is carried out by the
+    main process, and the workers read its result from the store.
+
+    Raises:
+        CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
+    """
+    run = context.run
+    learning = [step for step in run.steps if not isinstance(step, Follow)]
+    if context.whole is not None:
+        for number, step in enumerate(run.steps):
+            functions_of(step).rehearse(step, context, run.steps[:number])
+    stores: tuple[StepStore, ...] = ()
+    if learning:
+        stores, notes = open_stores(learning, run.recipe, run.model, run.rows, run.work.learning, run.state)
+        run.log.add_notes(notes)
+    network = run.model.folder.model
+    original = weight_fingerprints(network)
+    state = State(whole_plan(run.recipe, run.model, is_final=not run.steps))
+    following = (StepStore(run.work.learning / Follow.name),) if len(learning) < len(run.steps) else ()
+    for step, store in zip(run.steps, (*following, *stores), strict=True):
+        if step.is_parallel or run.state.is_main_process:
+            state = functions_of(step).run(step, state, context, store)
+        run.state.wait_for_everyone()
+        if not (step.is_parallel or run.state.is_main_process):
+            selected = store.load_finished_plan(network)
+            assert selected is not None
+            state = State(replace(selected, engine=store.delivered or selected.engine))
+    selected = state.selected
+    if selected.trained and learning:
+        selected = replace(selected, plan=record_weights(selected.plan, original, network))
+    return replace(state, selected=selected)
+
+
+def run_worker(recipe: Recipe, state: PartialState) -> None:
+    """Take part in a run as a worker process; the main process exports, builds, proves and measures."""
+    run = load_context(recipe, WorkDir(recipe.output.out.absolute()), RunLog(NullListener()), state)
+    walk(StepContext(run))
