@@ -33,7 +33,8 @@ from benchmarks.all_attention_sizes import ABLATIONS, AGAIN, LEVELS, PEAK, SIZES
 from benchmarks.machine import machine
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.sections import SelectionConfig
+from compressor.config.step_list import heads_of
+from compressor.config.steps import Heads
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from compressor.models.shrink_model import pruned
@@ -172,19 +173,19 @@ class Study:
     def _dense_weights(self, cell: Cell) -> Path:
         return self.folder.scratch(f"dense-s{cell.settings['seed']}.safetensors")
 
-    def _selection(self, cell: Cell) -> SelectionConfig:
+    def _selection(self, cell: Cell) -> Heads:
         """The settings of a cell's gates and their training."""
         options = {
             "penalty": cell.settings["penalty"],
             "gate_learning_rate": self.size.gate_rate,
             **pace(self.size.pruning, self.size.precision),
         }
-        return self.recipe.selection.model_copy(
+        return heads_of(self.recipe).model_copy(
             update={
                 "method": "bin-concrete",
                 "keep": None,
                 "options": {**options, **ABLATIONS.get(cell.settings["name"], {})},
-                "steps": self.size.pruning,
+                "training_steps": self.size.pruning,
                 "learning_rate": AGAIN,
                 "seed": cell.settings["seed"],
             }

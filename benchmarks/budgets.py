@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "reconstruct": {"method": "reconstruct"},
     "fisher": {"method": "fisher"},
     "magnitude": {"method": "magnitude"},
-    "dsp": {"method": "dsp", "keep": 36, "steps": 400, "learning_rate": 1e-4},
+    "dsp": {"method": "dsp", "keep": 36, "training_steps": 400, "learning_rate": 1e-4},
 }
 """The fields of each method. `dsp` learns with labels which half of the heads stays; neurons fill the budget."""
 

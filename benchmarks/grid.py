@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from benchmarks.machine import machine
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
+from compressor.config.step_list import heads_of
 from compressor.config.study import StudyRequest
 from compressor.file_lock import file_lock
 from compressor.measure import paired_interval
@@ -109,9 +110,9 @@ def tune(
         loaded = load(model)
         rows = open_data(recipe.rows, loaded, recipe.selection.seed)
         if max_steps is not None and max_steps < epochs * len(rows.train) / recipe.selection.batch_size:
-            recipe = recipe.updated(steps=max_steps)
+            recipe = recipe.updated(training_steps=max_steps)
         sites = find_sites(loaded.model, example_inputs(loaded, 2, 8))
-        learn(loaded.model, sites, rows, recipe.selection, folder.with_name(f"{folder.name}-checkpoints"))
+        learn(loaded.model, sites, rows, heads_of(recipe), folder.with_name(f"{folder.name}-checkpoints"))
         partial = folder.with_name(f"{folder.name}.partial")
         AutoTokenizer.from_pretrained(model).save_pretrained(partial)
         loaded.model.save_pretrained(partial)

@@ -28,12 +28,13 @@ from benchmarks.speed import table
 from benchmarks.text_sets import SETS, rows_file
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Units
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.run.engine_choice.choose_engine import choices
-from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
 from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, allocate_until_met
 from compressor.run.pruning.budget_run import BudgetRun
@@ -42,8 +43,10 @@ from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prune import pruner_of
+from compressor.run.run_context import RunInputs
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
+from compressor.run.step_store import StepStore
 from compressor.run.variant import build_variant, export_graph, shrink_graph
 from compressor.selection.allocation import Curve
 from compressor.units import keep_all
@@ -103,9 +106,11 @@ def prepare(
         "out": scratch / "out",
     }
     recipe = Recipe(**fields)
-    model = load_model(recipe)
-    data = read_rows(recipe, model)
-    sizes = work_out_sizes(recipe, model, data, None)
+    (step,) = steps = steps_of(recipe)
+    assert isinstance(step, Units)
+    model = load_model(recipe, steps)
+    data = read_rows(recipe, steps, model)
+    sizes = work_out_sizes(RunInputs(recipe, steps, model, data, None))
     with log.stage("exporting the model"):
         plan = keep_all(model.groups)
         reference = export_graph("dense", model.folder, plan, recipe.export, sizes.cases, scratch / "reference.onnx")
@@ -122,7 +127,7 @@ def prepare(
     inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
     (scratch / "learning").mkdir()
-    run = BudgetRun(recipe, model, data, None, costs, (), 0.0, LearningStore(scratch / "learning"), log)
+    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, StepStore(scratch / "learning"), log)
     pruner = pruner_of(run, model.groups)
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)

@@ -70,7 +70,7 @@ class Cell:
         learning = 0 if name not in GATES else self.steps // 2 if distills else self.steps
         fields: dict[str, Any] = {"method": name}
         if learning:
-            fields["steps"] = learning
+            fields["training_steps"] = learning
         if distills:
             fields |= {"distill": True, "distill_steps": self.steps - learning}
         return fields

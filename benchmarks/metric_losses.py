@@ -29,6 +29,7 @@ from benchmarks.text_sets import SETS, rows_file
 from compressor import PruningInputs, ReconstructPruner, allocate
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
 from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
 from compressor.run.load import load_model, read_rows
 from compressor.run.products import LoadedModel
@@ -59,8 +60,8 @@ def prepared(
             "out": Path(scratch) / "out",
         }
         recipe = Recipe(**fields)
-        model = load_model(recipe)
-        data = read_rows(recipe, model)
+        model = load_model(recipe, steps_of(recipe))
+        data = read_rows(recipe, steps_of(recipe), model)
         rows = np.random.default_rng(0).permutation(draw_rows(data, prune_rows + LOSS_ROWS, 0)).tolist()
         inputs = PruningInputs(
             model=model.folder.model,

@@ -33,17 +33,18 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     steps: list[Step] = [] if followed is None else [Follow(plan=followed)]
     if recipe.plan_file is None and recipe.rows.data is not None:
         if recipe.selects_heads and not recipe.learns_units:
-            steps.append(_heads(recipe))
+            steps.append(heads_of(recipe))
         if recipe.blocks.drops_any:
-            steps.append(_blocks(recipe))
+            steps.append(blocks_of(recipe))
         if recipe.prunes:
-            steps.append(_units(recipe))
+            steps.append(units_of(recipe))
     if recipe.distills:
-        steps.append(_distill(recipe))
+        steps.append(distill_of(recipe))
     return tuple(steps)
 
 
-def _heads(recipe: RecipeSections) -> Heads:
+def heads_of(recipe: RecipeSections) -> Heads:
+    """The step that selects heads by the flags of a recipe."""
     selection = recipe.selection
     return Heads(
         method=selection.method,
@@ -55,7 +56,8 @@ def _heads(recipe: RecipeSections) -> Heads:
     )
 
 
-def _blocks(recipe: RecipeSections) -> Blocks:
+def blocks_of(recipe: RecipeSections) -> Blocks:
+    """The step that drops blocks by the flags of a recipe."""
     blocks = recipe.blocks
     renamed = ("drop_blocks", "drop_blocks_by_kind")
     fields = {name: getattr(blocks, name) for name in BlocksConfig.model_fields if name not in renamed}
@@ -64,8 +66,11 @@ def _blocks(recipe: RecipeSections) -> Blocks:
     )
 
 
-def _units(recipe: RecipeSections) -> Units:
-    """The step of a budget. Where a method selects the heads, or all of them stay, it removes neurons alone."""
+def units_of(recipe: RecipeSections) -> Units:
+    """The step that meets the budget of a recipe's flags.
+
+    Where a method selects the heads, or all of them stay, it removes neurons alone.
+    """
     selection, budget = recipe.selection, recipe.budget
     follows_heads = recipe.selects_heads and not recipe.learns_units
     prunes_alone = selection.method in BUDGET_METHODS
@@ -87,7 +92,8 @@ def _units(recipe: RecipeSections) -> Units:
     )
 
 
-def _distill(recipe: RecipeSections) -> Distill:
+def distill_of(recipe: RecipeSections) -> Distill:
+    """The step that distills by the flags of a recipe."""
     fields = recipe.distillation.model_dump(exclude={"distill", "distill_steps", "distill_learning_rate"})
     return Distill(
         training_steps=recipe.distillation.distill_steps,

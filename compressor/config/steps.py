@@ -81,13 +81,11 @@ class Step(Config):
 
     def __str__(self) -> str:
         """The step as a key of `[[steps]]` writes it, without options that have their default."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        changed = [
-            name
-            for name, value in values.items()
-            if value != type(self).model_fields[name].get_default(call_default_factory=True)
-        ]
-        return f"{self.name}({', '.join(f'{name}={values[name]}' for name in changed)})"
+        changed = []
+        for name, field in type(self).model_fields.items():
+            if (value := getattr(self, name)) != field.get_default(call_default_factory=True):
+                changed.append(f"{name}={value}")
+        return f"{self.name}({', '.join(changed)})"
 
 
 class _Training(Step):

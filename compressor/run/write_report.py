@@ -13,6 +13,7 @@ from compressor import report as reports
 from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
+from compressor.config.steps import Blocks
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import (

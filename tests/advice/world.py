@@ -43,10 +43,11 @@ from compressor.errors import CompressorError
 from compressor.model_folder import load as loaded_afresh
 from compressor.results import Note
 from compressor.run import pipeline
+from compressor.run.steps.base import Graphs, StepContext
 from graph_passes.errors import GraphPassError
 from tests.advice.sites import PLACEHOLDER, AdviceSite, advice_sites
 
-LEARN = ("--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8")
+LEARN = ("--keep", "1", "--training-steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8")
 """Flags of a short run that learns."""
 
 SHORT = (*LEARN[4:], "--seconds", "0.01", "--threads", "1")
@@ -143,7 +144,7 @@ class World:
 
     def keep_one(self, *flags: str | Path) -> tuple[str | Path, ...]:
         """A run of the model on its rows that keeps one head."""
-        return self.run("--keep", "1", "--steps", "2", *flags)
+        return self.run("--keep", "1", "--training-steps", "2", *flags)
 
     def finished(self) -> Path:
         """A copy of the output folder of a run that keeps one head."""
@@ -261,7 +262,7 @@ class World:
         def load_only(*arguments: Any, **settings: Any) -> Any:
             context = load(*arguments, **settings)
             if self._ends == "learn":
-                pipeline.learn(context, None, None, ())  # type: ignore[arg-type]
+                pipeline.walk(StepContext(context, Graphs(None, None, ())))  # type: ignore[arg-type]
             if self._ends != "whole":
                 raise _LoadedError
             return context

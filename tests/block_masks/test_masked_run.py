@@ -44,7 +44,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def masked_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     """Drop half of the blocks of eight positions, at every site."""
-    defaults = {"steps": 2, "batch_size": 8, "max_length": 16, "drop_blocks": 0.5, "block_size": 8, **QUICK}
+    defaults = {"training_steps": 2, "batch_size": 8, "max_length": 16, "drop_blocks": 0.5, "block_size": 8, **QUICK}
     defaults |= {"model": inputs / "model", "data": str(inputs / "rows.tsv"), "mask_all_sites": True}
     return Recipe(**{**defaults, "out": out, **fields})
 

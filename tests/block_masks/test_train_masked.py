@@ -24,7 +24,7 @@ from tests.selection import tiny
 @pytest.mark.parametrize("entmax", [False, True])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(entmax: bool, tmp_path: Path) -> None:
     """The interruption is during training with masks, or with entmax before maps are computed."""
-    recipe = masked_recipe(steps=3, options={"evaluations": 3}, entmax=entmax)
+    recipe = masked_recipe(training_steps=3, options={"evaluations": 3}, entmax=entmax)
     store = tmp_path / "interrupted"
 
     def interrupt(step: int, steps: int) -> None:
@@ -76,7 +76,7 @@ def test_training_can_start_from_other_weights_than_the_maps(tmp_path: Path) -> 
     ],
 )
 def test_settings_of_masks_apply(field: str, arguments: dict[str, Any], tmp_path: Path) -> None:
-    plan = train(tmp_path / "store", masked_recipe(steps=1, seed=7, **{field: True})).plan
+    plan = train(tmp_path / "store", masked_recipe(training_steps=1, seed=7, **{field: True})).plan
     maps = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
     expected = build_masks(maps, plan.masked({}), {"bidirectional": 0.5}, 1, **arguments)
     assert plan.masks.keys() == expected.keys()
@@ -88,7 +88,7 @@ def test_maps_of_an_earlier_run_are_cropped_and_stored(tmp_path: Path) -> None:
     model = tiny.classifier(1)
     sites, path = tiny.sites_of(model), tmp_path / "maps.safetensors"
     collect_attention_maps(model, sites, tiny.data(), keep_all(sites), length=14).save(path)
-    trained = train(tmp_path / "store", masked_recipe(steps=1, maps=path, max_length=12))
+    trained = train(tmp_path / "store", masked_recipe(training_steps=1, maps=path, max_length=12))
     assert {mask.queries for mask in trained.plan.masks.values()} == {12}
     assert [note.code for note in trained.notes] == [
         NoteCode.MAPS_DIFFER,
@@ -99,7 +99,7 @@ def test_maps_of_an_earlier_run_are_cropped_and_stored(tmp_path: Path) -> None:
     assert "rows" not in trained.notes[0].text.partition("(")[0], "the rows are the same"
     assert AttentionMaps.load(tmp_path / "store" / "maps.safetensors").length == 14
     with fails_with(ErrorCode.TOO_LONG, path=path, maximum=14, length=15):
-        train(tmp_path / "longer", masked_recipe(steps=1, maps=path, max_length=15))
+        train(tmp_path / "longer", masked_recipe(training_steps=1, maps=path, max_length=15))
 
 
 def test_a_kind_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_model_is_not_trained_if_no_mask_saves_time(tmp_path: Path) -> None:
 
 def test_selected_masks_of_version_01_are_read(tmp_path: Path) -> None:
     """Version 0.1 stored notes as strings."""
-    recipe, store = masked_recipe(steps=1), tmp_path / "store"
+    recipe, store = masked_recipe(training_steps=1), tmp_path / "store"
     expected = train(store, recipe)
     stored = json.loads((store / "planned.json").read_text())
     assert stored["notes"] == [note.model_dump(mode="json") for note in expected.notes]

@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_settings import mask_length
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.run import Recipe
+from compressor.config.step_list import blocks_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.training.checkpoints import digest
@@ -38,7 +40,7 @@ def masked_recipe(**fields: Any) -> Recipe:
         "block_size": 1,
         "map_rows": 20,
         "max_length": 9,
-        "steps": 2,
+        "training_steps": 2,
         "batch_size": 4,
         "learning_rate": 1e-3,
         "mask_all_sites": True,
@@ -66,6 +68,9 @@ def train(
     """
     model = tiny.classifier(seed)
     sites = tiny.sites_of(model)
-    selector = selector or MaskSelector(recipe, (), recipe.rows.max_length)
-    masked = learn_blocks(model, sites, tiny.data(), recipe, keep_all(sites), store, selector, on_progress, start=start)
+    step, length = blocks_of(recipe), mask_length(model, tiny.data(), recipe.rows.max_length)
+    selector = selector or MaskSelector(recipe, (), recipe.rows.max_length, blocks=step)
+    masked = learn_blocks(
+        model, sites, tiny.data(), step, keep_all(sites), length, store, selector, on_progress, start=start
+    )
     return Trained(masked.plan, digest(model), masked.notes)

@@ -23,7 +23,7 @@ from tests.tasks.tags import bert as tagger
 
 Arguments = list[str | Path]
 
-LEARN = ["--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8"]
+LEARN = ["--keep", "1", "--training-steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8"]
 
 
 def learn_command(inputs: Path) -> Arguments:

@@ -35,7 +35,7 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folders.save(folders.bert(), tmp_path / "model")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
     (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
-    short = {"steps": 2, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "max_length": 8}
+    short = {"training_steps": 2, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "max_length": 8}
     monkeypatch.setattr(compressor, "Recipe", functools.partial(Recipe, **short))
     monkeypatch.chdir(tmp_path)
     exec(python_block(ROOT / "README.md"), {})

@@ -13,10 +13,11 @@ import torch
 import compressor
 import graph_passes
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
 from compressor.model_folder import load
 from compressor.results import NoteCode
-from compressor.run.learning_store import LearningStore, Stage
 from compressor.run.products import SelectedPlan
+from compressor.run.step_store import StepStore
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
@@ -49,7 +50,7 @@ def write_answered_rows(folder: Path) -> Path:
 
 def learning_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     """A short run that learns to keep one head; idle threads of runtimes would compute for a while after each call."""
-    learning = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8}
+    learning = {"keep": 1, "training_steps": 4, "batch_size": 8, "max_length": 8}
     defaults = {**learning, "batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1}
     return Recipe(**{"model": inputs / "model", "out": out, "data": str(inputs / "rows.tsv"), **defaults, **fields})
 
@@ -81,19 +82,19 @@ class Learned:
     stages: list[str]
 
 
-def learn(recipe: Recipe, before: str = "compressed: exporting", part: Stage | None = None) -> Learned:
+def learn(recipe: Recipe, before: str = "compressed: exporting", part: str | None = None) -> Learned:
     """Interrupt a run before a stage, by default when it has learned everything and nothing is built from it yet.
 
     Args:
         recipe: the run, which can be resumed.
         before: part of the name of the stage.
-        part: the part of learning that was finished; None: all of it.
+        part: the step that was finished; None: the last.
     """
     listener = RecordingListener(before, interrupt)
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(recipe, listener)
-    store = LearningStore(WorkDir(recipe.output.out).learning)
+    store = StepStore(WorkDir(recipe.output.out).learning / (part or steps_of(recipe)[-1].name))
     model = load(recipe.source.model).model
-    selected = (store if part is None else store.stage(part)).load_finished_plan(model)
+    selected = store.load_finished_plan(model)
     assert selected is not None
     return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener.stages)

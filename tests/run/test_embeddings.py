@@ -36,7 +36,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(rows: Path, model: Path, out: Path, **fields: Any) -> Report:
-    defaults = {"model": model, "data": str(rows / "train.tsv"), "macs": "60%", "keep": None, "steps": None}
+    defaults = {"model": model, "data": str(rows / "train.tsv"), "macs": "60%", "keep": None, "training_steps": None}
     test = str(rows / "test.tsv")
     return compressor.compress(
         learning_recipe(rows, out, **{**defaults, "eval_data": test, "test_data": test, **fields})

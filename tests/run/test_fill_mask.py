@@ -38,7 +38,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_masks_are_filled_as_the_pipeline_does(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    fields = {"data": str(inputs / "rows.txt"), "keep": None, "steps": None, "macs": "80%"}
+    fields = {"data": str(inputs / "rows.txt"), "keep": None, "training_steps": None, "macs": "80%"}
     report = compressor.compress(learning_recipe(inputs, out, metric="pseudo_perplexity", **fields))
     (score,) = report.scores
     assert (report.task, score.metric, score.higher_is_better) == ("fill-mask", "pseudo_perplexity", False)

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
 from compressor.errors import ErrorCode
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
 from compressor.run.load import load_model
-from compressor.run.plan_source import load_plan
+from compressor.run.plan_source import whole_plan
 from compressor.targets.graph_facts import graph_digest
 from graph_passes import WEIGHTS, Plan, save
 from graph_passes import load as load_graph
@@ -26,7 +27,7 @@ from tests.run.distillation.distilled_runs import have_same_weights, weights
 from tests.run.pruning.budget_runs import codes
 from tests.run.runs import learn, learning_recipe, write_inputs
 
-ALONE: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+ALONE: dict[str, Any] = {"keep": None, "training_steps": None, "macs": "60%"}
 AFTER_TRAINING: dict[str, Any] = {"macs": "85%"}
 DISTILLED: dict[str, Any] = {"distill": True, "distill_steps": 60, "distill_learning_rate": 1e-3}
 
@@ -42,9 +43,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("blocks", [{"drop_blocks": 0}, {"drop_blocks_by_kind": {"bidirectional": 0}}])
 def test_a_run_that_drops_no_blocks_keeps_every_head(blocks: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
-    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, steps=None, **blocks)
-    selected = load_plan(recipe, load_model(recipe))
-    assert selected is not None
+    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, training_steps=None, **blocks)
+    assert steps_of(recipe) == ()
+    selected = whole_plan(recipe, load_model(recipe, ()), is_final=True)
     assert not selected.plan.drops_any
     assert [note.code for note in selected.notes] == [NoteCode.NOTHING_LEARNED]
 
@@ -63,7 +64,7 @@ def copy(pruned: tuple[Path, Report], tmp_path: Path) -> Path:
 
 
 def following(inputs: Path, out: Path, plan: Path, **fields: Any) -> Recipe:
-    return learning_recipe(inputs, out, **{"keep": None, "steps": None, "plan": plan / "plan.json", **fields})
+    return learning_recipe(inputs, out, **{"keep": None, "training_steps": None, "plan": plan / "plan.json", **fields})
 
 
 def assert_repeats(report: Report, out: Path, earlier: Report, earlier_out: Path) -> None:
@@ -122,7 +123,7 @@ def test_the_whole_model_teaches_what_the_plan_keeps(inputs: Path, tmp_path: Pat
     out, report = pruned
     by_plan = learn(following(inputs, tmp_path / "plan", out, **DISTILLED))
     fields = {"model": out, "teacher": inputs / "model", **DISTILLED}
-    by_folder = learn(learning_recipe(inputs, tmp_path / "folder", keep=None, steps=None, **fields))
+    by_folder = learn(learning_recipe(inputs, tmp_path / "folder", keep=None, training_steps=None, **fields))
     assert {NoteCode.PLAN_FOLLOWED, NoteCode.DISTILLED} <= by_plan.codes
     assert by_plan.selected.plan.groups == report.plan.groups
     assert not have_same_weights(by_plan.weights, weights(out))
@@ -134,7 +135,7 @@ def test_a_compressed_model_does_not_teach_itself(model_option: str, inputs: Pat
     plan = {"plan": copy / "plan.json"} if model_option == "--plan" else {}
     with fails_with(ErrorCode.MISSING_VALUE, field="teacher"):
         compressor.compress(
-            learning_recipe(inputs, tmp_path / "out", model=copy, keep=None, steps=None, **plan, **DISTILLED)
+            learning_recipe(inputs, tmp_path / "out", model=copy, keep=None, training_steps=None, **plan, **DISTILLED)
         )
 
 

@@ -16,7 +16,7 @@ from compressor.run.accelerator import on_accelerator
 from tests.run.runs import learn, learning_recipe
 
 pytestmark = pytest.mark.gpu
-BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+BUDGET: dict[str, Any] = {"keep": None, "training_steps": None, "macs": "60%"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_the_gpu_keeps_the_units_that_the_processor_keeps(
         {"macs": "60%", "keep": None, "method": "dsp"},
         {**BUDGET, "method": "magnitude"},
         {"method": "dsp"},
-        {"method": "astar", "keep": None, "steps": None, "max_drop": 0.3},
+        {"method": "astar", "keep": None, "training_steps": None, "max_drop": 0.3},
     ],
     ids=["distill", "distill-int8", "dsp-units", "magnitude", "dsp-heads", "astar"],
 )

@@ -111,7 +111,14 @@ def test_a_changed_task_is_not_resumed_with_the_work_of_the_former(
 ) -> None:
     task = write_module(tmp_path, task_of_the_page(), "tags_of_today")
     monkeypatch.syspath_prepend(tmp_path)
-    fields = {"task": "tags_of_today:Tags", "keep": 1, "steps": 2, "batch_size": 8, "max_length": 8, "seconds": 0.01}
+    fields = {
+        "task": "tags_of_today:Tags",
+        "keep": 1,
+        "training_steps": 2,
+        "batch_size": 8,
+        "max_length": 8,
+        "seconds": 0.01,
+    }
     rows = str(folder / "rows.tsv")
     recipe = Recipe(model=folder / "model", data=rows, out=tmp_path / "out", batch=(1,), seq=(8,), **fields)
     learn(recipe)

@@ -129,7 +129,7 @@ def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finis
 @pytest.mark.parametrize("field", ["data", "eval_data", "test_data"])
 def test_a_missing_file_of_rows_ends_the_run_before_the_model_is_loaded(field: str, tmp_path: Path) -> None:
     with fails_with(ErrorCode.FILE_MISSING, path=Path("rows.tsv")):
-        load_model(Recipe(model=tmp_path / "no model", keep=1, **{"data": "owner/name", field: "rows.tsv"}))
+        load_model(Recipe(model=tmp_path / "no model", keep=1, **{"data": "owner/name", field: "rows.tsv"}), ())
 
 
 def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) -> None:
@@ -156,7 +156,18 @@ def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_pat
     flipped = [rows[0], *(f"{1 - int(row[0])}{row[1:]}" for row in rows[1:])]
     (tmp_path / "flipped.tsv").write_text("\n".join([*flipped, ""]))
     data: list[str | Path] = ["--data", tmp_path / "flipped.tsv", "--eval-data", tmp_path / "flipped.tsv"]
-    flags = ["--keep", "1", "--steps", "60", "--batch-size", "8", "--learning-rate", "0.01", "--max-length", "8"]
+    flags = [
+        "--keep",
+        "1",
+        "--training-steps",
+        "60",
+        "--batch-size",
+        "8",
+        "--learning-rate",
+        "0.01",
+        "--max-length",
+        "8",
+    ]
     sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--threads", "1", "--max-drop", "0"]
     out, test_rows = tmp_path / "out", inputs / "rows.tsv"
     result = command(capfd, inputs / "model", *data, "--test-data", test_rows, *flags, *sizes, "-o", out, "--quiet")

@@ -200,7 +200,7 @@ def test_a_saved_dense_graph_is_compared_with(inputs: Path, tmp_path: Path) -> N
 def test_the_metric_of_a_new_engine_is_measured(inputs: Path, tmp_path: Path) -> None:
     """Also where the recipe of the report names every field of a distillation that the run did not ask for."""
     out = tmp_path / "out"
-    recipe = learning_recipe(inputs, out, keep=None, steps=None, macs="60%", max_drop=0.9, save_dense=True)
+    recipe = learning_recipe(inputs, out, keep=None, training_steps=None, macs="60%", max_drop=0.9, save_dense=True)
     report = compressor.compress(recipe)
     built = rebuild(out, {}, RecordingListener())
     assert [score.compressed for score in built.scores] == [score.compressed for score in report.scores]

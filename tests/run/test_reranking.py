@@ -85,7 +85,9 @@ def test_the_metric_is_that_of_the_scores_of_both_engines(
     rows = tsv(tmp_path / "rows.tsv", *("\t".join(map(str, pair)) for pair in pairs), header="query\tpassage\tlabel")
     splits = {"data": rows, "eval_data": rows, "test_data": rows, "max_length": 16}
     named = {"metric": metric} if metric == "mrr@10" else {}
-    report = compressor.compress(learning_recipe(tmp_path, out, keep=None, steps=None, macs="70%", **splits, **named))
+    report = compressor.compress(
+        learning_recipe(tmp_path, out, keep=None, training_steps=None, macs="70%", **splits, **named)
+    )
     assert report.plan.heads_kept + report.plan.neurons_kept < report.plan.heads + report.plan.neurons
     assert all(proof.holds for proof in report.proofs)
 

@@ -19,15 +19,16 @@ from accelerate import PartialState
 from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
-from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
+from compressor.config.step_list import heads_of, steps_of
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import NoteCode
-from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
-from compressor.run.plan_source import learn_plan
 from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.step_store import StepStore, open_stores
+from compressor.run.steps.base import store_learned
+from compressor.selection.learn import learn
 from compressor.tasks import Data
 from tests import folders
 from tests.command import enable_ctrl_c
@@ -45,8 +46,15 @@ def test_an_interrupted_run_leaves_no_files(stage: str, inputs: Path, tmp_path: 
 @pytest.fixture(scope="module")
 def model(inputs: Path) -> tuple[LoadedModel, Data]:
     recipe = learning_recipe(inputs, Path("out"))
-    loaded = load_model(recipe)
-    return loaded, read_rows(recipe, loaded)
+    steps = steps_of(recipe)
+    loaded = load_model(recipe, steps)
+    return loaded, read_rows(recipe, steps, loaded)
+
+
+def open_store(recipe: Recipe, model: tuple[LoadedModel, Data], path: Path) -> tuple[StepStore, list[NoteCode]]:
+    """The store of the only step of a recipe, and the codes of notes."""
+    (store,), notes = open_stores(steps_of(recipe), recipe, *model, path, PartialState())
+    return store, [note.code for note in notes]
 
 
 @pytest.mark.parametrize(
@@ -62,83 +70,90 @@ def model(inputs: Path) -> tuple[LoadedModel, Data]:
 def test_the_work_of_another_recipe_is_discarded_only_with_force(
     file: str, content: str, progress: str, inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
-    store = tmp_path / "learning"
-    (store / file).parent.mkdir(parents=True)
-    (store / "key").write_text("another")
-    (store / file).write_text(content)
+    folder = tmp_path / "learning" / "heads"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / "key").write_text("another")
+    (folder / file).write_text(content)
     recipe = learning_recipe(inputs, tmp_path / "out")
     with pytest.raises(UsageError, match=progress) as caught:
-        open_learning_store(recipe, *model, store, PartialState())
+        open_store(recipe, model, folder.parent)
     assert caught.value.code is ErrorCode.RUN_DIFFERS
-    assert (store / file).read_text() == content
-    opened = open_learning_store(recipe.updated(force=True), *model, store, PartialState())
-    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH]
-    assert [path.name for path in store.iterdir()] == ["key"]
+    assert (folder / file).read_text() == content
+    _, codes = open_store(recipe.updated(force=True), model, folder.parent)
+    assert codes == [NoteCode.STARTED_AFRESH]
+    assert [path.name for path in folder.iterdir()] == ["key"]
 
 
 def test_statistics_outlive_a_change_of_the_recipe(
     inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
-    store = tmp_path / "learning"
-    kept = store / "pruning" / "0123" / "checkpoint-statistics.npz"
+    folder = tmp_path / "learning" / "heads"
+    kept = folder / "pruning" / "0123" / "checkpoint-statistics.npz"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    (store / "times.json").touch()
-    (store / "key").write_text("another")
-    opened = open_learning_store(learning_recipe(inputs, tmp_path / "out"), *model, store, PartialState())
-    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH, NoteCode.RESUMED]
+    (folder / "times.json").touch()
+    (folder / "key").write_text("another")
+    store, codes = open_store(learning_recipe(inputs, tmp_path / "out"), model, folder.parent)
+    assert codes == [NoteCode.STARTED_AFRESH, NoteCode.RESUMED]
     assert kept.exists()
-    assert not opened.times.exists()
+    assert not store.times.exists()
 
 
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [
-        ({"distill_learning_rate": 1e-5}, {"heads", "pruned"}),
-        ({"distill_steps": 7}, {"heads", "pruned"}),
+        ({"distill_learning_rate": 1e-5}, {"heads", "units"}),
+        ({"distill_steps": 7}, {"heads", "units"}),
+        ({"distill": False}, {"heads", "units"}),
         ({"macs": "40%"}, {"heads"}),
+        ({"calibration_rows": 9}, {"heads"}),
+        ({"training_steps": 5}, set()),
         ({"seed": 5}, set()),
     ],
 )
-def test_stages_that_do_not_depend_on_a_change_are_kept(
+def test_steps_that_do_not_depend_on_a_change_are_kept(
     changed: dict[str, Any], kept: set[str], inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
-    recipe = learning_recipe(inputs, tmp_path / "out", macs="60%", distill=True, distill_steps=9)
-    store = open_learning_store(recipe, *model, tmp_path / "learning", PartialState())
-    pruned = store.stage("pruned")
-    stages = {"pruned": pruned, "heads": pruned.stage("heads"), "": store}
-    for stage in stages.values():
-        (stage.path / "checkpoints").mkdir()
-        (stage.path / "checkpoints" / "checkpoint-1.npz").write_text("")
-    later = learning_recipe(
-        inputs, tmp_path / "out", **{"macs": "60%", "distill": True, "distill_steps": 9, "force": True, **changed}
-    )
-    open_learning_store(later, *model, tmp_path / "learning", PartialState())
-    assert {name for name, stage in stages.items() if (stage.path / "checkpoints").is_dir()} == kept
+    fields = {"macs": "60%", "distill": True, "distill_steps": 9, "force": True}
+
+    def opened(**fields: Any) -> tuple[StepStore, ...]:
+        if not fields["distill"]:
+            fields.pop("distill_steps")
+        recipe = learning_recipe(inputs, tmp_path / "out", **fields)
+        return open_stores(steps_of(recipe), recipe, *model, tmp_path / "learning", PartialState())[0]
+
+    stores = opened(**fields)
+    assert [store.path.name for store in stores] == ["heads", "units", "distill"]
+    for store in stores:
+        store.checkpoints.mkdir()
+        (store.checkpoints / "checkpoint-1.npz").write_text("")
+    opened(**{**fields, **changed})
+    assert {store.path.name for store in stores if store.checkpoints.is_dir()} == kept
 
 
 def test_progress_is_read_from_the_last_complete_checkpoint(
     inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
-    recipe, store = learning_recipe(inputs, tmp_path / "out"), tmp_path / "learning"
-    assert open_learning_store(recipe, *model, store, PartialState()).notes == ()
+    recipe, path = learning_recipe(inputs, tmp_path / "out"), tmp_path / "learning"
+    store, codes = open_store(recipe, model, path)
+    assert codes == []
     for step, state in (
         (9, '{"global_step": 9, "max_steps": 40}'),
         (10, '{"global_step": 10, "max_steps": 40}'),
         (20, "{"),
     ):
-        folder = store / "checkpoints" / f"checkpoint-{step}"
+        folder = store.checkpoints / f"checkpoint-{step}"
         folder.mkdir(parents=True)
         (folder / "trainer_state.json").write_text(state)
-    (note,) = open_learning_store(recipe, *model, store, PartialState()).notes
+    _, (note,) = open_stores(steps_of(recipe), recipe, *model, path, PartialState())
     assert note.code is NoteCode.RESUMED
     assert "step 10 of 40" in note.text
 
 
 def test_a_run_refuses_the_work_of_another_recipe(inputs: Path, tmp_path: Path) -> None:
-    store = tmp_path / "out.partial" / "learning"
+    store = tmp_path / "out.partial" / "learning" / "heads"
     store.mkdir(parents=True)
-    store.with_name(".compress").touch()
+    (tmp_path / "out.partial" / ".compress").touch()
     (store / "key").write_text("another")
     (store / "done.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
@@ -148,11 +163,11 @@ def test_a_run_refuses_the_work_of_another_recipe(inputs: Path, tmp_path: Path) 
 
 
 def test_a_store_without_progress_is_replaced(inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path) -> None:
-    store = tmp_path / "learning"
-    store.mkdir()
-    (store / "key").write_text("another")
-    opened = open_learning_store(learning_recipe(inputs, tmp_path / "out"), *model, store, PartialState())
-    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH]
+    folder = tmp_path / "learning" / "heads"
+    folder.mkdir(parents=True)
+    (folder / "key").write_text("another")
+    _, codes = open_store(learning_recipe(inputs, tmp_path / "out"), model, folder.parent)
+    assert codes == [NoteCode.STARTED_AFRESH]
 
 
 @pytest.mark.parametrize("stage", ["exporting", "measuring memory"])
@@ -179,7 +194,20 @@ def test_ctrl_c_and_kill_leave_no_output(
 ) -> None:
     """A separate process is interrupted while learning; resumed, then killed."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
-    flags = ["--keep", "1", "--steps", "400", "--batch-size", "8", "--max-length", "8", "--batch", "1", "--seq", "8"]
+    flags = [
+        "--keep",
+        "1",
+        "--training-steps",
+        "400",
+        "--batch-size",
+        "8",
+        "--max-length",
+        "8",
+        "--batch",
+        "1",
+        "--seq",
+        "8",
+    ]
     arguments = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
     for signal_number, code in signals:
         process = subprocess.Popen(
@@ -188,7 +216,7 @@ def test_ctrl_c_and_kill_leave_no_output(
             text=True,
             preexec_fn=enable_ctrl_c,
         )
-        wait_until(lambda: any(partial.glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
+        wait_until(lambda: any(partial.glob("learning/heads/checkpoints/checkpoint-*/trainer_state.json")))
         process.send_signal(signal_number)
         _, error = process.communicate(timeout=600)
         assert process.returncode == code, error
@@ -200,11 +228,13 @@ def test_ctrl_c_and_kill_leave_no_output(
 
 
 def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_progress) -> SelectedPlan:
-    """Run only the stage that learns."""
-    loaded = load_model(recipe)
-    data = read_rows(recipe, loaded)
-    opened = open_learning_store(recipe, loaded, data, store, PartialState())
-    return learn_plan(recipe, loaded, data, opened, MaskSelector(recipe, ()), on_progress)
+    """Run only the step that learns."""
+    steps = steps_of(recipe)
+    loaded = load_model(recipe, steps)
+    data, folder = read_rows(recipe, steps, loaded), loaded.folder
+    opened, _ = open_store(recipe, (loaded, data), store)
+    learned = learn(folder.model, loaded.sites, data, heads_of(recipe), opened.checkpoints, on_progress)
+    return store_learned(learned, folder, opened)
 
 
 def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_path: Path) -> None:
@@ -212,7 +242,7 @@ def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_pa
     torch.manual_seed(0)
     config = BertConfig(**{**folders.SIZES, "num_hidden_layers": 2})
     folders.save(BertForSequenceClassification(config), tmp_path / "model")
-    recipe = learning_recipe(inputs, tmp_path / "out", model=tmp_path / "model", method="astar", steps=None)
+    recipe = learning_recipe(inputs, tmp_path / "out", model=tmp_path / "model", method="astar", training_steps=None)
     expected = search(recipe, tmp_path / "whole")
 
     def stop(finished: int, total: int) -> None:
@@ -221,7 +251,7 @@ def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         search(recipe, tmp_path / "store", stop)
-    assert LearningStore(tmp_path / "store").load_finished_plan(load_model(recipe).folder.model) is None
+    assert not StepStore(tmp_path / "store" / "heads").is_finished
     resumed = search(recipe, tmp_path / "store")
     assert resumed.plan == expected.plan
     once, again = (selected.curves[-1].values for selected in (expected, resumed))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.config.run import Recipe
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
@@ -19,69 +18,6 @@ from compressor.run.pruning.budget import Allocation
 from compressor.run.pruning.budget_rows import budget_notes
 from compressor.run.pruning.constraints import Constraint
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
-
-
-@pytest.mark.parametrize(
-    ("learns", "fields", "flags"),
-    [
-        (True, {"block_size": 32, "kernel": "k.so"}, ("--block-size", "--kernel")),
-        (True, {"block_size": 32, "drop_blocks": 0.5, "data": "rows.tsv"}, ()),
-        (False, {"mask_all_sites": True, "entmax": True}, ("--mask-all-sites", "--entmax")),
-        (False, {"data": "x", "plan": "p", "epochs": 3, "steps": 5}, ("--epochs", "--steps")),
-        (False, {"kernel": "k.so"}, ()),  # the masks of a plan may use it
-        (True, {"workspace": 3}, ("--workspace",)),
-        (True, {"workspace": 3, "target": "trt"}, ()),
-        (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
-        (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs", "--steps")),
-        (True, {"data": "rows.tsv", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs",)),
-        (True, {"data": "x", "macs": 0.5, "epochs": 3, "learning_rate": 1e-3}, ("--epochs", "--learning-rate")),
-        (True, {"data": "x", "method": "fisher", "max_drop": 0.1, "steps": 100}, ("--steps",)),
-        (True, {"data": "x", "method": "magnitude", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs", "--steps")),
-        (True, {"data": "x", "macs": 0.5, "learning_rate": 5e-5}, ()),
-        (True, {"data": "x", "method": "taylor", "keep": 1, "speedup": 2, "steps": 5}, ("--steps",)),
-        (True, {"data": "x", "method": "dsp", "keep": 1, "speedup": 2, "steps": 5, "learning_rate": 1e-3}, ()),
-        (True, {"data": "x", "method": "dsp", "macs": 0.5, "epochs": 2, "learning_rate": 1e-3}, ()),
-        (True, {"data": "x", "method": "taylor", "keep": 1, "drop_blocks": 0.5, "steps": 5}, ()),
-        (True, {"data": "rows.tsv", "keep": 1, "steps": 5}, ()),
-        (
-            True,
-            {"data": "x", "method": "dsp", "keep": 1, "budget_at": "1x8", "prune_units": "neurons", "prune_rows": 100},
-            ("--budget-at", "--prune-units", "--prune-rows"),
-        ),
-        (True, {"data": "x", "keep": 1, "skip_refused": True, "statistics": "s"}, ("--skip-refused", "--statistics")),
-        (True, {"data": "x", "macs": 0.5, "budget_at": "1x8", "prune_units": "neurons", "skip_refused": True}, ()),
-        (True, {"data": "x", "method": "dsp", "macs": 0.5, "prune_rows": 100}, ()),
-        (True, {"data": "x", "method": "reconstruct", "max_drop": 0.1, "statistics": "s"}, ()),
-        (True, {"data": "x", "method": "fisher", "macs": 0.5, "statistics": "s", "prune_rows": 100}, ()),
-        (
-            True,
-            {"data": "x", "method": "magnitude", "macs": 0.5, "statistics": "s", "prune_rows": 100},
-            ("--prune-rows", "--statistics"),
-        ),
-        (True, {"data": "x", "method": "magnitude", "macs": 0.5, "prune_rows": 2048}, ()),
-    ],
-)
-def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
-    notes = list(run_notes.unused_field_notes(Recipe(model="model", **fields), None, learns=learns))
-    assert [note.code for note in notes] == ([NoteCode.NO_EFFECT] if flags else [])
-    assert all(flag in notes[0].text for flag in flags)
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"keep": "50%", "macs": "50%"}, "dsp selects the heads first (--keep 50%); reconstruct then removes neurons"),
-        ({"method": "astar", "max_drop": 0.1, "speedup": 2}, "astar selects the heads first; reconstruct"),
-        ({"method": "dsp", "macs": "50%"}, None),
-        ({"macs": "50%"}, None),
-        ({"keep": "50%"}, None),
-        ({"method": "reconstruct", "keep": "50%"}, None),
-    ],
-)
-def test_heads_that_are_selected_before_a_budget_is_met_are_noted(fields: dict[str, Any], text: str | None) -> None:
-    notes = list(run_notes.order_notes(Recipe(model="model", data="rows.tsv", **fields)))
-    assert [note.code for note in notes] == ([] if text is None else [NoteCode.HEADS_SELECTED_FIRST])
-    assert all(note.text.startswith(text or "") for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +46,6 @@ def test_units_are_not_said_to_be_selected_by_a_distillation(method: str | None,
     notes = list(run_notes.selection_notes(folder, distilled, data))
     assert [note.code for note in notes] == codes
     assert all("unchanged, and then distilled" in note.text for note in notes)
-
-
-def test_a_length_beyond_the_model_is_noted() -> None:
-    recipe = Recipe(model="model", data="rows.tsv", keep=1, max_length=512)
-    (note,) = run_notes.unused_field_notes(recipe, 128, learns=True)
-    assert note.code is NoteCode.LENGTH_LIMITED
-    assert not list(run_notes.unused_field_notes(recipe, None, learns=True))
 
 
 @pytest.mark.parametrize(

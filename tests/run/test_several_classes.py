@@ -32,7 +32,7 @@ def test_texts_without_labels_quantize_it_and_tell_how_many_answers_stay(tmp_pat
             tmp_path,
             tmp_path / "out",
             keep="100%",
-            steps=None,
+            training_steps=None,
             data=rows,
             target="ort",
             precision="int8",

@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(trained: Path, out: Path, **fields: Any) -> Report:
     rows = str(trained / "rows.conll")
-    defaults = {"keep": None, "steps": None, "macs": "70%", "data": rows, "eval_data": rows, "test_data": rows}
+    defaults = {"keep": None, "training_steps": None, "macs": "70%", "data": rows, "eval_data": rows, "test_data": rows}
     return compressor.compress(learning_recipe(trained, out, **{**defaults, **fields}))
 
 
@@ -99,7 +99,7 @@ def test_rows_without_tags_are_enough_to_prune_and_distill(rows: str, trained: P
     (tmp_path / rows).write_text("\n".join(lines) + "\n")
     labelled = str(trained / "rows.conll")
     fields = {"data": str(tmp_path / rows), "eval_data": labelled, "test_data": labelled, "metric": "accuracy"}
-    budget = {"keep": None, "steps": None, "macs": "70%"}
+    budget = {"keep": None, "training_steps": None, "macs": "70%"}
     learned = learn(
         learning_recipe(trained, tmp_path / "out", **fields, **budget, distill=True, distill_steps=4, max_length=16)
     )

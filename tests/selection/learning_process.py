@@ -16,7 +16,7 @@ def learn_together(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for method in ("dsp", "hard-concrete"):
         model = tiny.classifier()
-        learned = tiny.learn_plan(folder / method, tiny.selection(method=method, steps=6), model)
+        learned = tiny.learn_plan(folder / method, tiny.selection(method=method, training_steps=6), model)
         results[method] = {
             "kept": [site.kept for site in learned.plan.sites],
             "weights": digest(model),

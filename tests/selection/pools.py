@@ -57,5 +57,5 @@ def learn(
     """Learn a plan within a budget in six steps."""
     network = classifier() if model is None else model
     pool = make_pool(network, share, types)
-    config = tiny.selection(method=method, keep=None, seed=seed, steps=6, options={"evaluations": 3})
+    config = tiny.units(method=method, seed=seed, training_steps=6, options={"evaluations": 3})
     return train_pool(network, groups_of(network), pool, tiny.data(), config, folder, on_progress)

@@ -33,7 +33,7 @@ def plan_bytes(learned: tiny.LearningResult, folder: Path) -> bytes:
     ],
 )
 def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Path) -> None:
-    learned = tiny.learn_plan(tmp_path, selection(method=method, keep=keep, steps=2))
+    learned = tiny.learn_plan(tmp_path, selection(method=method, keep=keep, training_steps=2))
     count = heads_to_keep(keep, tiny.HEADS)
     assert learned.plan.heads_kept == (count + count % 2 if method == "global" else count)  # an index has two heads
     assert learned.plan.method == method
@@ -83,8 +83,8 @@ def test_only_the_weights_of_the_model_change(tmp_path: Path) -> None:
 
 def test_bf16_products_leave_float32_weights(tmp_path: Path) -> None:
     whole, half, repeated = tiny.classifier(), tiny.classifier(), tiny.classifier()
-    config = selection(steps=6, options={"mixed_precision": "bf16"})
-    tiny.learn_plan(tmp_path / "whole", selection(steps=6), whole)
+    config = selection(training_steps=6, options={"mixed_precision": "bf16"})
+    tiny.learn_plan(tmp_path / "whole", selection(training_steps=6), whole)
     learned = tiny.learn_plan(tmp_path / "half", config, half)
     assert learned.plan.heads_kept == 3
     assert all(weight.dtype == torch.float32 for weight in half.parameters())
@@ -117,7 +117,7 @@ def test_each_kind_of_site_keeps_its_share(method: str, tmp_path: Path) -> None:
     model = tiny.classifier()
     first, second = tiny.sites_of(model)
     sites = [replace(first, kind="bidirectional"), replace(second, kind="causal")]
-    config = selection(method=method, keep=5, steps=2, options={"pool": "kind"})
+    config = selection(method=method, keep=5, training_steps=2, options={"pool": "kind"})
     learned = learn(model, sites, tiny.data(), config, tmp_path)
     assert [len(site.kept) for site in learned.plan.sites] == [3, 2]
     assert learned.trained == METHODS[method].trains_model
@@ -128,7 +128,7 @@ def test_only_the_heads_of_the_pool_compete(method: str, tmp_path: Path) -> None
     model = tiny.classifier()
     first, second = tiny.sites_of(model)
     sites = [replace(first, kind="causal"), replace(second, kind="cross")]
-    config = selection(method=method, keep="25%", steps=2, options={"pool": "cross"})
+    config = selection(method=method, keep="25%", training_steps=2, options={"pool": "cross"})
     plan = learn(model, sites, tiny.data(), config, tmp_path).plan
     assert [len(site.kept) for site in plan.sites] == [4, 1]
     assert set(plan.sites[0].scale) == {1.0}
@@ -147,7 +147,7 @@ def test_penalised_gates_settle_and_the_model_trains_with_the_kept_heads(method:
 
 def test_the_checkpoint_of_the_smallest_loss_is_used(tmp_path: Path) -> None:
     model, task = tiny.language_model(), tiny.NextToken()
-    config = selection(steps=8, options={"evaluations": 4, "cooldown": 0.5})
+    config = selection(training_steps=8, options={"evaluations": 4, "cooldown": 0.5})
     learned = tiny.learn_plan(tmp_path, config, model, task)
     losses = [point.values["eval_loss"] for point in learned.curves if "eval_loss" in point.values]
     evaluator = ModelSubsetEvaluator(model, tiny.sites_of(model), tiny.data(task), 12, 0)
@@ -156,19 +156,19 @@ def test_the_checkpoint_of_the_smallest_loss_is_used(tmp_path: Path) -> None:
 
 
 def test_the_loss_falls(tmp_path: Path) -> None:
-    learned = tiny.learn_plan(tmp_path, selection(steps=100, batch_size=8, learning_rate=1e-2))
+    learned = tiny.learn_plan(tmp_path, selection(training_steps=100, batch_size=8, learning_rate=1e-2))
     losses = [point.values["loss"] for point in learned.curves if "loss" in point.values]
     assert sum(losses[-5:]) / 5 < 0.5 * sum(losses[:5]) / 5
 
 
 def test_epochs_are_converted_to_steps(tmp_path: Path) -> None:
-    learned = tiny.learn_plan(tmp_path, selection(steps=None, epochs=0.5, batch_size=8))
+    learned = tiny.learn_plan(tmp_path, selection(training_steps=None, epochs=0.5, batch_size=8))
     assert learned.curves[-1].step == 4  # 30 of 60 rows, 8 per step
 
 
 @pytest.mark.parametrize(("method", "steps"), [("dsp", 9), ("dsp-pipelined", 3)])
 def test_epochs_default_to_the_number_of_the_paper(method: str, steps: int, tmp_path: Path) -> None:
-    learned = tiny.learn_plan(tmp_path, selection(method=method, steps=None, epochs=None, batch_size=20))
+    learned = tiny.learn_plan(tmp_path, selection(method=method, training_steps=None, epochs=None, batch_size=20))
     assert learned.curves[-1].step == steps
 
 

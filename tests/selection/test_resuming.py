@@ -62,7 +62,7 @@ def test_a_run_that_is_interrupted_at_any_step_resumes(
 )
 def test_every_gate_resumes(method: str, tmp_path: Path) -> None:
     config, uninterrupted_model, resumed_model = (
-        selection(method=method, steps=6, options={"evaluations": 2}),
+        selection(method=method, training_steps=6, options={"evaluations": 2}),
         *_two_models(),
     )
     expected = tiny.learn_plan(tmp_path / "whole", config, uninterrupted_model)
@@ -75,7 +75,7 @@ def test_every_gate_resumes(method: str, tmp_path: Path) -> None:
 
 
 def test_tied_weights_stay_tied_after_an_interruption(tmp_path: Path) -> None:
-    config, task = selection(steps=8, options={"evaluations": 4, "cooldown": 0.5}), tiny.NextToken()
+    config, task = selection(training_steps=8, options={"evaluations": 4, "cooldown": 0.5}), tiny.NextToken()
     uninterrupted_model, resumed_model = tiny.language_model(), tiny.language_model()
     expected = tiny.learn_plan(tmp_path / "whole", config, uninterrupted_model, task)
     with pytest.raises(EndOfPowerError):
@@ -99,9 +99,9 @@ def test_an_incomplete_checkpoint_is_ignored(
 
 
 def test_checkpoints_of_another_run_are_discarded(tmp_path: Path) -> None:
-    expected = tiny.learn_plan(tmp_path / "alone", selection(seed=5, steps=4))
-    tiny.learn_plan(tmp_path / "run", selection(seed=4, steps=4))
-    assert tiny.learn_plan(tmp_path / "run", selection(seed=5, steps=4)).curves == expected.curves
+    expected = tiny.learn_plan(tmp_path / "alone", selection(seed=5, training_steps=4))
+    tiny.learn_plan(tmp_path / "run", selection(seed=4, training_steps=4))
+    assert tiny.learn_plan(tmp_path / "run", selection(seed=5, training_steps=4)).curves == expected.curves
 
 
 def _two_models() -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.config.methods import METHODS
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads, Units
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
@@ -115,15 +115,25 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
     return find_sites(model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
 
 
-def selection(**fields: Any) -> SelectionConfig:
+def selection(**fields: Any) -> Heads:
     """Keep three heads by `dsp` in twelve steps, with some fields replaced."""
-    defaults = {"method": "dsp", "keep": 3, "steps": 12, "epochs": 1.0, "batch_size": 4, "learning_rate": 1e-3}
-    return SelectionConfig(**{**defaults, **fields})
+    defaults = {"method": "dsp", "keep": 3, "training_steps": 12, "epochs": 1.0, "batch_size": 4, "learning_rate": 1e-3}
+    return Heads(**{**defaults, **fields})
+
+
+def units(**fields: Any) -> Units:
+    """Learn units in twelve steps within a budget that the pool has, with some fields replaced."""
+    return Units(
+        **{
+            **selection().model_dump(include={"method", "training_steps", "epochs", "batch_size", "learning_rate"}),
+            **fields,
+        }
+    )
 
 
 def learn_plan(
     folder: Path,
-    config: SelectionConfig | None = None,
+    config: Heads | None = None,
     model: PreTrainedModel | None = None,
     task: Task | None = None,
     on_progress: ProgressCallback = ignore_progress,

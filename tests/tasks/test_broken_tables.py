@@ -112,7 +112,20 @@ def test_a_run_with_a_table_ends_well_or_in_one_line(
     path, columns = write(tmp_path, table), []
     if table.columns is not None:
         columns = ["--text-columns", table.columns[0], "--label-column", table.columns[1]]
-    flags = ["--steps", "2", "--keep", "50%", "--seconds", "0.1", "--batch", "1", "--seq", "8", "--max-length", "16"]
+    flags = [
+        "--training-steps",
+        "2",
+        "--keep",
+        "50%",
+        "--seconds",
+        "0.1",
+        "--batch",
+        "1",
+        "--seq",
+        "8",
+        "--max-length",
+        "16",
+    ]
     result = compress(capfd, classifier.path, "-o", tmp_path / "out", "--data", path, *columns, *flags)
     if table.rows is not None:
         assert result.code == 0, result.err

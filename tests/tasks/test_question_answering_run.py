@@ -64,7 +64,7 @@ def report(request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pyte
             data=str(trained / "rows.jsonl"),
             method=request.param,
             keep="50%",
-            steps=4,
+            training_steps=4,
             batch_size=8,
             max_length=16,
             stride=3,

@@ -15,7 +15,7 @@ import compressor
 from compressor.block_masks.collect_maps import collect_attention_maps
 from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.config.run import Recipe
-from compressor.config.sections import SelectionConfig
+from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.report import Report
@@ -44,8 +44,8 @@ def sites(translator: ModelFolder, data: Data) -> list[Site]:
     return find_sites(translator.model, data.task.collate(list(data.train.select(range(2)))))
 
 
-def selection(method: str, **fields: Any) -> SelectionConfig:
-    return SelectionConfig(method=method, **{"steps": 2, "batch_size": 4, "learning_rate": 1e-3, **fields})
+def selection(method: str, **fields: Any) -> Heads:
+    return Heads(method=method, **{"training_steps": 2, "batch_size": 4, "learning_rate": 1e-3, **fields})
 
 
 def test_sensitivity_weighs_every_row_alike(translator: ModelFolder, data: Data, sites: list[Site]) -> None:
@@ -134,7 +134,7 @@ def report(
             data=str(trained_translator / "rows.tsv"),
             method=request.param,
             keep="50%",
-            steps=4,
+            training_steps=4,
             batch_size=8,
             max_length=10,
             batch=(1,),

@@ -86,7 +86,7 @@ def test_maps_are_those_of_one_process(ranks: list[Any], tmp_path: Path) -> None
 
 def test_a_command_of_two_processes_delivers_one_run_within_its_budget(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    budget = "--method dsp --macs 60% --steps 2 --batch-size 4"
+    budget = "--method dsp --macs 60% --training-steps 2 --batch-size 4"
     sizes = "--max-length 8 --batch 1 --seq 8 --seconds 0.01"
     paths = [str(tmp_path / "model"), "--data", str(tmp_path / "rows.tsv"), "-o", str(tmp_path / "out")]
     finish(start("compressor.cli", *paths, *budget.split(), *sizes.split()))

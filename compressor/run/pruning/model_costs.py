@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,11 @@ from compressor.model_folder import example_feeds, example_feeds_by_size, exampl
 from compressor.progress import Listener, NullListener
 from compressor.quantization import require_nncf
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, LoadedModel
-from compressor.run.pruning.constraints import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import expert_notes
+from compressor.run.run_context import RunInputs
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
@@ -87,7 +88,7 @@ def _form(config: EngineConfig) -> str:
 def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, log: RunLog) -> tuple[CostTable, ...]:
     """The cost tables, in the order of sizes."""
     folder, export = model.folder, recipe.export
-    sizes = work_out_sizes(recipe, model, None, None)
+    sizes = work_out_sizes(RunInputs(recipe, (), model, data=None, followed=None))
     with log.stage("exporting the graph"):
         file = scratch / "reference.onnx"
         reference = export_graph("dense", folder, keep_all(model.groups), export, sizes.cases, file)
@@ -104,7 +105,7 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
         drop_unread=drops_unread(recipe),
         scratch=scratch / "plans",
     )
-    inputs = example_feeds_by_size(folder, timed_sizes(recipe, sizes.lengths))
+    inputs = example_feeds_by_size(folder, itertools.product(recipe.measure.batch, sizes.lengths))
     source = CostSource(folder.model, model.groups, engines, dense.engine, inputs, log)
     macs = next(table for table in source.count_tables() if table.unit == "macs")
     return tuple(source.time_tables(macs))

@@ -118,7 +118,7 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     change_config(w, problem_type="multi_label_classification")
     w.rows("tags.tsv", "labels\ttext", *(f"{n % 2}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))
-    command = ("model", "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data", "tags.tsv")
+    command = ("model", "--keep", "1", "--training-steps", "2", "--batch", "1", "-o", "out", "--data", "tags.tsv")
     w.fails(*command, "--task", "regression")
     w.right(*command)
     change_config(w, problem_type=None)

@@ -22,7 +22,7 @@ from tests.targets.graphs import parsed
 def masked(w: World, *flags: Any) -> tuple[Any, ...]:
     """A run that drops blocks, which learns them without a graph."""
     w.learns()
-    return w.run("--steps", "2", "--batch-size", "8", "--drop-blocks", "50%", *flags)
+    return w.run("--training-steps", "2", "--batch-size", "8", "--drop-blocks", "50%", *flags)
 
 
 @advice("block_masks.collect_maps collect_attention_maps too-few-rows", zoo=True)
@@ -67,7 +67,7 @@ def _(w: World) -> None:
 
 @advice("block_masks.mask_settings shares_by_kind unsupported-model")
 def _(w: World) -> None:
-    command = w.run("--steps", "2", "--drop-blocks-by-kind")
+    command = w.run("--training-steps", "2", "--drop-blocks-by-kind")
     w.fails(*command, "cross=50%")
     w.right(*command, "bidirectional=50%")
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from compressor.config.run import Recipe
+from compressor.config.sections import MeasureConfig
+from compressor.config.steps import Distill, Units
 from compressor.results import Note
 from tests import folders
 from tests.advice.world import SHORT, World, advice
@@ -22,20 +24,20 @@ def _(w: World) -> None:
     w.right(*distill, "--minutes", "0.05", "--batch-size", "2")
 
 
-@advice("run.distillation.distill distillation_of unsupported-model")
+@advice("run.distillation.distill check_distillation unsupported-model")
 def _(w: World) -> None:
     from compressor.run.distillation import distill
 
     streams = type("Streams", (), {})
     w.patch.setattr(distill, "Streams", streams)
-    recipe = Recipe(model="model", data="rows.tsv", keep=1, distill=True)
     model: Any = SimpleNamespace(folder=SimpleNamespace(family="transfo-xl"))
-    data: Any = SimpleNamespace(task=SimpleNamespace(chooser=streams()))
-    w.fails(distill.distillation_of, recipe, model, data)
+    rows: Any = SimpleNamespace(task=SimpleNamespace(chooser=streams()))
+    inputs: Any = SimpleNamespace(model=model, rows=rows)
+    w.fails(distill.check_distillation, Distill(), inputs)
     w.right(*w.keep_one())
 
 
-@advice("run.distillation.distill distillation_of contradiction")
+@advice("run.distillation.distill check_distillation contradiction")
 def _(w: World) -> None:
     from tests.tasks.pictures import save_classifier, write_folder
 
@@ -46,7 +48,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("run.distillation.distill distillation_of missing-value", zoo=True)
+@advice("run.distillation.distill check_distillation missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     command = (run, "--data", "rows.tsv", "--plan", run / "plan.json", "--distill", "--max-length", "8", "-o", "out")
@@ -136,19 +138,22 @@ def _(w: World) -> None:
     w.right(list, _with_macs([recipe], [SimpleNamespace(name="speedup-2", macs=0.5)]))  # type: ignore[list-item]
 
 
-@advice("run.learning_store _claim run-differs")
+@advice("run.step_store _discard_others run-differs")
 def _(w: World) -> None:
-    from compressor.run.learning_store import _claim
+    from compressor.run.step_store import StepStore, _discard_others
 
-    def claim(key: str, folder: str = "store", **settings: bool) -> None:
-        list(_claim(w.file(folder), key, {}, **{"force": False, **settings}))
+    def open_store(key: str, folder: str = "store", **settings: bool) -> None:
+        list(
+            _discard_others(w.file(folder), [StepStore(w.file(folder) / "heads", key)], **{"force": False, **settings})
+        )
 
-    w.right(claim, "first")
-    w.rows("store/done.json", "{}")
-    w.fails(claim, "second")
-    w.right(claim, "first")
-    w.right(claim, "second", "another")
-    w.right(lambda: claim("second", force=True))
+    w.right(open_store, "first")
+    w.rows("store/heads/key", "first")
+    w.rows("store/heads/done.json", "{}")
+    w.fails(open_store, "second")
+    w.right(open_store, "first\n")
+    w.right(open_store, "second", "another")
+    w.right(lambda: open_store("second", force=True))
 
 
 @advice("run.load load_named_folder code")
@@ -158,22 +163,22 @@ def _(w: World) -> None:
     w.right(*command, "model")
 
 
-@advice("run.load _check_kept_folders file-unwritable")
+@advice("run.load _check_work_folders file-unwritable")
 def _(w: World) -> None:
     w.rows("file", "")
     w.fails(*w.run("--macs", "70%", "--statistics", "file"))
     w.right(*w.run("--macs", "70%", "--statistics", "folder"))
 
 
-@advice("run.load _require_text unsupported-model")
+@advice("run.steps.blocks _require_text unsupported-model")
 def _(w: World) -> None:
-    from compressor.run import load
+    from compressor.run.steps import blocks
     from tests.tasks.pictures import save_classifier, write_folder
 
     write_folder(w.file("images"), 6)
     save_classifier(w.file("vit"))
-    w.patch.setattr(load, "check_options", lambda *_, **__: None)
-    command = ("vit", "--data", "images", "--keep", "1", "--steps", "2", "-o", "out")
+    w.patch.setattr(blocks, "require_interface", lambda *_, **__: None)
+    command = ("vit", "--data", "images", "--keep", "1", "--training-steps", "2", "-o", "out")
     w.fails(*command, "--drop-blocks", "50%")
     w.right(*command)
 
@@ -184,7 +189,7 @@ def _(w: World) -> None:
     w.right("model", "--plan", "plan.json", "--precision", "int8", "-o", "out", "--data", "rows.tsv")
 
 
-@advice("run.load _require_rows_to_choose_by too-few-rows")
+@advice("run.steps.units _check too-few-rows")
 def _(w: World) -> None:
     w.rows("few.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film")
     w.rows("enough.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film", "1\tgood film")
@@ -203,15 +208,15 @@ def _(w: World) -> None:
     w.right(*command, "--test-data", "rows.tsv")
 
 
-@advice("run.pipeline compress contradiction")
+@advice("run.steps.heads _check_options contradiction")
 def _(w: World) -> None:
-    from compressor.run import pipeline
+    from compressor.run.steps import heads
 
-    w.patch.setattr(pipeline, "process_state", lambda: SimpleNamespace(num_processes=2, is_main_process=True))
-    w.patch.setattr(pipeline, "refuse_processes", _raise)
+    w.patch.setattr(heads, "process_count", lambda: 2)
+    w.patch.setattr(heads, "refuse_processes", _raise)
     command = w.run("--method", "taylor", "--keep", "1")
     w.fails(*command)
-    w.patch.setattr(pipeline, "process_state", lambda: SimpleNamespace(num_processes=1, is_main_process=True))
+    w.patch.setattr(heads, "process_count", lambda: 1)
     w.right(*command)
     w.right(*command, "--ray", "local")
 
@@ -224,7 +229,7 @@ def _(w: World) -> None:
     w.right(*command, "another")
 
 
-@advice("run.plan_source _earlier_plan file-missing")
+@advice("run.plan_source check_start file-missing")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "50%", "--start-from", "model"))
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
@@ -256,36 +261,36 @@ def _(w: World) -> None:
     w.right(*command, "kv", *neurons, "--start-from", "start", "-o", "out2")
 
 
-@advice("run.plan_source _start_plan plan-mismatch", zoo=True)
+@advice("run.steps.blocks _require_heads_alone plan-mismatch", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1"}))
-    command = (run, "--data", "rows.tsv", "--steps", "2", "--batch", "1", "--seq", "8", "-o", "out")
+    command = (run, "--data", "rows.tsv", "--training-steps", "2", "--batch", "1", "--seq", "8", "-o", "out")
     w.learns()
     w.fails(*command, "--drop-blocks", "50%")
     w.right(w.finished(), *command[1:], "--drop-blocks", "50%")
 
 
-@advice("run.plan_source load_plan text #2")
+@advice("run.plan_source whole_plan text #2")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
 
 
-@advice("run.plan_source load_plan text")
+@advice("run.plan_source whole_plan text")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
 
 
-@advice("run.plan_source load_plan text #4")
+@advice("run.plan_source whole_plan text #4")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--plan", "plan.json", "-o", "out")
 
 
-@advice("run.plan_source load_plan text #3")
+@advice("run.plan_source whole_plan text #3")
 def _(w: World) -> None:
     import transformers as hf
 
@@ -299,9 +304,9 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     from compressor.run.pruning.constraints import timed_sizes
 
-    fields: dict[str, Any] = {"model": "model", "data": "rows.tsv", "macs": 0.5, "budget_at": ("4x8",)}
-    w.fails(timed_sizes, Recipe(**fields, batch=(1,), seq=(8,)), [8])
-    w.right(timed_sizes, Recipe(**fields, batch=(1, 4), seq=(8,)), [8])
+    step = Units(macs=0.5, budget_at=("4x8",))
+    w.fails(timed_sizes, step, MeasureConfig(batch=(1,)), [8])
+    w.right(timed_sizes, step, MeasureConfig(batch=(1, 4)), [8])
 
 
 @advice("run.pruning.count_costs count_costs unsupported-model")
@@ -339,7 +344,7 @@ def _(w: World) -> None:
     from tests.run.pruning import test_prunable_groups as cases
 
     model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
-    w.fails(prunable_groups, cases.recipe_of(), model, ())
+    w.fails(prunable_groups, cases.units(), model, ())
     w.right(*w.keep_one())
 
 
@@ -348,8 +353,8 @@ def _(w: World) -> None:
     from compressor.run.pruning.prunable_groups import prunable_groups
     from tests.run.pruning import test_prunable_groups as cases
 
-    w.fails(prunable_groups, cases.recipe_of(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
-    w.right(prunable_groups, cases.recipe_of(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
+    w.fails(prunable_groups, cases.units(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
+    w.right(prunable_groups, cases.units(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
     w.right(*w.run("--macs", "50%", "--attention", "sdpa"))
     w.right(*w.run("--macs", "50%", "--opset", "23"))
 
@@ -360,11 +365,11 @@ def _(w: World) -> None:
     from tests.run.pruning import test_prunable_groups as cases
 
     refused = [cases.refusal(*cases.HEADS)]
-    w.fails(prunable_groups, cases.recipe_of(prune_units="heads", skip_refused=True), cases.MODEL, refused)
-    w.right(prunable_groups, cases.recipe_of(prune_units="neurons"), cases.MODEL, refused)
+    w.fails(prunable_groups, cases.units(prune_units="heads", skip_refused=True), cases.MODEL, refused)
+    w.right(prunable_groups, cases.units(prune_units="neurons"), cases.MODEL, refused)
 
 
-@advice("run.run_notes unused_field_notes length-limited")
+@advice("config.unused_flags unused_field_notes length-limited")
 def _(w: World) -> None:
     w.notes(*w.keep_one("--max-length", "64"))
     w.right(*w.keep_one("--max-length", "16"))
@@ -452,7 +457,19 @@ def _(w: World) -> None:
 
 @advice("run.sizes timed_lengths too-long")
 def _(w: World) -> None:
-    command = ("model", "--data", "rows.tsv", "--drop-blocks", "50%", "--steps", "2", "--batch", "1", "-o", "out")
+    command = (
+        "model",
+        "--data",
+        "rows.tsv",
+        "--drop-blocks",
+        "50%",
+        "--training-steps",
+        "2",
+        "--batch",
+        "1",
+        "-o",
+        "out",
+    )
     w.fails(*command, "--max-length", "8", "--seq", "16")
     w.right(*command, "--max-length", "8", "--seq", "8")
     w.right(*command, "--max-length", "16", "--seq", "16")

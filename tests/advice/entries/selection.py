@@ -57,7 +57,7 @@ def _(w: World) -> None:
     w.right(*search(w, "dsp", "--keep", "1", "--options", "pool=kind"))
 
 
-@advice("selection.checks check_budget out-of-range")
+@advice("selection.checks check_max_drop out-of-range")
 def _(w: World) -> None:
     w.fails(*search(w, "taylor", "--max-drop", "1"))
     w.right(*search(w, "taylor", "--max-drop", "0.01"))
@@ -66,7 +66,7 @@ def _(w: World) -> None:
 @advice("selection.learn learn missing-value")
 def _(w: World) -> None:
     w.fails(tiny.learn_plan, w.path, tiny.selection(method="dsp", keep=None))
-    w.right(*search(w, "dsp", "--keep", "1", "--steps", "2"))
+    w.right(*search(w, "dsp", "--keep", "1", "--training-steps", "2"))
 
 
 @advice("selection.learn learn contradiction", zoo=True)

@@ -99,7 +99,7 @@ def _(w: World) -> None:
 @advice("tasks.columns LabelColumn.find text")
 def _(w: World) -> None:
     w.rows("named.tsv", "verdict\ttext", *TEXTS)
-    command = ("model", "--keep", "1", "--steps", "2", "--data", "named.tsv", "-o", "out")
+    command = ("model", "--keep", "1", "--training-steps", "2", "--data", "named.tsv", "-o", "out")
     w.fails(*command)
     w.right(*command, "--label-column", "verdict")
     w.rows("named.tsv", "label\ttext", *TEXTS)
@@ -184,7 +184,7 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     words = ("red", "green", "blue")
     w.rows("many.tsv", "label\tkind\ttext", *(f"{words[n % 3]}\t{row}" for n, row in enumerate(TEXTS)))
-    command = ("model", "--data", "many.tsv", "--keep", "1", "--steps", "2", "-o", "out")
+    command = ("model", "--data", "many.tsv", "--keep", "1", "--training-steps", "2", "-o", "out")
     w.fails(*command)
     w.right(*command, "--label-column", "kind")
 
@@ -367,7 +367,7 @@ def _(w: World) -> None:
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
     w.rows("train.tsv", "label\ttext", *rows[:200])
     w.rows("new.tsv", "label\ttext", *rows[200:])
-    command = ("model", "--data", "train.tsv", "--keep", "1", "--steps", "2", "-o", "out")
+    command = ("model", "--data", "train.tsv", "--keep", "1", "--training-steps", "2", "-o", "out")
     for split in ("eval", "test"):
         w.notes(*command, f"--{split}-data", "train.tsv")
         w.right(*command, f"--{split}-data", "new.tsv")
@@ -378,7 +378,7 @@ def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("one.txt", "the good film")
     w.rows("more.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
-    command = ("gpt2", "--keep", "1", "--steps", "2", "-o", "out", "--data")
+    command = ("gpt2", "--keep", "1", "--training-steps", "2", "-o", "out", "--data")
     w.fails(*command, "one.txt")
     w.right(*command, "more.txt")
     w.right(*command, "one.txt", "--eval-data", "more.txt", "--test-data", "more.txt")
@@ -431,7 +431,7 @@ def _(w: World) -> None:
     lines = w.file("classes.tsv").read_text().splitlines()[1:]
     w.rows("others.tsv", "first\tsecond\tthird\ttext", *lines)
     w.rows("texts.tsv", "tags\ttext", *(f"{CLASSES[n % 3]}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))
-    command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
+    command = (folder, "--keep", "1", "--training-steps", "2", "--batch", "1", "-o", "out", "--data")
     w.fails(*command, "others.tsv")
     w.right(*command, "classes.tsv")
     w.right(*command, "texts.tsv", "--label-column", "tags")
@@ -445,7 +445,7 @@ def _(w: World) -> None:
     words = folders.WORDS
     w.rows("two.tsv", "labels\ttext", *(f"0.5,{n / 40}\tthe {words[n % 20]} film" for n in range(40)))
     w.rows("three.tsv", "labels\ttext", *(f"{n},{n / 40},{40 - n}\tthe {words[n % 20]} film" for n in range(40)))
-    command = (folder, "--keep", "1", "--steps", "2", "--batch", "1", "-o", "out", "--data")
+    command = (folder, "--keep", "1", "--training-steps", "2", "--batch", "1", "-o", "out", "--data")
     w.fails(*command, "two.tsv")
     w.right(*command, "three.tsv")
     w.rows(

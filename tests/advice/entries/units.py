@@ -17,7 +17,7 @@ from tests.advice.world import World, advice
 @advice("units.entmax _check_softmax site-refused", zoo=True)
 def _(w: World) -> None:
     w.patch.setattr(torch, "allclose", lambda *_, **__: False)
-    command = w.run("--drop-blocks", "50%", "--steps", "2")
+    command = w.run("--drop-blocks", "50%", "--training-steps", "2")
     w.learns()
     w.fails(*command, "--entmax")
     w.patch.undo()
@@ -30,7 +30,7 @@ def _(w: World) -> None:
     config = hf.FNetConfig(vocab_size=25, hidden_size=16, num_hidden_layers=1, intermediate_size=20)
     folders.save(hf.FNetForSequenceClassification(config), w.file("fnet"))
     command = ("fnet", "--data", "rows.tsv", "-o", "out")
-    w.fails(*command, "--keep", "1", "--steps", "2")
+    w.fails(*command, "--keep", "1", "--training-steps", "2")
     w.right(*command, "--macs", "70%")
 
 

@@ -43,4 +43,4 @@ def distilled(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Learned]:
     """A run that is interrupted before the training, and the units and weights that it has then."""
     recipe = distilled_recipe(inputs, tmp_path_factory.mktemp("pruned") / "out")
-    return recipe, learn(recipe, "training on the outputs", "pruned")
+    return recipe, learn(recipe, "training on the outputs", "units")

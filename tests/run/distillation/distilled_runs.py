@@ -13,7 +13,7 @@ from compressor.model_folder import load
 from compressor.results import Report
 from tests.run.runs import learning_recipe
 
-BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+BUDGET: dict[str, Any] = {"keep": None, "training_steps": None, "macs": "60%"}
 
 
 def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:

@@ -16,6 +16,7 @@ import transformers
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.config.steps import Distill
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
@@ -55,7 +56,7 @@ def test_units_are_removed_and_the_rest_is_trained(
 
 @pytest.mark.zoo
 def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path) -> None:
-    learned = learn(distilled_recipe(inputs, tmp_path / "out", keep=1, steps=2, macs=None))
+    learned = learn(distilled_recipe(inputs, tmp_path / "out", keep=1, training_steps=2, macs=None))
     assert learned.selected.plan.heads_kept == 1
     assert (learned.selected.plan.method or "").startswith("dsp")
     assert NoteCode.DISTILLED in learned.codes
@@ -64,7 +65,7 @@ def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path) ->
 @pytest.mark.zoo
 @pytest.mark.parametrize("macs", [None, "85%"])
 def test_a_run_trains_heads_of_another_method_on(inputs: Path, tmp_path: Path, macs: str | None) -> None:
-    report = run(inputs, tmp_path / "out", keep=1, steps=2, macs=macs)
+    report = run(inputs, tmp_path / "out", keep=1, training_steps=2, macs=macs)
     assert report.plan.heads_kept == 1
     assert NoteCode.DISTILLED in {note.code for note in report.notes}
     assert all(proof.holds for proof in report.proofs)
@@ -327,9 +328,7 @@ def test_a_distilled_plan_is_applied_to_a_graph_of_another_exporter(
     ],
 )
 def test_weights_round_to_the_precision_of_the_engine(precision: str, engine: str, rounded: str) -> None:
-    distillation, section = SimpleNamespace(quantized_share=0.5), SimpleNamespace(precision=precision)
-    recipe: Any = SimpleNamespace(distillation=distillation, engine=section)
+    section: Any = SimpleNamespace(precision=precision)
     selected: Any = SimpleNamespace(engine=engine)
-    assert rounded_precision(recipe, selected) == rounded
-    recipe.distillation.quantized_share = 0.0
-    assert rounded_precision(recipe, selected) == ""
+    assert rounded_precision(Distill(quantized_share=0.5), section, selected) == rounded
+    assert rounded_precision(Distill(), section, selected) == ""

@@ -133,6 +133,6 @@ def test_minutes_that_do_not_suffice_leave_the_units_that_were_pruned(
         compressor.compress(distilled_recipe(inputs, tmp_path / "out", minutes=9), listener)
     assert NoteCode.RESUMED in listener.codes
     assert not any("refitting" in stage for stage in listener.stages)
-    resumed = learn(distilled_recipe(inputs, tmp_path / "out", minutes=9), STAGE, "pruned")
+    resumed = learn(distilled_recipe(inputs, tmp_path / "out", minutes=9), STAGE, "units")
     assert resumed.selected.plan.groups == before.selected.plan.groups
     assert have_same_weights(resumed.weights, before.weights)

@@ -19,6 +19,7 @@ import torch
 import compressor
 from compressor.config.run import Recipe, definite_fields
 from compressor.config.sections import EngineConfig
+from compressor.config.unused_flags import unused_field_notes
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
@@ -26,7 +27,6 @@ from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, 
 from compressor.run.engine_choice.choose_engine import _with_equal_answers, choices
 from compressor.run.engine_choice.engine_trials import Trial
 from compressor.run.products import Choice, ScoredAnswers
-from compressor.run.run_notes import unused_field_notes
 from compressor.targets import Precision, target
 from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
@@ -294,8 +294,8 @@ def test_a_run_for_a_missing_target_is_built_in_the_precision_that_it_named() ->
 def test_fields_of_any_engine_have_an_effect_where_it_is_chosen() -> None:
     fields = {"model": Path("model"), "data": "rows.tsv", "shapes": ("1x8",), "calibration_rows": 9}
     chosen = Recipe(target="auto", precision="auto", **fields)
-    assert not list(unused_field_notes(chosen, None, learns=False))
-    (shapes, rows) = unused_field_notes(Recipe(target="ort", keep=1, **fields), None, learns=False)
+    assert not list(unused_field_notes(chosen, None))
+    (shapes, rows) = unused_field_notes(Recipe(target="ort", keep=1, **fields), None)
     assert ("--shapes" in shapes.text, "--calibration-rows" in rows.text) == (True, True)
 
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from compressor.config.sections import BudgetConfig, EngineConfig
+from compressor.config.sections import EngineConfig
+from compressor.config.steps import Units
 from compressor.progress import ignore_progress
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_choice import trial_times
@@ -98,5 +99,5 @@ def test_engines_are_timed_at_about_the_size_that_a_budget_leaves(trials: Engine
         ({"latency": "1ms"}, 0.25),
         ({}, 0.5),
     ):
-        assert share_left(BudgetConfig(**cast(Any, fields)), built) == pytest.approx(share)
+        assert share_left(Units(**cast(Any, fields)), built) == pytest.approx(share)
     assert time_pruned(trials, [*built, *built], 1.0, fail) == [*built, *built], "nothing has to be removed"

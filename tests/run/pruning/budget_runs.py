@@ -17,7 +17,7 @@ from tests.run.runs import learning_recipe
 
 
 def budget_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
-    return learning_recipe(inputs, out, keep=None, steps=None, **fields)
+    return learning_recipe(inputs, out, keep=None, training_steps=None, **fields)
 
 
 def run(inputs: Path, out: Path, **fields: Any) -> Report:

@@ -22,7 +22,7 @@ from tests.run.runs import learning_recipe
 
 def blocks_recipe(inputs: Path, model: Path, out: Path, **fields: Any) -> Recipe:
     """Half of the pairs of positions are dropped from the heads of a model folder."""
-    blocks = {"drop_blocks": 0.5, "block_size": 1, "mask_all_sites": True, "keep": None, "steps": 2}
+    blocks = {"drop_blocks": 0.5, "block_size": 1, "mask_all_sites": True, "keep": None, "training_steps": 2}
     return learning_recipe(inputs, out, model=model, **{**blocks, **fields})
 
 

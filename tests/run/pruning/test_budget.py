@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
-from compressor.config.run import Recipe
+from compressor.config.sections import MeasureConfig
+from compressor.config.steps import Units
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, Latency, NoteCode, Speed
@@ -193,12 +195,13 @@ def test_fewer_heads_than_a_bundle_leave_none(heads: int) -> None:
         ({"parameters": 0.25}, "parameters", 1.5),
     ],
 )
-def test_the_budgets_of_a_recipe(fields: dict[str, object], unit: str, budget: float) -> None:
+def test_the_budgets_of_a_recipe(fields: dict[str, Any], unit: str, budget: float) -> None:
     _, table = random_problem(0)
     tables = [table.model_copy(update={"unit": name}) for name in ("parameters", "macs", "ms")]
-    if not Recipe(model="m", data="d", **fields).budget.is_timed:
+    step = Units(**fields)
+    if not step.is_timed:
         tables.pop()
-    constraints = constraints_of(Recipe(model="m", data="d", **fields), tables, 0)
+    constraints = constraints_of(step, tables, 0)
     assert [(constraint.table.unit, constraint.budget) for constraint in constraints] == [(unit, budget)]
 
 
@@ -209,12 +212,12 @@ def test_heads_are_counted_by_a_table_of_their_own() -> None:
 
 
 def test_a_size_that_is_not_timed_has_no_budget() -> None:
-    recipe = Recipe(model="m", data="d", speedup=2, budget_at="4x128")
+    measure = MeasureConfig()
     with pytest.raises(UsageError) as error:
-        timed_sizes(recipe, [128])
+        timed_sizes(Units(speedup=2, budget_at="4x128"), measure, [128])
     assert error.value.details["field"] == "budget_at"
-    assert timed_sizes(Recipe(model="m", data="d", speedup=2, budget_at="1x128"), [128]) == [(1, 128)]
-    assert timed_sizes(Recipe(model="m", data="d", speedup=2), [128]) == [(1, 128), (8, 128)]
+    assert timed_sizes(Units(speedup=2, budget_at="1x128"), measure, [128]) == [(1, 128)]
+    assert timed_sizes(Units(speedup=2), measure, [128]) == [(1, 128), (8, 128)]
 
 
 @pytest.mark.parametrize(("ratio", "met"), [(2.0, True), (1.97, True), (1.9, False)])

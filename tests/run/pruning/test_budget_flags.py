@@ -94,7 +94,7 @@ def test_the_metric_alone_bounds_what_is_removed(answered: Path, tmp_path: Path,
 
 
 def test_neurons_are_removed_after_heads_of_a_search(inputs: Path, tmp_path: Path) -> None:
-    recipe = learning_recipe(inputs, tmp_path / "out", method="astar", keep=1, steps=None, parameters="80%")
+    recipe = learning_recipe(inputs, tmp_path / "out", method="astar", keep=1, training_steps=None, parameters="80%")
     result = learn(recipe)
     assert removed(result.selected.plan)["heads"] == 1
     assert removed(result.selected.plan)["neurons"] > 0

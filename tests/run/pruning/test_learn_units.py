@@ -155,7 +155,7 @@ def test_a_gate_keeps_as_many_multiply_accumulates_as_the_rungs_of_a_ladder_by_t
     inputs: Path, model: Path, tmp_path: Path
 ) -> None:
     timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "keep_unread_positions": True}
-    learning: dict[str, Any] = {"data": str(inputs / "rows.tsv"), "steps": 4, "batch_size": 8, "max_length": 8}
+    learning: dict[str, Any] = {"data": str(inputs / "rows.tsv"), "training_steps": 4, "batch_size": 8, "max_length": 8}
     flags = {**timing, **learning, "speedup": "1.2,1.6", "compare_with": "dsp", "out": str(tmp_path / "out")}
     recipes = recipes_of(str(model), None, flags)
     frontier = compress_ladder(recipes, tmp_path / "out", others=compared_ladders(str(model), None, flags, recipes))

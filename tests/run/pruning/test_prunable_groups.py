@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import NoteCode
-from compressor.run.pruning.prunable_groups import prunable_groups, prunable_types
+from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.units import PrunableGroup, Site
 from graph_passes import Refusal
 from tests import folders
@@ -25,8 +27,8 @@ FOLDER = SimpleNamespace(family="bert", model=folders.bert())
 MODEL: Any = SimpleNamespace(sites=(), groups=(*HEADS, *NEURONS), folder=FOLDER)
 
 
-def recipe_of(**fields: Any) -> Recipe:
-    return Recipe(**{"model": "model", "out": "out", "data": "rows.tsv", "macs": "60%", **fields})
+def units(**fields: Any) -> Units:
+    return Units(**{"macs": "60%", **fields})
 
 
 def refusal(*groups: PrunableGroup, op: str = "Frobnicate") -> Refusal:
@@ -35,14 +37,14 @@ def refusal(*groups: PrunableGroup, op: str = "Frobnicate") -> Refusal:
 
 def test_a_group_that_cannot_be_removed_is_refused_by_its_operator() -> None:
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS[1].name,)) as caught:
-        prunable_groups(recipe_of(), MODEL, [refusal(HEADS[1])])
+        prunable_groups(units(), MODEL, [refusal(HEADS[1])])
     assert caught.value.exit_code == 8
     assert all(part in str(caught.value) for part in (HEADS[1].name, "Frobnicate", "--skip-refused"))
 
 
 def test_groups_that_are_skipped_are_noted_once_for_each_operator() -> None:
     refused = [refusal(HEADS[1], NEURONS[1]), refusal(NEURONS[0], op="Twiddle")]
-    groups, notes = prunable_groups(recipe_of(skip_refused=True), MODEL, refused)
+    groups, notes = prunable_groups(units(skip_refused=True), MODEL, refused)
     assert groups == [HEADS[0]]
     assert [note.code for note in notes] == [NoteCode.GROUPS_SKIPPED] * 2
     for note, operator, named in zip(
@@ -55,17 +57,17 @@ def test_groups_that_are_skipped_are_noted_once_for_each_operator() -> None:
 def test_a_group_without_a_linear_is_skipped_unless_gates_are_learned() -> None:
     model: Any = SimpleNamespace(**{**vars(MODEL), "groups": (replace(HEADS[0], linear=None), *NEURONS)})
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS[0].name,)):
-        prunable_groups(recipe_of(), model, ())
-    groups, (note,) = prunable_groups(recipe_of(skip_refused=True), model, ())
+        prunable_groups(units(), model, ())
+    groups, (note,) = prunable_groups(units(skip_refused=True), model, ())
     assert (groups, note.code) == (NEURONS, NoteCode.GROUPS_SKIPPED)
-    assert prunable_groups(recipe_of(method="dsp"), model, ()) == (list(model.groups), ())
+    assert prunable_groups(units(method="dsp"), model, ()) == (list(model.groups), ())
 
 
 def test_units_that_are_not_pruned_are_not_refused() -> None:
     refused = [refusal(*HEADS)]
-    assert prunable_groups(recipe_of(prune_units="neurons"), MODEL, refused) == (NEURONS, ())
+    assert prunable_groups(units(prune_units="neurons"), MODEL, refused) == (NEURONS, ())
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError):
-        prunable_groups(recipe_of(prune_units="heads", skip_refused=True), MODEL, refused)
+        prunable_groups(units(prune_units="heads", skip_refused=True), MODEL, refused)
 
 
 def test_experts_are_noted_where_neurons_may_be_removed() -> None:
@@ -73,8 +75,8 @@ def test_experts_are_noted_where_neurons_may_be_removed() -> None:
     experts.weight = nn.Parameter(torch.zeros(2, 8, 16))
     network.add_module("experts", experts)
     model: Any = SimpleNamespace(**{**vars(MODEL), "folder": SimpleNamespace(family="mixtral", model=network)})
-    for units, codes in (("all", [NoteCode.EXPERTS_KEPT]), ("heads", [])):
-        _, notes = prunable_groups(recipe_of(prune_units=units), model, ())
+    for types, codes in (("all", [NoteCode.EXPERTS_KEPT]), ("heads", [])):
+        _, notes = prunable_groups(units(prune_units=types), model, ())
         assert [note.code for note in notes] == codes
         assert all("experts" in note.text for note in notes)
 
@@ -82,9 +84,8 @@ def test_experts_are_noted_where_neurons_may_be_removed() -> None:
 def test_a_model_whose_rows_come_after_positions_is_refused() -> None:
     sites = (Site("a", "bidirectional", 4, 4, 8), Site("b", "bidirectional", 4, 4, 8, batch_axis=1))
     model: Any = SimpleNamespace(sites=sites, folder=SimpleNamespace(family="xlnet"))
-    recipe: Any = None
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family="xlnet"):
-        prunable_groups(recipe, model, ())
+        prunable_groups(units(), model, ())
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_units_are_kept_by_whole_bundles_and_equally_in_all_parts(
 
 @pytest.mark.parametrize("engine", [{}, {"precision": "int8"}, {"target": "auto", "precision": "auto"}])
 @pytest.mark.parametrize(
-    ("fields", "units"),
+    ("fields", "types"),
     [
         ({}, "all"),
         ({"prune_units": "heads"}, "heads"),
@@ -120,7 +121,9 @@ def test_units_are_kept_by_whole_bundles_and_equally_in_all_parts(
     ],
 )
 def test_heads_that_are_kept_are_not_removed_under_a_budget(
-    fields: dict[str, Any], units: str, engine: dict[str, str]
+    fields: dict[str, Any], types: str, engine: dict[str, str]
 ) -> None:
     budget = {} if fields.get("method") == "reconstruct" else {"speedup": 2}
-    assert prunable_types(Recipe(model="model", data="rows.tsv", **budget, **fields, **engine)) == units
+    step = steps_of(Recipe(model="model", data="rows.tsv", **budget, **fields, **engine))[-1]
+    assert isinstance(step, Units)
+    assert step.prune_units == types

@@ -134,7 +134,9 @@ def test_heads_that_share_one_key_value_head_stay_or_go_together(inputs: Path, t
 
 @pytest.mark.zoo
 def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None:
-    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="reconstruct", steps=None)).plan
+    plan = compressor.compress(
+        learning_recipe(inputs, tmp_path / "out", method="reconstruct", training_steps=None)
+    ).plan
     assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
 
 

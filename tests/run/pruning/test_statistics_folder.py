@@ -8,26 +8,31 @@ from typing import Any
 
 import pytest
 
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Units
 from compressor.progress import NullListener
-from compressor.run.learning_store import LearningStore
 from compressor.run.load import load_model, read_rows
 from compressor.run.pruning import prune
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.run_log import RunLog
+from compressor.run.step_store import StepStore
 from tests.run.runs import learning_recipe
 
 
 def test_statistics_of_another_version_or_of_other_rows_are_not_read(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, steps=None, macs="60%")
-    model = load_model(recipe)
+    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, training_steps=None, macs="60%")
+    (step,) = steps = steps_of(recipe)
+    assert isinstance(step, Units)
+    model = load_model(recipe, steps)
     costs: Any = None
-    store = LearningStore(tmp_path / "learning")
-    run = BudgetRun(recipe, model, read_rows(recipe, model), None, costs, (), 0.0, store, RunLog(NullListener()))
+    store = StepStore(tmp_path / "learning")
+    data = read_rows(recipe, steps, model)
+    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, store, RunLog(NullListener()))
 
     def folder(**fields: Any) -> Path:
-        return prune.statistics_folder(replace(run, recipe=recipe.updated(**fields)), model.groups)
+        return prune.statistics_folder(replace(run, step=step.model_copy(update=fields)), model.groups)
 
     own, shared = folder(), folder(statistics=tmp_path / "shared")
     assert (own.parent, shared.parent) == (store.pruning, tmp_path / "shared")

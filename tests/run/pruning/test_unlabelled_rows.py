@@ -64,7 +64,9 @@ def test_an_engine_is_chosen_without_labels(inputs: Path, tmp_path: Path, unlabe
 def test_what_needs_labels_is_refused_without_them(
     inputs: Path, tmp_path: Path, unlabelled: str, fields: dict[str, Any], field: str
 ) -> None:
-    recipe = learning_recipe(inputs, tmp_path / "out", **{"keep": None, "steps": None, "data": unlabelled, **fields})
+    recipe = learning_recipe(
+        inputs, tmp_path / "out", **{"keep": None, "training_steps": None, "data": unlabelled, **fields}
+    )
     listener = RecordingListener()
     with fails_with(ErrorCode.COLUMN_MISSING, InputError, field=field):
         compressor.compress(recipe, listener)

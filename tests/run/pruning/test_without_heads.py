@@ -30,7 +30,7 @@ def mixer(inputs: Path, tmp_path: Path) -> Path:
 
 
 def test_a_budget_removes_neurons(mixer: Path, tmp_path: Path) -> None:
-    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=None, steps=None, macs="80%"))
+    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=None, training_steps=None, macs="80%"))
     assert report.plan.sites == ()
     assert report.plan.neurons_kept < report.plan.neurons
     assert report.proofs
@@ -41,7 +41,7 @@ def test_a_budget_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     assert not any(text in page for text in ("0 of 0", "every head", "one column per head"))
 
     out, plan = tmp_path / "out", tmp_path / "out" / "plan.json"
-    again = learning_recipe(mixer, tmp_path / "again", model=out, plan=plan, keep=None, steps=None)
+    again = learning_recipe(mixer, tmp_path / "again", model=out, plan=plan, keep=None, training_steps=None)
     assert compressor.compress(again).plan.neurons_kept == report.plan.neurons_kept
 
 
@@ -51,7 +51,9 @@ def test_a_gate_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     assert all(proof.holds for proof in report.proofs)
 
 
-@pytest.mark.parametrize("fields", [{"keep": 1}, {"keep": None, "steps": None, "macs": "80%", "prune_units": "heads"}])
+@pytest.mark.parametrize(
+    "fields", [{"keep": 1}, {"keep": None, "training_steps": None, "macs": "80%", "prune_units": "heads"}]
+)
 def test_heads_are_refused(mixer: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     listener = RecordingListener()
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family="fnet"):
@@ -61,6 +63,6 @@ def test_heads_are_refused(mixer: Path, tmp_path: Path, fields: dict[str, Any]) 
 
 
 def test_the_model_as_it_is_becomes_an_engine(mixer: Path, tmp_path: Path) -> None:
-    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", data=None, keep=None, steps=None))
+    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", data=None, keep=None, training_steps=None))
     assert report.plan.groups == ()
     assert all(proof.holds for proof in report.proofs)
