@@ -27,8 +27,8 @@ from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
 from compressor.results import AnyNote, CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
+from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import training_curves
-from compressor.step.options import ScheduleOptions, read_options
 from compressor.tasks import Data
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints

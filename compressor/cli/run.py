@@ -20,6 +20,12 @@ from compressor.errors import ErrorCode, UsageError, most_similar
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--recipe", "file", metavar="FILE", help="a TOML file of these options; default: MODEL/compress.toml")
+@click.option(
+    "--steps",
+    metavar="LIST",
+    help="what the run does to the model, written out: '[{ heads = { keep = 36 } }, { units = { speedup = 4 } }]';"
+    " default: what the other flags say",
+)
 @options_of(FIELDS, without=("model",))
 @renamed_options(FORMER_NAMES)
 @click.option(

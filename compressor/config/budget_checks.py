@@ -61,26 +61,6 @@ def _has_rows(recipe: RecipeSections) -> None:
         )
 
 
-def _bounds_the_time_once(recipe: RecipeSections) -> None:
-    budget = recipe.budget
-    if budget.speedup is not None and budget.latency is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<speedup> {budget.speedup:g}, <latency> {budget.latency}: both bound the time of a call; omit one",
-            *("speedup", "latency"),
-        )
-
-
-def _depends_on_the_size(recipe: RecipeSections) -> None:
-    budget = recipe.budget
-    if budget.budget_at and not (budget.is_timed or budget.macs is not None):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
-            *("budget_at", "speedup"),
-        )
-
-
 def _starts_from_a_run_of_its_method(recipe: RecipeSections) -> None:
     start_from, method = recipe.budget.start_from, recipe.selection.method
     if start_from is not None and not _prunes_alone(recipe):
@@ -123,8 +103,6 @@ def _leaves_the_number_of_heads_to_the_budget(recipe: RecipeSections) -> None:
 _RULES = (
     _follows_no_plan,
     _has_rows,
-    _bounds_the_time_once,
-    _depends_on_the_size,
     _starts_from_a_run_of_its_method,
     _drops_no_blocks,
     _leaves_the_number_of_heads_to_the_budget,

@@ -28,11 +28,12 @@ def _has_training_rows(recipe: RecipeSections) -> None:
 
 
 def _removes_something(recipe: RecipeSections) -> None:
-    if recipe.distillation.distill and not recipe.learns and recipe.plan_file is None:
+    taught = recipe.distillation.teacher is not None
+    if recipe.distillation.distill and not (recipe.learns or taught) and recipe.plan_file is None:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
             "<distill>: nothing is removed from the model, so there is nothing to distill; set a budget"
-            " (<speedup>), the number of heads (<keep>), or a plan (<plan>)",
+            " (<speedup>), the number of heads (<keep>), a plan (<plan>), or a teacher (<teacher>)",
             *("distill", "speedup"),
         )
 

@@ -160,10 +160,11 @@ def usage_error(
         )
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
     if fault["type"] == "missing" and name:
-        message = f"{name_of(name)}: missing; name {fields[name].description}"
+        message = f"{name_of(name)}: missing; name {fields[name].description or 'it'}"
         return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
-    hint = "" if ";" in message or not name else f" ({fields[name].description})"
+    description = fields[name].description if name else None
+    hint = "" if ";" in message or not description else f" ({description})"
     # Without a name the value is that of all fields.
     value = None if name in secrets or (secrets and not name) else fault["input"]
     subject = "" if not name else f"{name_of(name)}: " if name in secrets else f"{name_of(name)} {value!r}: "

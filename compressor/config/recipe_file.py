@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
@@ -16,9 +18,12 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
+from compressor.config.step_list import with_flags
+from compressor.config.steps import STEPS, Step, step_of
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
 
+_STEPS_HEADER = re.compile(r"\s*\[\[\s*steps\s*\]\]")
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
 _OF_LADDERS = ("compare_with", "compare_points")
@@ -75,6 +80,8 @@ def recipe_of(
     def name_of(name: str) -> str:
         return f"{stored.path}: {name}" if name in stored.fields and name not in flags else flag_of(name)
 
+    if isinstance(stored.fields.get("steps"), list) and "steps" not in flags:
+        fields = with_flags(fields, stored.fields["steps"], flags)
     recipe = Recipe(name_of, **fields)
     return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
 
@@ -125,13 +132,15 @@ def read_recipe(path: Path) -> RecipeFile:
             f"{path}: not a recipe ({error}); correct the TOML", code=ErrorCode.FILE_UNREADABLE, path=path
         ) from error
     keys: list[tuple[str, Any]] = []
+    fields: dict[str, Any] = {}
+    if "steps" in content:
+        fields["steps"] = _read_steps(path, content.pop("steps"))
     for key, value in content.items():
         if key in SECTIONS and isinstance(value, dict):
             _check_table(path, key, value)
             keys += value.items()
         else:
             keys.append((key, value))
-    fields: dict[str, Any] = {}
     for key, value in keys:
         name = key.replace("-", "_")
         _check_key(path, name)
@@ -142,6 +151,27 @@ def read_recipe(path: Path) -> RecipeFile:
         is_text = isinstance(value, str)
         fields[name] = str(path.parent / value) if is_text and _is_path(name, path.parent / value) else value
     return RecipeFile(path, fields)
+
+
+def _read_steps(path: Path, tables: Any) -> list[Step]:
+    """The steps of `[[steps]]`; relative paths in their options are joined to the folder of the file.
+
+    Raises:
+        UsageError: a table is no step; the message names the file and the line of the table.
+    """
+    lines = [number for number, line in enumerate(_read_text(path).splitlines(), 1) if _STEPS_HEADER.match(line)]
+    if not isinstance(tables, list):
+        tables, lines = [tables], []
+    steps = []
+    for number, table in enumerate(tables):
+        try:
+            step = step_of(table)
+        except UsageError as error:
+            line = f":{lines[number]}" if number < len(lines) else ""
+            raise UsageError(f"{path}{line}: {error}", code=error.code, **error.details, path=path) from error
+        joined = {name: path.parent / value for name, value in step if isinstance(value, Path)}
+        steps.append(step.model_copy(update=joined))
+    return steps
 
 
 def _check_table(path: Path, section: str, keys: Iterable[str]) -> None:
@@ -182,7 +212,11 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
     Raises:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
     """
+    for step in recipe.fields.get("steps", ()):
+        _check_folder_step(recipe.path, step)
     for name, value in recipe.fields.items():
+        if name == "steps":
+            continue
         if (extra_of(FIELDS[name], "runs_code") and value is not False) or (name == "task" and is_own_task(value)):
             raise UsageError(
                 f"{recipe.path}: {name} may not be set by the model folder's own recipe, because it can run code; if"
@@ -200,6 +234,24 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
                 field=name,
                 path=recipe.path,
             )
+
+
+def _check_folder_step(path: Path, step: Step) -> None:
+    """Check that a step in the recipe of a model folder sets nothing unsafe; see `check_folder_recipe`."""
+    for name, value in step:
+        if name == "ray" and value is not None:
+            reason = "because it can run code on another machine"
+        elif isinstance(value, Path) and not _is_inside(path.parent, value):
+            reason = f"because {value} lies outside the model folder"
+        else:
+            continue
+        raise UsageError(
+            f"{path}: {step.name}.{name} may not be set by the model folder's own recipe, {reason}; if you trust the"
+            f" folder, use --recipe {shlex.quote(str(path))}",
+            code=ErrorCode.UNSAFE_RECIPE,
+            field=name,
+            path=path,
+        )
 
 
 def _is_inside(folder: Path, path: Path) -> bool:
@@ -240,7 +292,26 @@ def command_line(recipe: Recipe) -> str:
             words.append(flag_of(name) if value else flag_of(f"no_{name}"))
         else:
             words += [flag_of(name), _as_text(value)]
+    if recipe.steps is not None:
+        words += ["--steps", steps_text(recipe.steps)]
     return shlex.join(words)
+
+
+def steps_text(steps: Iterable[Step]) -> str:
+    """Steps as one line of TOML, as `--steps` reads them; options that have their default are left out."""
+    tables = []
+    for step in steps:
+        options = step.model_dump(mode="json", exclude_defaults=True)
+        # A value of JSON is one of TOML as well, but for tables.
+        pairs = (f"{name} = {_as_toml(value)}" for name, value in options.items())
+        tables.append(f"{{ {step.name} = {{ {', '.join(pairs)} }} }}")
+    return f"[{', '.join(tables)}]"
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(name)} = {_as_toml(item)}' for name, item in value.items())} }}"
+    return json.dumps(value)
 
 
 def _as_text(value: Any) -> str:
@@ -272,9 +343,17 @@ def json_schema() -> dict[str, Any]:
         "title": "compress.toml",
         "type": "object",
         "additionalProperties": False,
-        "properties": tables | properties,
+        "properties": {"steps": _steps_schema()} | tables | properties,
     }
     return schema | ({"$defs": definitions} if definitions else {})
+
+
+def _steps_schema() -> dict[str, Any]:
+    """The schema of `[[steps]]`: tables with one step each."""
+    options = {name: {option: {} for option in step.model_fields} for name, step in STEPS.items()}
+    tables = {name: {"type": "object", "properties": properties} for name, properties in options.items()}
+    table = {"type": "object", "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    return {"type": "array", "items": {**table, "properties": tables}}
 
 
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

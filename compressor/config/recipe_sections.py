@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import SerializeAsAny
+
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
 from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS, Sections
-from compressor.config.steps import StepField
+from compressor.config.steps import Step
 
 
 class RecipeSections(Sections):
@@ -17,7 +19,7 @@ class RecipeSections(Sections):
         steps: the steps of the run, written out; None: those that the flags stand for, see `step_list.steps_of`.
     """
 
-    steps: tuple[StepField, ...] | None = None
+    steps: tuple[SerializeAsAny[Step], ...] | None = None
 
     @property
     def plan_file(self) -> Path | None:
@@ -118,8 +120,11 @@ class RecipeSections(Sections):
 
     def flat(self) -> dict[str, Any]:
         """Every field as JSON, by name, without sections: what reports and studies store."""
-        return {
+        fields = {
             name: value
             for section in SECTIONS
             for name, value in getattr(self, section).model_dump(mode="json").items()
         }
+        if self.steps is not None:
+            fields["steps"] = [{step.name: step.model_dump(mode="json")} for step in self.steps]
+        return fields

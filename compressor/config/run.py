@@ -6,15 +6,12 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import pydantic
 
-from compressor.config.fields import Config, fields_with, flag_of, usage_error
+from compressor.config.fields import Config, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_checks import check_agreement
 from compressor.config.recipe_fields import (
@@ -28,7 +25,8 @@ from compressor.config.recipe_fields import (
     definite_fields,
 )
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import BudgetConfig, DistillationConfig
+from compressor.config.step_list import check_steps
+from compressor.config.steps import steps_from
 from compressor.errors import ErrorCode, UsageError
 
 __all__ = [
@@ -42,8 +40,6 @@ __all__ = [
     "current_fields",
     "definite_fields",
 ]
-_LEARNED_FORM = 3
-"""Form of plans and checkpoints that an interrupted run leaves; those of another form are learned again."""
 
 
 class Recipe(RecipeSections):
@@ -64,6 +60,7 @@ class Recipe(RecipeSections):
         export: how the graph is exported.
         measure: sizes to time.
         output: the folder to write.
+        steps: what the run does to the model, in order; None: what the flags say.
 
     Raises:
         UsageError: a field is missing, unknown or out of its range, or two fields contradict each other.
@@ -77,7 +74,7 @@ class Recipe(RecipeSections):
                 value=name_of,
             )
         try:
-            super().__init__(**fields)
+            super().__init__(**_with_settings_of_steps(fields))
         except pydantic.ValidationError as error:
             raise usage_error(error, FIELDS, name_of) from error
 
@@ -100,7 +97,9 @@ class Recipe(RecipeSections):
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        check_agreement(self)
+        if self.steps is None:
+            check_agreement(self)
+        check_steps(self)
         return self
 
     def updated(self, **fields: Any) -> Recipe:
@@ -121,53 +120,15 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
-    def learning_key(self, stage: Literal["heads", "pruned"] | None = None, **fingerprints: str) -> str:
-        """Hash of the fields that decide what is learned, and of the fingerprints of the files that they name.
 
-        Where blocks are dropped, the engine's settings are included, since they decide whether a mask pays.
-
-        Args:
-            stage: what is learned first, without the fields that decide later stages alone; None: everything.
-            fingerprints: hashes of the model and of the rows.
-        """
-        names = set(fields_with(FIELDS, "decides_plan"))
-        if stage is not None:
-            names -= set(DistillationConfig.model_fields)
-        if stage == "heads":
-            names -= set(BudgetConfig.model_fields)
-        if self.selection.keep is None and self.selection.searches:  # the allowed loss then decides how many heads go
-            names.add("max_drop")
-        if self.prunes and stage != "heads":
-            names |= {"target", "provider", "precision", "threads", "batch", "seq", "shapes", "max_drop"}
-            names |= {"keep_unread_positions", "pool_in_graph", "opset", "attention"}  # costs depend on the graph
-        if self.blocks.drops_any:
-            names |= {"provider", "precision", "threads", "batch", "seq"}
-            for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):
-                if file is not None:
-                    fingerprints[name] = _file_hash(file)
-        if self.budget.start_from is not None and stage != "heads":
-            # The plan holds the fingerprint of the weights.
-            fingerprints["start"] = _file_hash(self.budget.start_from / "plan.json")
-        if self.start_plan_file is not None:
-            fingerprints["start"] = _file_hash(self.start_plan_file)
-        if self.distills and self.plan_file is not None:
-            fingerprints["plan"] = _file_hash(self.plan_file)
-        if stage is None and self.distillation.teacher is not None:
-            fingerprints["teacher"] = _folder_hash(self.distillation.teacher)
-        content = {name: value for name, value in self.flat().items() if name in names} | fingerprints
-        content["form"] = _LEARNED_FORM
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _file_hash(file: Path) -> str:
-    """Hash of the content of a file; empty where there is none."""
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def _folder_hash(folder: Path) -> str:
-    """Hash of the names and contents of the files of a model folder, without its subfolders."""
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-    return hashlib.sha256("".join(f"{file.name} {_file_hash(file)} " for file in files).encode()).hexdigest()
+def _with_settings_of_steps(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe; where its steps are written out, the loss that one of them allows bounds the run too."""
+    if fields.get("steps") is None:
+        return fields
+    steps = steps_from(fields["steps"])
+    bounds = [bound for step in steps if (bound := getattr(step, "max_drop", None)) is not None]
+    settings = {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
+    return {**fields, **settings, "steps": steps}
 
 
 def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:

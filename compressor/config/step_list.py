@@ -6,12 +6,18 @@ walks the list.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pydantic
+
+from compressor.config.fields import FieldConflictError, flag_of
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
+from compressor.config.recipe_fields import FIELDS
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import BlocksConfig
-from compressor.config.steps import Blocks, Distill, Follow, Heads, Step, Units
+from compressor.config.sections import BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, step_of
+from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
 _TRAINING = (*_LEARNING, "options", "epochs", "learning_rate")
@@ -19,6 +25,15 @@ _BUDGET = (
     *("speedup", "latency", "macs", "parameters", "budget_at", "group_by", "prune_rows", "statistics", "start_from"),
     "skip_refused",
 )
+
+
+OPTIONS_OF_STEPS = frozenset(
+    name
+    for section in (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)
+    for name in section.model_fields
+    if name not in ("seed", "batch_size", "max_drop", "match_dense", "compare_with", "compare_points")
+)
+"""Flags that set an option of a step; the others of their sections are settings of the run."""
 
 
 def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
@@ -29,18 +44,71 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     """
     if recipe.steps is not None:
         return recipe.steps
+    try:
+        return tuple(_of_flags(recipe))
+    except pydantic.ValidationError as error:
+        cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+        if isinstance(cause, FieldConflictError):
+            raise cause from error
+        raise
+
+
+def check_steps(recipe: RecipeSections) -> None:
+    """Check the list of a recipe: the options of each step, their order, and the rows that they need.
+
+    Raises:
+        FieldConflictError: the list cannot be carried out.
+    """
+    steps = steps_of(recipe)
+    if recipe.steps is None:
+        return
+    names = [step.name for step in steps]
+    ordered = [name for name in STEPS if name in names]
+    if names != ordered or {Blocks.name, Units.name} <= set(names):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(STEPS)}, each at most"
+            " once, and units are not removed after blocks; write them in this order, or run compress on the output of"
+            " another run",
+            "steps",
+        )
+    learning = next((step for step in steps if not isinstance(step, Follow)), None)
+    if learning is not None and recipe.rows.data is None:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            f"<steps> {learning.name}: there are no rows to learn from; add training rows (<data>)",
+            *("steps", "data"),
+        )
+    # The recipe of a report sets every field; those that have their default decide nothing.
+    if isinstance(learning, Distill) and learning is steps[0] and learning.teacher is None:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            "<steps> distill: nothing is removed from the model, so there is nothing to distill; add a step before it, or"
+            " name a teacher (<teacher>)",
+            *("steps", "teacher"),
+        )
+    flags = [name for name in sorted(OPTIONS_OF_STEPS) if recipe.value(name) != FIELDS[name].default]
+    if flags:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<{flags[0]}>: the steps are written out; set the option of its step instead, or omit the list of steps",
+            *(flags[0], "steps"),
+        )
+
+
+def _of_flags(recipe: RecipeSections) -> Iterator[Step]:
     followed = recipe.plan_file or recipe.start_plan_file
-    steps: list[Step] = [] if followed is None else [Follow(plan=followed)]
+    if followed is not None:
+        yield Follow(plan=followed)
     if recipe.plan_file is None and recipe.rows.data is not None:
         if recipe.selects_heads and not recipe.learns_units:
-            steps.append(heads_of(recipe))
+            yield heads_of(recipe)
         if recipe.blocks.drops_any:
-            steps.append(blocks_of(recipe))
+            yield blocks_of(recipe)
         if recipe.prunes:
-            steps.append(units_of(recipe))
+            yield units_of(recipe)
     if recipe.distills:
-        steps.append(distill_of(recipe))
-    return tuple(steps)
+        yield distill_of(recipe)
 
 
 def heads_of(recipe: RecipeSections) -> Heads:
@@ -107,3 +175,52 @@ def _training(recipe: RecipeSections) -> dict[str, Any]:
     """The options of training, which all steps that train share."""
     selection = recipe.selection
     return {"training_steps": selection.training_steps, **{name: getattr(selection, name) for name in _TRAINING}}
+
+
+_RENAMED = {
+    "drop_blocks": "share",
+    "drop_blocks_by_kind": "share_by_kind",
+    "distill_steps": "training_steps",
+    "distill_learning_rate": "learning_rate",
+}
+"""Flag -> option of its step, where they differ."""
+
+
+def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe whose file writes the steps out, with the options that flags replace.
+
+    A flag replaces the option of the only step that has it.
+
+    Args:
+        fields: the fields of file and flags.
+        steps: the steps of the file.
+        flags: field name -> value of its flag.
+
+    Raises:
+        UsageError: no step has the option, several have it, or it cannot have the value.
+    """
+    changed = list(steps)
+    for name in (name for name in flags if name in OPTIONS_OF_STEPS):
+        option = _RENAMED.get(name, name)
+        matching = [index for index, step in enumerate(changed) if _reads(step, name, option)]
+        if len(matching) != 1:
+            number = f"{len(matching)} steps have" if matching else "no step has"
+            raise UsageError(
+                f"{flag_of(name)}: {number} this option, and the recipe file writes the steps out; set it there",
+                code=ErrorCode.CONTRADICTION,
+                field=name,
+                value=flags[name],
+            )
+        step = changed[matching[0]]
+        changed[matching[0]] = step_of({step.name: {**dict(step), option: flags[name]}})
+    return {**{name: value for name, value in fields.items() if name not in OPTIONS_OF_STEPS}, "steps": changed}
+
+
+def _reads(step: Step, flag: str, option: str) -> bool:
+    """Whether a flag sets an option of a step."""
+    if option not in type(step).model_fields:
+        return False
+    if isinstance(step, Distill):
+        return flag in DistillationConfig.model_fields
+    is_of_blocks = flag in BlocksConfig.model_fields
+    return flag not in DistillationConfig.model_fields and (isinstance(step, Blocks) or not is_of_blocks)

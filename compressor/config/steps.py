@@ -7,13 +7,22 @@ of its name.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+import pydantic
+from pydantic import AfterValidator, Field
 
-from compressor.config.fields import Config, one_of
-from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, HEAD_METHODS, METHODS, SEARCH_METHODS
+from compressor.config.fields import Config, FieldConflictError, one_of, usage_error
+from compressor.config.methods import (
+    BUDGET_METHODS,
+    DEFAULT_BUDGET_METHOD,
+    HEAD_METHODS,
+    METHODS,
+    PENALISED_METHODS,
+    SEARCH_METHODS,
+)
 from compressor.config.values import (
     BlockSize,
     BudgetShare,
@@ -31,6 +40,7 @@ from compressor.config.values import (
     ShareByKind,
     Workers,
 )
+from compressor.errors import ErrorCode, UsageError, suggestion
 
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
@@ -158,6 +168,18 @@ class Heads(_Training):
         """Whether the method evaluates subsets instead of learning gates."""
         return self.method in SEARCH_METHODS
 
+    @pydantic.model_validator(mode="after")
+    def _decides_how_many_heads_stay(self) -> Self:
+        decides = self.keep is not None or self.method in PENALISED_METHODS
+        if not (decides or (self.searches and self.max_drop is not None)):
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                f"{self.method} needs to know how many heads stay; set their number or share (<keep>)"
+                f"{', or the loss allowed (<max_drop>)' if self.searches else ''}",
+                *(("keep", "max_drop") if self.searches else ("keep",)),
+            )
+        return self
+
 
 class Blocks(_Training):
     """Drop blocks of the attention maps, and train the model with the masks.
@@ -261,6 +283,36 @@ class Units(_Training):
         """Whether a gate learns which units meet the budget; else units are removed without training."""
         return self.method not in BUDGET_METHODS
 
+    @pydantic.model_validator(mode="after")
+    def _has_a_budget_that_can_be_met(self) -> Self:
+        if self.speedup is not None and self.latency is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<speedup> {self.speedup:g}, <latency> {self.latency}: both bound the time of a call; omit one",
+                *("speedup", "latency"),
+            )
+        if self.budget_at and not (self.is_timed or self.macs is not None):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
+                *("budget_at", "speedup"),
+            )
+        if self.is_unbounded and (self.max_drop is None or self.learns):
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                f"{self.method} needs a budget: set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
+                " (<keep>), or the loss allowed (<max_drop>)",
+                *("method", "speedup"),
+            )
+        if self.learns and self.is_timed:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"{self.method} meets no budget of time; set a budget of operations or parameters alone (<macs>,"
+                " <parameters>), or choose another method (<method>)",
+                *("method", "speedup"),
+            )
+        return self
+
     @property
     def is_timed(self) -> bool:
         """Whether the budget is one of time."""
@@ -335,13 +387,57 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Bloc
 """Key of `[[steps]]` -> the step. To add one, write its class here and its module in `compressor.run.steps`."""
 
 
-def _from_table(value: Any) -> Any:
-    """A step from a table with one key, as `[[steps]]` has them: `{"units": {"speedup": 4}}`."""
-    if not isinstance(value, dict) or len(value) != 1:
-        return value
-    ((name, options),) = value.items()
-    return STEPS[one_of(tuple(STEPS))(name)](**options)
+def step_of(table: Any) -> Step:
+    """A step from a table of `[[steps]]`: `{"units": {"speedup": 4}}`; a step itself is returned as it is.
+
+    Raises:
+        UsageError: the table has no step or several, or an option is unknown or cannot have its value.
+    """
+    if isinstance(table, Step):
+        return table
+    if not isinstance(table, dict) or len(table) != 1 or not isinstance(next(iter(table.values())), dict):
+        raise UsageError(
+            f"{table!r}: no step; write one step with its options, such as {{ units = {{ speedup = 4 }} }}, one of"
+            f" {', '.join(STEPS)}",
+            code=ErrorCode.INVALID_VALUE,
+            field="steps",
+        )
+    ((name, options),) = table.items()
+    if name not in STEPS:
+        raise UsageError(
+            f"unknown step {name}; {suggestion(name, list(STEPS))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="steps",
+            value=name,
+        )
+    try:
+        return STEPS[name](**{key.replace("-", "_"): value for key, value in options.items()})
+    except pydantic.ValidationError as error:
+        raise usage_error(error, STEPS[name].model_fields, lambda option: f"{name}.{option}") from error
 
 
-StepField = Annotated[Step, BeforeValidator(_from_table)]
-"""A step, or its table."""
+def steps_from(value: Any) -> Any:
+    """Steps from the text of `--steps`, which is an array of TOML, or from a list of steps and their tables.
+
+    Raises:
+        UsageError: the text is no array, or has a table that is no step.
+    """
+    if isinstance(value, str):
+        try:
+            value = tomllib.loads(f"steps = {value}")["steps"]
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(
+                f"--steps {value!r}: no list of steps ({error}); write them as in [[steps]] of compress.toml:"
+                " '[{ heads = { keep = 36 } }, { units = { speedup = 4 } }]'",
+                code=ErrorCode.INVALID_VALUE,
+                field="steps",
+                value=value,
+            ) from error
+    if not isinstance(value, list | tuple):
+        raise UsageError(
+            f"--steps {value}: no list of steps; the number of training steps is --training-steps {value}",
+            code=ErrorCode.INVALID_VALUE,
+            field="steps",
+            value=value,
+        )
+    return tuple(map(step_of, value))

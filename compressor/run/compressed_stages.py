@@ -10,9 +10,9 @@ from compressor.run import run_notes
 from compressor.run.engine_choice.choose_engine import choices, choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.learn_stages import LearnedPlan
 from compressor.run.products import Choice, ChosenEngine, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.run_context import RunContext
+from compressor.run.steps.base import State
 from compressor.run.variant import drops_unread
 from compressor.targets import DEFAULT_TARGET, target
 
@@ -64,9 +64,7 @@ def build_rewritten(
     return run.build(thinned, engine.reference)
 
 
-def build_compressed(
-    run: RunContext, graph: ShrunkGraph, scorer: EvaluationScorer, learned: LearnedPlan
-) -> ChosenEngine:
+def build_compressed(run: RunContext, graph: ShrunkGraph, scorer: EvaluationScorer, learned: State) -> ChosenEngine:
     """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric.
 
     Args:

@@ -42,10 +42,10 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         CompressorError: the model, the rows, the plan or a step cannot be used.
     """
     steps = steps_of(recipe)
-    check_every_option(steps)
-    for step in steps:
-        functions_of(step).check_options(step)
     with log.stage("loading the model"):
+        check_every_option(steps)
+        for step in steps:
+            functions_of(step).check_options(step)
         model = load_model(recipe, steps)
         if state.is_main_process:
             work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))

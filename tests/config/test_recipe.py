@@ -260,7 +260,7 @@ def test_methods_under_a_budget_are_pruners() -> None:
 
 
 def test_every_section_is_read_by_the_recipe() -> None:
-    assert {SECTION_OF[name] for name in FIELDS} == set(SECTIONS) == set(Recipe.model_fields)
+    assert {SECTION_OF[name] for name in FIELDS} == set(SECTIONS) == set(Recipe.model_fields) - {"steps"}
 
 
 @pytest.mark.parametrize(

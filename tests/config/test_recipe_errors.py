@@ -68,7 +68,7 @@ def test_a_percentage_of_a_number_is_written_as_a_share() -> None:
         ({"block_size": 20}, ErrorCode.OUT_OF_RANGE, "block_size"),
         ({"seq": "0"}, ErrorCode.OUT_OF_RANGE, "seq"),
         ({"ray": "nowhere"}, ErrorCode.INVALID_VALUE, "ray"),
-        ({"data": "x", "keep": 1, "training_steps": 0}, ErrorCode.OUT_OF_RANGE, "steps"),
+        ({"data": "x", "keep": 1, "training_steps": 0}, ErrorCode.OUT_OF_RANGE, "training_steps"),
         ({"latency": "5"}, ErrorCode.INVALID_VALUE, "latency"),
         ({"latency": "0ms"}, ErrorCode.OUT_OF_RANGE, "latency"),
         ({"macs": "150%"}, ErrorCode.OUT_OF_RANGE, "macs"),

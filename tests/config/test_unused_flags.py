@@ -14,7 +14,7 @@ from compressor.results import NoteCode
 @pytest.mark.parametrize(
     ("fields", "flags"),
     [
-        ({"block_size": 32, "kernel": "k.so"}, ("--block-size", "--kernel")),
+        ({"data": "x", "keep": 1, "block_size": 32, "kernel": "k.so"}, ("--block-size", "--kernel")),
         ({"block_size": 32, "drop_blocks": 0.5, "data": "rows.tsv"}, ()),
         ({"mask_all_sites": True, "entmax": True}, ("--mask-all-sites", "--entmax")),
         ({"data": "x", "plan": "p", "epochs": 3, "training_steps": 5}, ("--epochs", "--training-steps")),

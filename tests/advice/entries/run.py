@@ -375,20 +375,20 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--max-length", "16"))
 
 
-@advice("run.run_notes unused_field_notes text")
+@advice("config.unused_flags unused_field_notes text")
 def _(w: World) -> None:
     w.notes(*w.keep_one("--block-size", "8"))
     w.right(*w.keep_one("--block-size", "8", "--drop-blocks", "50%"))
     w.right(*w.keep_one("--block-size", "8", "--drop-blocks-by-kind", "bidirectional=50%"))
 
 
-@advice("run.run_notes _unused_training_notes text")
+@advice("config.unused_flags _unused_training_notes text")
 def _(w: World) -> None:
     w.notes(*w.keep_one("--epochs", "2"))
     w.right(*w.run("--keep", "1", "--epochs", "2"))
 
 
-@advice("run.run_notes order_notes text")
+@advice("config.unused_flags order_notes text")
 def _(w: World) -> None:
     w.notes(*w.run("--method", "taylor", "--keep", "1", "--macs", "70%"))
     w.right(*w.run("--macs", "70%"))

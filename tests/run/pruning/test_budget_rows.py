@@ -8,11 +8,11 @@ import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CostShare
-from compressor.run.learning_store import LearningStore
 from compressor.run.products import SelectedPlan
 from compressor.run.pruning.budget import Allocation
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.run.pruning.constraints import Constraint
+from compressor.run.step_store import StepStore
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan
 from tests import folders
@@ -97,5 +97,5 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())
     selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
     model = folders.bert()
-    LearningStore(tmp_path).finish(selected, model)
-    assert LearningStore(tmp_path).load_finished_plan(model) == selected
+    StepStore(tmp_path).finish(selected, model)
+    assert StepStore(tmp_path).load_finished_plan(model) == selected
