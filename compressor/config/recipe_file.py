@@ -350,7 +350,7 @@ def json_schema() -> dict[str, Any]:
 
 def _steps_schema() -> dict[str, Any]:
     """The schema of `[[steps]]`: tables with one step each."""
-    options = {name: {option: {} for option in step.model_fields} for name, step in STEPS.items()}
+    options: dict[str, Any] = {name: {option: {} for option in step.model_fields} for name, step in STEPS.items()}
     tables = {name: {"type": "object", "properties": properties} for name, properties in options.items()}
     table = {"type": "object", "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
     return {"type": "array", "items": {**table, "properties": tables}}

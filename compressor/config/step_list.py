@@ -83,8 +83,8 @@ def check_steps(recipe: RecipeSections) -> None:
     if isinstance(learning, Distill) and learning is steps[0] and learning.teacher is None:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
-            "<steps> distill: nothing is removed from the model, so there is nothing to distill; add a step before it, or"
-            " name a teacher (<teacher>)",
+            "<steps> distill: nothing is removed from the model, so there is nothing to distill; add a step before it,"
+            " or name a teacher (<teacher>)",
             *("steps", "teacher"),
         )
     flags = [name for name in sorted(OPTIONS_OF_STEPS) if recipe.value(name) != FIELDS[name].default]
@@ -114,10 +114,11 @@ def _of_flags(recipe: RecipeSections) -> Iterator[Step]:
 def heads_of(recipe: RecipeSections) -> Heads:
     """The step that selects heads by the flags of a recipe."""
     selection = recipe.selection
+    ends_by_loss = selection.searches and selection.keep is None
     return Heads(
         method=selection.method,
         keep=selection.keep,
-        max_drop=selection.max_drop,
+        max_drop=selection.max_drop if ends_by_loss else None,
         certify=selection.certify,
         ray=selection.ray,
         **_training(recipe),
@@ -203,6 +204,8 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     for name in (name for name in flags if name in OPTIONS_OF_STEPS):
         option = _RENAMED.get(name, name)
         matching = [index for index, step in enumerate(changed) if _reads(step, name, option)]
+        heads = [index for index in matching if isinstance(changed[index], Heads)]
+        matching = heads or matching  # the flags of a selection are those of the heads where there are any
         if len(matching) != 1:
             number = f"{len(matching)} steps have" if matching else "no step has"
             raise UsageError(

@@ -23,6 +23,7 @@ from compressor.config.methods import (
     PENALISED_METHODS,
     SEARCH_METHODS,
 )
+from compressor.config.recipe_fields import FIELDS
 from compressor.config.values import (
     BlockSize,
     BudgetShare,
@@ -60,13 +61,11 @@ class Step(Config):
         prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
         needs_heads: whether the model must have attention heads.
         neutral: options that change how the result is computed, not what it is.
-        files: options that name a file or folder whose content decides the result.
     """
 
     name: ClassVar[str]
     is_parallel: ClassVar[bool] = True
     neutral: ClassVar[tuple[str, ...]] = ()
-    files: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reads_labels(self) -> bool:
@@ -83,6 +82,11 @@ class Step(Config):
     def rows_drawn(self, processes: int) -> int:
         """The largest number of training rows that it reads without their labels, with this number of processes."""
         return 0
+
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        """Option -> the file or folder that it names, whose content decides the result."""
+        return {}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -126,8 +130,11 @@ class Follow(Step):
     """
 
     name = "follow"
-    files = ("plan",)
     plan: Path
+
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        return {"plan": self.plan}
 
     @property
     def prunes_groups(self) -> bool:
@@ -200,7 +207,6 @@ class Blocks(_Training):
     """
 
     name = "blocks"
-    files = ("maps",)
     share: Share = 0.0
     share_by_kind: ShareByKind = Field(default_factory=dict)
     block_size: BlockSize = 64
@@ -213,6 +219,10 @@ class Blocks(_Training):
     mask_all_sites: bool = False
     entmax: bool = False
     from_original_weights: bool = False
+
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        return {"maps": self.maps}
 
     @property
     def reads_labels(self) -> bool:
@@ -300,7 +310,7 @@ class Units(_Training):
         if self.is_unbounded and (self.max_drop is None or self.learns):
             raise FieldConflictError(
                 ErrorCode.MISSING_VALUE,
-                f"{self.method} needs a budget: set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
+                f"{self.method} needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
                 " (<keep>), or the loss allowed (<max_drop>)",
                 *("method", "speedup"),
             )
@@ -343,6 +353,11 @@ class Units(_Training):
         """Maximum number of tokens of the rows on which losses are measured: half of those that units are chosen by."""
         return self.prune_tokens // 2
 
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        # The plan holds the fingerprint of the weights beside it.
+        return {"start_from": None if self.start_from is None else self.start_from / "plan.json"}
+
     def rows_drawn(self, processes: int) -> int:
         return self.prune_rows + self.loss_rows
 
@@ -366,7 +381,6 @@ class Distill(Step):
 
     name = "distill"
     neutral = ("teacher_outputs",)
-    files = ("teacher",)
     teacher: Path | None = None
     training_steps: Count = 2000
     learning_rate: Positive = 2e-4
@@ -378,6 +392,10 @@ class Distill(Step):
     hidden_weight: NonNegative = 1.0
     batch_size: Count = 32
     seed: Natural = 0
+
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        return {"teacher": self.teacher}
 
     def rows_drawn(self, processes: int) -> int:
         return self.training_steps * self.batch_size * processes
@@ -413,7 +431,8 @@ def step_of(table: Any) -> Step:
     try:
         return STEPS[name](**{key.replace("-", "_"): value for key, value in options.items()})
     except pydantic.ValidationError as error:
-        raise usage_error(error, STEPS[name].model_fields, lambda option: f"{name}.{option}") from error
+        described = {key: FIELDS.get(key, field) for key, field in STEPS[name].model_fields.items()}
+        raise usage_error(error, described, lambda option: f"{name}.{option}") from error
 
 
 def steps_from(value: Any) -> Any:

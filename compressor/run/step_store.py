@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,9 @@ def open_stores(
         UsageError: work of another run would be lost, and the recipe does not allow to discard it (`force`).
     """
     notes: list[Note] = []
-    stores = [StepStore(path / name, key) for name, key in _keys(steps, recipe, model, data).items()]
+    hashes = {"train": data.train_hash or "", "eval": data.eval_hash or "", "model": model.folder.fingerprint}
+    keys = step_keys(steps, recipe, {**hashes, **model.folder.surroundings})
+    stores = [StepStore(path / name, key) for name, key in keys.items()]
     if state.is_main_process:
         notes = [*_discard_others(path, stores, force=recipe.output.force), *_resumed(stores, steps)]
         for store in stores:
@@ -184,22 +186,25 @@ def open_stores(
     return tuple(stores), tuple(notes)
 
 
-def _keys(steps: Sequence[Step], recipe: Recipe, model: LoadedModel, data: Data) -> dict[str, str]:
-    """Name of the folder of each step -> its key, which covers the steps before it."""
+def step_keys(steps: Sequence[Step], recipe: Recipe, hashes: Mapping[str, Any]) -> dict[str, str]:
+    """Name of the folder of each step -> its key, which covers the steps before it.
+
+    Args:
+        steps: the steps, in order.
+        recipe: the settings of the run.
+        hashes: of the model, with what surrounds it, and of the rows.
+    """
     names = {*fields_with(SourceConfig.model_fields, _DECIDES), *fields_with(RowsConfig.model_fields, _DECIDES)}
     names.add("match_dense")
     content: dict[str, Any] = {
         "form": _FORM,
         **{name: value for name, value in recipe.flat().items() if name in names},
-        "train": data.train_hash or "",
-        "eval": data.eval_hash or "",
-        "model": model.folder.fingerprint,
-        **model.folder.surroundings,
+        **hashes,
     }
     keys: dict[str, str] = {}
     for step in steps:
         settings = {name: value for name, value in recipe.flat().items() if name in _settings_read(step)}
-        files = {name: _content_hash(getattr(step, name)) for name in step.files}
+        files = {name: _content_hash(path) for name, path in step.contents.items()}
         kernel = _content_hash(recipe.engine.kernel) if isinstance(step, Blocks | Units) else ""
         content = {"before": content, "step": step.name, **step.settings, **settings, "files": files, "kernel": kernel}
         content = {"key": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}

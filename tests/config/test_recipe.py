@@ -25,7 +25,7 @@ from tests.faults import fails_with
 
 
 def test_every_field_is_one_flag_and_every_flag_one_field() -> None:
-    internal = {"words", "file", "penalty", "quiet", "debug", "json"}
+    internal = {"words", "file", "penalty", "steps", "quiet", "debug", "json"}
     options = {str(option.name): option for option in run.params if not getattr(option, "hidden", False)}
     assert set(options) - internal == set(FIELDS)
     assert all(flag_of(name) in options[name].opts for name in FIELDS if name != "model")
@@ -161,41 +161,6 @@ def test_the_command_line_names_a_method_that_a_budget_would_replace() -> None:
     assert "--method" not in command_line(Recipe(model="m", data="d", keep="50%"))
 
 
-def test_the_learning_key_depends_on_the_fields_that_affect_learning() -> None:
-    recipe = Recipe(model=Path("m"), data="d", keep=3)
-    key = recipe.learning_key(model="sha256:1")
-    assert recipe.updated(out=Path("x"), opset=23, batch=(1,)).learning_key(model="sha256:1") == key
-    assert recipe.updated(seed=1).learning_key(model="sha256:1") != key
-    assert recipe.learning_key(model="sha256:2") != key
-
-
-def test_the_key_of_a_search_without_a_number_depends_on_the_maximum_drop() -> None:
-    def key(**fields: Any) -> str:
-        return Recipe(model="m", data="rows.tsv", method="astar", **fields).learning_key()
-
-    assert key(max_drop=0.01) != key(max_drop=0.02)
-    assert key(max_drop=0.01, keep=3) == key(max_drop=0.02, keep=3)
-
-
-def test_the_learning_key_depends_on_the_content_of_a_kernel(tmp_path: Path) -> None:
-    keys = set()
-    for name, content in (("a", b"1"), ("b", b"1"), ("b", b"2")):
-        (tmp_path / name).write_bytes(content)
-        recipe = Recipe(model="m", data="rows.tsv", drop_blocks=0.5, kernel=tmp_path / name)
-        keys.add(recipe.learning_key())
-    assert len(keys) == 2
-
-
-def test_the_learning_key_depends_on_the_weights_of_the_teacher(tmp_path: Path) -> None:
-    recipe = Recipe(model="m", data="rows.tsv", macs=0.5, distill=True, teacher=tmp_path)
-    keys: dict[Any, set[str]] = {None: set(), "pruned": set()}
-    for content in (b"1", b"2", b"2"):
-        (tmp_path / "model.safetensors").write_bytes(content)
-        for stage, known in keys.items():
-            known.add(recipe.learning_key(stage))
-    assert {stage: len(known) for stage, known in keys.items()} == {None: 2, "pruned": 1}
-
-
 def test_lambda_sets_the_penalty_and_keeps_the_other_options(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(
         'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'
@@ -218,7 +183,7 @@ def test_former_names_map_to_current_ones() -> None:
 def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
     schema = json_schema()
     dashed = {name.replace("_", "-") for name in FIELDS}
-    assert set(schema["properties"]) == {*FIELDS, *dashed, *SECTIONS}
+    assert set(schema["properties"]) == {*FIELDS, *dashed, *SECTIONS, "steps"}
     assert schema["properties"]["method"]["enum"] == list(METHODS)
     assert not {"heading", "decides_plan", "runs_code"} & set(schema["properties"]["kernel"])
     import jsonschema

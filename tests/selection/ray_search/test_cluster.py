@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.selection.ray_search.cluster import RayProcess, RaySettings, check_reachable, is_installed
 from tests.command import enable_ctrl_c
@@ -92,8 +91,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with fails_with(ErrorCode.PACKAGE_MISSING, TargetMissingError, value="local", package="ray") as caught:
         check_reachable("local")
     assert "pip install '.[distributed]' in a checkout of compressor" in str(caught.value)
-
-
-def test_the_learning_key_does_not_depend_on_workers() -> None:
-    recipe = Recipe(model=Path("m"), data="d", keep=3, method="astar")
-    assert recipe.updated(ray="local").learning_key() == recipe.learning_key()

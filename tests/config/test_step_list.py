@@ -1,0 +1,149 @@
+"""The list of steps: what flags stand for, and lists that are written out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.cli.run import run
+from compressor.config.recipe_file import command_line, recipe_of, steps_text
+from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, steps_from
+from compressor.errors import ErrorCode, UsageError
+from tests.faults import fails_with
+
+WRITTEN = [Heads(keep=36), Units(speedup=4), Distill(training_steps=2000)]
+TABLES: list[dict[str, Any]] = [
+    {"heads": {"keep": 36}},
+    {"units": {"speedup": 4}},
+    {"distill": {"training_steps": 2000}},
+]
+FILE = """
+data = "rows.tsv"
+[[steps]]
+heads = { method = "dsp", keep = 36 }
+[[steps]]
+units = { speedup = 4 }
+[[steps]]
+distill = { training-steps = 2000 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, []),
+        ({"data": "x", "keep": 3}, [Heads]),
+        ({"data": "x", "keep": "100%", "target": "auto"}, []),
+        ({"data": "x", "drop_blocks": 0.5}, [Blocks]),
+        ({"data": "x", "keep": 3, "drop_blocks": 0.5}, [Heads, Blocks]),
+        ({"data": "x", "macs": 0.5}, [Units]),
+        ({"data": "x", "max_drop": 0.1}, [Units]),
+        ({"data": "x", "method": "dsp", "macs": 0.5}, [Units]),
+        ({"data": "x", "keep": 3, "macs": 0.5, "distill": True}, [Heads, Units, Distill]),
+        ({"data": "x", "plan": "p", "distill": True}, [Follow, Distill]),
+        ({"data": "x", "distill": True, "teacher": "t", "keep": "100%", "target": "auto"}, [Distill]),
+        ({"plan": "p"}, [Follow]),
+    ],
+)
+def test_flags_stand_for_steps(fields: dict[str, Any], kinds: list[type[Step]]) -> None:
+    recipe = Recipe(model="m", **fields)
+    steps = steps_of(recipe)
+    assert [type(step) for step in steps] == kinds
+    if kinds and "max_drop" not in fields and "target" not in fields:  # settings of the run beside the steps
+        written = Recipe(model="m", **{"data": fields["data"]} if "data" in fields else {}, steps=list(steps))
+        assert steps_of(written) == steps
+
+
+@pytest.mark.parametrize("steps", [WRITTEN, TABLES, str(TABLES).replace("'", '"').replace(": ", "=")])
+def test_steps_are_written_out_as_objects_tables_and_text(steps: Any) -> None:
+    text = (
+        "[{heads={keep=36}}, {units={speedup=4}}, {distill={training_steps=2000}}]" if isinstance(steps, str) else steps
+    )
+    recipe = Recipe(model="m", data="d", steps=text)
+    assert list(steps_of(recipe)) == WRITTEN
+    assert Recipe(**recipe.flat()) == recipe
+    arguments = shlex.split(command_line(recipe))
+    context = run.make_context("run", arguments[2:])
+    flags = {name: context.params[name] for name in ("data", "steps")}
+    assert steps_of(recipe_of("m", None, flags)) == steps_of(recipe)
+
+
+def test_steps_are_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(FILE)
+    assert list(steps_of(recipe_of(str(tmp_path), None, {}))) == WRITTEN
+    changed = steps_of(recipe_of(str(tmp_path), None, {"speedup": 2, "distill_steps": 7, "keep": 3}))
+    assert [str(step) for step in changed] == ["heads(keep=3)", "units(speedup=2.0)", "distill(training_steps=7)"]
+
+
+@pytest.mark.parametrize("flags", [{"drop_blocks": 0.5}, {"distill": True}, {"plan": "p"}])
+def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(FILE)
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=next(iter(flags))):
+        recipe_of(str(tmp_path), None, flags)
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "field"),
+    [
+        ([{"unit": {"speedup": 4}}], ErrorCode.UNKNOWN_NAME, "steps"),
+        ([{"units": {"speedp": 4}}], ErrorCode.UNKNOWN_NAME, "speedp"),
+        ([{"units": {"speedup": 0.5}}], ErrorCode.OUT_OF_RANGE, "speedup"),
+        ([{"units": {}}], ErrorCode.MISSING_VALUE, "method"),
+        ([{"units": {"method": "dsp", "speedup": 2}}], ErrorCode.CONTRADICTION, "method"),
+        ([{"units": {"speedup": 2, "latency": "3ms"}}], ErrorCode.CONTRADICTION, "speedup"),
+        ([{"units": {"parameters": 0.5, "budget_at": "1x8"}}], ErrorCode.CONTRADICTION, "budget_at"),
+        ([{"heads": {}}], ErrorCode.MISSING_VALUE, "keep"),
+        ([{"heads": {"keep": 3}, "units": {"macs": 0.5}}], ErrorCode.INVALID_VALUE, "steps"),
+        ([{"distill": {}}], ErrorCode.MISSING_VALUE, "steps"),
+        ([Units(macs=0.5), Heads(keep=3)], ErrorCode.CONTRADICTION, "steps"),
+        ([Units(macs=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
+        ([Blocks(share=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
+        (4, ErrorCode.INVALID_VALUE, "steps"),
+        ("[", ErrorCode.INVALID_VALUE, "steps"),
+    ],
+)
+def test_a_list_that_cannot_be_carried_out_is_refused(steps: Any, code: ErrorCode, field: str) -> None:
+    with fails_with(code, UsageError, field=field) as caught:
+        Recipe(model="m", data="d", steps=steps)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_beside_their_flags_or_without_rows_are_refused() -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep"):
+        Recipe(model="m", data="d", keep=3, steps=[Units(macs=0.5)])
+    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="steps"):
+        Recipe(model="m", steps=[Units(macs=0.5)])
+
+
+def test_a_wrong_step_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text(FILE.replace("units", "unit"))
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, path=file) as caught:
+        recipe_of(str(tmp_path), None, {})
+    assert str(caught.value).startswith(f"{file}:5: ")
+
+
+@pytest.mark.parametrize(
+    "option", ['heads = { method = "taylor", keep = 1, ray = "local" }', 'blocks = { share = 0.5, maps = "/etc" }']
+)
+def test_a_model_folder_sets_nothing_unsafe_inside_steps(option: str, tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text(f"[[steps]]\n{option}\n")
+    with fails_with(ErrorCode.UNSAFE_RECIPE, UsageError, path=file):
+        recipe_of(str(tmp_path), None, {"data": "d"})
+    assert recipe_of(str(tmp_path), str(file), {"model": "m", "data": "d"}).steps
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Follow(plan=Path("p")), Heads(keep="50%", options={"a": {"b": 1}}), Blocks(share=0.5), Units(macs=0.5), Distill()],
+)
+def test_every_step_is_read_as_it_is_written(step: Step) -> None:
+    (read,) = steps_from(steps_text([step]))
+    assert read == step
+    assert STEPS[step.name] is type(step)
