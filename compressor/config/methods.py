@@ -120,8 +120,6 @@ METHODS: Mapping[str, Method] = {
 BUDGET_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "budget")
 """Methods that remove heads and neurons under a budget, without training."""
 DEFAULT_BUDGET_METHOD = "reconstruct"
-HEAD_METHODS = tuple(name for name, method in METHODS.items() if method.kind != "budget")
-"""Methods that select heads by training or by a search."""
 
 SEARCH_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "search")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a number of heads (`keep`)."""
