@@ -31,6 +31,7 @@ import torch
 from benchmarks.all_attention_findings import describe, describe_times, findings_of
 from benchmarks.all_attention_sizes import ABLATIONS, AGAIN, LEVELS, PEAK, SIZES, Size, pace
 from benchmarks.machine import machine
+from benchmarks.studies.cell_store import Cell, CellStore
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import heads_of
@@ -40,8 +41,6 @@ from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, Trans
 from compressor.models.shrink_model import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
-from compressor.studies import page
-from compressor.studies.cell_store import Cell, CellStore
 from compressor.tasks import Data, open_data
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training.checkpoints import Checkpoints
@@ -255,8 +254,7 @@ def main() -> None:
         results = study.folder.results()
         description = describe(study, args.size, results)
         findings = findings_of(study, results, description)
-        page.save(
-            findings,
+        findings.save(
             out,
             kind="all-attention",
             description="heads that take their persistent vectors along",

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.speed import table
+from benchmarks.studies import figures
+from benchmarks.studies.findings import Picture
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.studies import figures
-from compressor.studies.results import Picture
 
 
 def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, persistent: bool) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.all_attention_cost import figure1
 from benchmarks.all_attention_sizes import ABLATIONS
-from compressor.studies import figures
-from compressor.studies.results import Findings, Picture, Table
+from benchmarks.studies import figures
+from benchmarks.studies.findings import Findings, Picture, Table
 
 if TYPE_CHECKING:
     from benchmarks.all_attention import Study

@@ -2,7 +2,7 @@
 
 MiniLM's encoder is trained on each set with a new head, for at most three epochs. From these weights `dense` is trained
 for the steps of the size; runs with masks are trained for as many steps, with masks derived from the dense run's maps
-or drawn at random (`compress study blocks --from-original-weights`).
+or drawn at random (`python -m benchmarks.studies blocks --from-original-weights`).
 
     python -m benchmarks.blocks --size tiny
     python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
@@ -10,11 +10,12 @@ or drawn at random (`compress study blocks --from-original-weights`).
 
 The other tables of attention pruning are studies of model folders that other scripts write:
 
-    compress study blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 --block-size 16 \
-        --shares 0.5,0.8,0.9
-    compress study blocks build/translation/small/model --task translation --data multi30k_deen.tsv.xz --block-size 1 \
-        --kinds all,bidirectional,causal,cross --masks own --shares 0.4,0.6,0.8
-    compress train build/lm --data wikitext2_train.txt.xz ... && compress study blocks build/lm --shares 0.8 ...
+    python -m benchmarks.studies blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 \
+        --block-size 16 --shares 0.5,0.8,0.9
+    python -m benchmarks.studies blocks build/translation/small/model --task translation --data multi30k_deen.tsv.xz \
+        --block-size 1 --kinds all,bidirectional,causal,cross --masks own --shares 0.4,0.6,0.8
+    compress train build/lm --data wikitext2_train.txt.xz ... \
+        && python -m benchmarks.studies blocks build/lm --shares 0.8 ...
 
 Finished cells in `--out` are not run again, and several processes may share the cells.
 """
@@ -30,11 +31,12 @@ import torch
 
 from benchmarks.grid import MODEL, data_file, tune, write_new_head
 from benchmarks.machine import machine
+from benchmarks.studies import figures
+from benchmarks.studies.findings import Findings
+from benchmarks.studies.request import StudyRequest, StudySize
+from benchmarks.studies.run import study
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.study import StudyRequest
-from compressor.studies import StudySize, figures, study
-from compressor.studies.results import Findings
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """MiniLM on SST-2 and on a sample of MNLI: every method at 60, 36, 24, 12, 6 and 3 of 72 heads, against dense.
 
-This runs `compress study grid` on these data. Every run starts from the same weights and trains for the same steps at
-the same learning rates; the dense run keeps every head, and pipelined methods and searches start from it. Checkpoints
-are selected on dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2 starts from
-`minilm-sst2`, MNLI from its encoder with a new head of three classes, trained here for two epochs.
+This runs `python -m benchmarks.studies grid` on these data. Every run starts from the same weights and trains for the
+same steps at the same learning rates; the dense run keeps every head, and pipelined methods and searches start from it.
+Checkpoints are selected on dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2 starts
+from `minilm-sst2`, MNLI from its encoder with a new head of three classes, trained here for two epochs.
 
     python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
     python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6     # one method at its best
@@ -26,16 +26,16 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.machine import machine
+from benchmarks.studies.cell_store import read_results
+from benchmarks.studies.request import StudyRequest, StudySize
+from benchmarks.studies.run import study
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import heads_of
-from compressor.config.study import StudyRequest
 from compressor.file_lock import file_lock
 from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
-from compressor.studies import StudySize, study
-from compressor.studies.cell_store import read_results
 from compressor.tasks import open_data
 from compressor.units import find_sites
 

@@ -34,12 +34,12 @@ from benchmarks.machine import machine
 from benchmarks.question_answering_model import SIZES, Size, open_model, train
 from benchmarks.speed import table
 from benchmarks.stored import require_settings
+from benchmarks.studies.findings import difference_text
 from compressor import compress
 from compressor.cli.console import Console
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.model_folder import ModelFolder
-from compressor.studies.grid import difference_text
 from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, statistics
 from graph_passes.files import write_text

@@ -38,15 +38,15 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.machine import machine
 from benchmarks.stored import require_settings
+from benchmarks.studies.cell_store import read_results
+from benchmarks.studies.request import StudyRequest
+from benchmarks.studies.request import StudySize as Grid
+from benchmarks.studies.run import study
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
-from compressor.config.study import StudyRequest
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
-from compressor.studies import StudySize as Grid
-from compressor.studies import study
-from compressor.studies.cell_store import read_results
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits, pick
 

@@ -1,4 +1,4 @@
-"""Run `compress` in this process: exit code, stdout, stderr."""
+"""Run a command in this process: exit code, stdout, stderr."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from compressor.cli import main
+from compressor.cli import cli, main
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Result of a command: exit code, output, and the error that caused the exit code."""
+    """Result of a command: exit code, output, the error that caused the exit code, and the name of the command."""
 
     code: int
     out: str
     err: str
     cause: BaseException | None = None
+    name: str = "compress"
 
     @property
     def error_code(self) -> str | None:
@@ -43,20 +45,22 @@ class CommandResult:
         """The one line on stderr."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
-        assert lines[0].startswith("compress: ")
-        return lines[0].removeprefix("compress: ")
+        assert lines[0].startswith(f"{self.name}: ")
+        return lines[0].removeprefix(f"{self.name}: ")
 
 
-def compress(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> CommandResult:
-    """Run one command."""
+def compress(
+    capfd: pytest.CaptureFixture[str], *arguments: str | Path, command: click.Command = cli, name: str = "compress"
+) -> CommandResult:
+    """Run `compress`, or another command that its `main` runs."""
     capfd.readouterr()
     disabled = logging.root.manager.disable
     try:
         with pytest.raises(SystemExit) as raised:
-            main([str(argument) for argument in arguments])
+            main([str(argument) for argument in arguments], command, name)
     finally:
         logging.disable(disabled)
-    return CommandResult(int(raised.value.code or 0), *capfd.readouterr(), raised.value.__cause__)
+    return CommandResult(int(raised.value.code or 0), *capfd.readouterr(), raised.value.__cause__, name)
 
 
 def enable_ctrl_c() -> None:

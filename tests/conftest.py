@@ -11,7 +11,7 @@ import torch
 torch.set_num_threads(1)
 
 LONGEST = (
-    *("tests/run/", "tests/law/", "tests/selection/", "tests/training/", "tests/studies/", "tests/tasks/"),
+    *("tests/run/", "tests/law/", "tests/selection/", "tests/training/", "tests/benchmarks/studies/", "tests/tasks/"),
     "tests/test_export.py",
 )
 """Where the tests are that take longest."""

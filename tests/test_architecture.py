@@ -33,7 +33,7 @@ COMPRESSOR = (
     ("block_masks",),
     ("report",),
     ("run",),
-    ("latency", "serving", "studies"),
+    ("latency", "serving"),
     ("cli", "pytest_plugin"),
 )
 LAYERS = {"graph_passes": GRAPH_PASSES, "compressor": COMPRESSOR}
@@ -66,6 +66,15 @@ def imports_in(path: Path, modules: set[str] | object) -> Iterator[str]:
                     yield submodule
                 elif node.module in modules:
                     yield node.module
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """The modules that a file imports, of any package."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
 def layer_of(module: str) -> int | None:
@@ -129,6 +138,12 @@ def test_imports_have_no_cycle(imports: Imports) -> None:
 def test_graph_passes_import_nothing_of_compressor(imports: Imports) -> None:
     imported = {name: targets for name, targets in imports.items() if name.startswith("graph_passes")}
     assert not {target for targets in imported.values() for target in targets if target.startswith("compressor")}
+
+
+def test_the_packages_import_no_benchmarks_and_no_tests() -> None:
+    paths = [path for package in LAYERS for path in (ROOT / package).rglob("*.py")]
+    roots = {path: {name.partition(".")[0] for name in imported_names(path)} for path in paths}
+    assert not {str(path) for path, names in roots.items() if names & {"benchmarks", "tests"}}
 
 
 def test_every_module_has_a_layer(imports: Imports) -> None:

@@ -25,7 +25,6 @@ from compressor.cli.recipe import recipe
 from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
-from compressor.cli.study import study
 from compressor.cli.train import train
 from compressor.config.own_tasks import error_of_own_task
 from compressor.errors import CompressorError, InputError, most_similar
@@ -41,25 +40,27 @@ def cli() -> None:
     """
 
 
-for _command in (run, sites, costs, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
+for _command in (run, sites, costs, apply, build, bench, check, report, train, export_triton, kernel, recipe):
     cli.add_command(_command)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0, a code of `compressor.errors`, 130 after Ctrl-C, or 141 where the reader has gone.
+def main(arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "compress") -> None:
+    """Run a command and exit: 0, a code of `compressor.errors`, 130 after Ctrl-C, or 141 where the reader has gone.
 
     Args:
-        arguments: arguments after `compress`; None: those of the process.
+        arguments: arguments after the name of the command; None: those of the process.
+        command: the command; it is the group of all or another `Command`.
+        name: how users call the command, for messages.
 
     Raises:
         SystemExit: always, caused by the error of the command if there is one.
     """
-    console = Console()
+    console = Console(name=name)
     command_arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if "--debug" not in command_arguments:
         _silence_libraries()
     try:
-        cli.main(command_arguments, prog_name="compress", obj=console, standalone_mode=False)
+        command.main(command_arguments, prog_name=name, obj=console, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError as error:
         # The reader of the output has gone, as in `compress sites model | head`.

@@ -27,11 +27,20 @@ class Interrupted(click.ClickException):
     exit_code = 130
 
 
-class CommandGroup(DefaultGroup):
-    """The group of commands, which reports Ctrl-C, and a reader of the output that has gone, like any other error."""
+@contextmanager
+def _broken_pipe_raised() -> Iterator[None]:
+    """Raise BrokenPipeError without its number, by which click would recognize it and exit with code 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise BrokenPipeError from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+
+class Command(click.Command):
+    """A command that takes no flag as the value of another: `--data --distill` lacks a value.
+
+    It reports Ctrl-C, and a reader of the output that has gone, like any other error.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _broken_pipe_raised():  # by --help, which is printed here
@@ -43,19 +52,6 @@ class CommandGroup(DefaultGroup):
                 return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise Interrupted(str(interrupt) or "interrupted") from interrupt
-
-
-@contextmanager
-def _broken_pipe_raised() -> Iterator[None]:
-    """Raise BrokenPipeError without its number, by which click would recognize it and exit with code 1."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        raise BrokenPipeError from error
-
-
-class Command(click.Command):
-    """A command that takes no flag as the value of another: `--data --distill` lacks a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -71,6 +67,13 @@ class Command(click.Command):
             following = word.partition("=")[0]
             if flag in with_value and following in flags:
                 raise click.BadOptionUsage(flag, f"Option {flag!r} needs a value, and {following!r} is an option.", ctx)
+
+
+class CommandGroup(Command, DefaultGroup):
+    """The group of commands, in the order in which they are added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
 def common(command: F) -> F:

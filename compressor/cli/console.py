@@ -40,11 +40,12 @@ class Console:
 
     Args:
         log_seconds: where stderr is no terminal, the time after which a stage prints another line of its progress.
+        name: the command, which the line of an error begins with.
     """
 
-    def __init__(self, log_seconds: float = 60.0) -> None:
+    def __init__(self, log_seconds: float = 60.0, name: str = "compress") -> None:
         self.quiet = self.debug = self.json = False
-        self._log_seconds = log_seconds
+        self._log_seconds, self._name = log_seconds, name
 
     def result(self, content: RenderableType, data: Any) -> None:
         """Print a result: `data` as JSON under `--json`, else `content`."""
@@ -65,7 +66,7 @@ class Console:
 
     def error(self, text: str) -> None:
         """Print an error as one line."""
-        print(f"compress: {_printable(text)}", file=sys.stderr, flush=True)
+        print(f"{self._name}: {_printable(text)}", file=sys.stderr, flush=True)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,41 @@ class RecipeFile:
     path: Path
     fields: Mapping[str, Any]
 
+    def with_flags(
+        self, model: str | None, flags: Mapping[str, Any], options: Mapping[str, Any] | None = None
+    ) -> Recipe:
+        """The recipe of a command with this file: a flag wins over the file, the file over the default.
+
+        Args:
+            model: the model folder; None where the file names it.
+            flags: field name -> value of its flag.
+            options: options of the method that have a flag of their own; they join those of `flags` or of the file.
+
+        Raises:
+            UsageError: no model is named, or a value is out of its range. The message names the flag or key.
+        """
+        fields = {**self.fields, **({"model": model} if model else {}), **flags}
+        if "model" not in fields:
+            raise UsageError(
+                f"{self.path}: no model folder is set; use compress MODEL, or add a line model = ...",
+                code=ErrorCode.MISSING_VALUE,
+                field="model",
+            )
+
+        def name_of(name: str) -> str:
+            return f"{self.path}: {name}" if name in self.fields and name not in flags else flag_of(name)
+
+        if "steps" in self.fields and "steps" not in flags:
+            fields = with_flags(fields, self.fields["steps"], flags)
+        recipe = Recipe(name_of, **fields)
+        return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+
 
 def recipe_of(
     model: str | None,
     file: str | None,
     flags: Mapping[str, Any],
     *,
-    reserved: Collection[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """The recipe of one command: a flag wins over the file, the file over the default.
@@ -57,33 +85,13 @@ def recipe_of(
         model: the model folder; None where the file names it.
         file: a recipe file (`--recipe`); None for `compress.toml` in the model folder, if it exists.
         flags: field name -> value of its flag.
-        reserved: fields that the command sets itself, so that flags and file are ignored; if `keep` is among them and
-            there are rows, every head is kept.
         options: options of the method that have a flag of their own; they join those of `flags` or of the file.
 
     Raises:
         UsageError: the file cannot be read, a key is unknown, a value is out of its range, or the model folder's own
             file sets a field that only the command line or `--recipe` may set. The message names the flag or key.
     """
-    stored = stored_recipe(model, file)
-    fields = {**stored.fields, **({"model": model} if model else {}), **flags}
-    fields = {name: value for name, value in fields.items() if name not in reserved}
-    if "keep" in reserved and "data" in fields:
-        fields["keep"] = "100%"
-    if "model" not in fields:
-        raise UsageError(
-            f"{stored.path}: no model folder is set; use compress MODEL, or add a line model = ...",
-            code=ErrorCode.MISSING_VALUE,
-            field="model",
-        )
-
-    def name_of(name: str) -> str:
-        return f"{stored.path}: {name}" if name in stored.fields and name not in flags else flag_of(name)
-
-    if isinstance(stored.fields.get("steps"), list) and "steps" not in flags:
-        fields = with_flags(fields, stored.fields["steps"], flags)
-    recipe = Recipe(name_of, **fields)
-    return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+    return stored_recipe(model, file).with_flags(model, flags, options)
 
 
 def stored_recipe(model: str | None, file: str | None) -> RecipeFile:

@@ -119,7 +119,7 @@ class RecipeSections(Sections):
         return getattr(getattr(self, SECTION_OF[name]), name)
 
     def flat(self) -> dict[str, Any]:
-        """Every field as JSON, by name, without sections: what reports and studies store."""
+        """Every field as JSON, by name, without sections: what reports store."""
         fields = {
             name: value
             for section in SECTIONS

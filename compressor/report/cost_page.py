@@ -34,7 +34,7 @@ def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:
         }
         for table in tables
     ]
-    page = environment("report").get_template("cost_page.html")
+    page = environment().get_template("cost_page.html")
     return page.render(name=model, engine=engine, sections=sections, tiles=list(map(_tile, tables)))
 
 

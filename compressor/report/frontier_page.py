@@ -35,6 +35,6 @@ def render(frontier: Frontier) -> str:
         for rung in frontier.rungs
     ]
     tone = "bad" if frontier.is_missed else "good"
-    page = environment("report").get_template("frontier_page.html")
+    page = environment().get_template("frontier_page.html")
     tables = {"headings": headings, "rows": rows, "points": point_rows(frontier)}
     return page.render(frontier=frontier, figures=figures, tiles=tiles, tone=tone, **tables)

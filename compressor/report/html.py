@@ -55,7 +55,7 @@ def render(report: Report) -> str:
 
 @functools.cache
 def _templates() -> jinja2.Environment:
-    templates = environment("report")
+    templates = environment()
     templates.globals["formatting"] = formatting
     templates.globals["facts_of"] = _facts_of
     templates.filters["data"] = _data

@@ -5,11 +5,10 @@ from __future__ import annotations
 import jinja2
 
 
-def environment(package: str) -> jinja2.Environment:
-    """The templates of `compressor.<package>`, which extend `frame.html`; every value is escaped."""
-    folders = [jinja2.PackageLoader("compressor", folder) for folder in dict.fromkeys((package, "report"))]
+def environment() -> jinja2.Environment:
+    """The templates of the pages, which extend `frame.html`; every value is escaped."""
     return jinja2.Environment(
-        loader=jinja2.ChoiceLoader(folders),
+        loader=jinja2.PackageLoader("compressor", "report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

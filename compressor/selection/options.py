@@ -105,12 +105,6 @@ def option_names(method: str) -> tuple[str, ...]:
     return tuple(name for model in option_models(method) for name in model.model_fields)
 
 
-def default_options(method: str, task: str | None = None) -> dict[str, Any]:
-    """All options of a method at their defaults, its own first; those for `task` where they differ."""
-    models = (read_options(method, {}, model, task) for model in option_models(method))
-    return {name: value for model in models for name, value in model.model_dump().items()}
-
-
 def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence[str]) -> None:
     """Check that all options exist.
 

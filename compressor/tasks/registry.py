@@ -6,11 +6,10 @@ from typing import Any
 
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
-from compressor.errors import ErrorCode, InputError, UsageError, suggestion
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task
-from compressor.tasks.metrics import Metric
 
 
 def task_classes() -> tuple[type[Task], ...]:
@@ -78,27 +77,3 @@ def _task_class(folder: ModelFolder) -> Any:
             task=task_class.name,
         )
     return task_class
-
-
-def metric_named(name: str, folder: ModelFolder | None = None) -> Metric:
-    """The metric with a name, for stored results without a unit; metrics of the same name have the same unit.
-
-    Args:
-        name: the name.
-        folder: a folder that may have a custom task, whose metrics count first.
-
-    Raises:
-        UsageError: no task has a metric of this name.
-    """
-    own_task = folder.own_task if folder is not None else None
-    classes = (*task_classes(), *([own_task.task_class] if own_task is not None else []))
-    metrics = {metric.name: metric for task in classes for metric in task.metrics}
-    if name not in metrics:
-        raise UsageError(
-            f"metric {name!r}: unknown; {suggestion(name, list(metrics))}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="metric",
-            value=name,
-            known=tuple(metrics),
-        )
-    return metrics[name]

@@ -13,12 +13,12 @@ from pathlib import Path
 from compressor.config.fields import flag_of
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("compressor", "graph_passes")
+FOLDERS = ("compressor", "graph_passes", "benchmarks/studies")
 
 ADVICE = re.compile(
     r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
     r"|\(-o\)"
-    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|study|train|export-triton|kernel|recipe)\b"
+    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|train|export-triton|kernel|recipe)\b"
     r"|\bcompress (?:again|MODEL)\b"
     r"|\bpip install\b"
     r"|\bray start\b|\baccelerate launch\b"
@@ -30,7 +30,10 @@ PLACEHOLDER = re.compile(r"<([a-z_][a-z_0-9]*)>")
 
 _CONSTRUCTORS = ("Error", "Note")
 _FACTORIES = ("RowError.of", "TargetMissingError.of_package")
-_DECLARATIONS = ("click.option", "click.group", "config_field", "option_of", "config.addinivalue_line", "logger.debug")
+_DECLARATIONS = (
+    *("click.option", "click.command", "click.group", "config_field", "option_of"),
+    *("config.addinivalue_line", "logger.debug"),
+)
 """Calls whose texts declare flags, or are for the log, and advise nobody."""
 
 
@@ -59,10 +62,10 @@ def advice_sites() -> dict[str, AdviceSite]:
     """Every place that advises, by its key."""
     sites: dict[str, AdviceSite] = {}
     numbers: Counter[str] = Counter()
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
             source = file.read_text()
-            if package == "compressor" and file.parts[len(ROOT.parts) + 1] == "config":
+            if folder == "compressor" and file.parts[len(ROOT.parts) + 1] == "config":
                 source = re.sub(r"<(?={\w)", "--", PLACEHOLDER.sub(lambda field: flag_of(field[1]), source))
             for prefix, node, is_call in _advising_nodes(ast.parse(source)):
                 name = f"{_module(file)} {prefix}"
@@ -74,8 +77,9 @@ def advice_sites() -> dict[str, AdviceSite]:
 
 
 def _module(file: Path) -> str:
-    parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(part for part in (parts[1:] if parts[0] == "compressor" else parts) if part != "__init__") or "main"
+    package, *parts = file.relative_to(ROOT).with_suffix("").parts
+    names = [package, *parts] if package == "graph_passes" else parts
+    return ".".join(name for name in names if name != "__init__") or "main"
 
 
 def _advising_nodes(tree: ast.Module) -> Iterator[tuple[str, ast.expr, bool]]:

@@ -17,12 +17,12 @@ from benchmarks.all_attention import Study
 from benchmarks.all_attention_cost import layer_macs
 from benchmarks.all_attention_findings import describe, describe_times, findings_of
 from benchmarks.all_attention_sizes import LEVELS, SIZES, pace
+from benchmarks.studies.findings import write_csv
 from compressor.export import export_reference
 from compressor.measure import macs
 from compressor.models import AllAttentionConfig, AllAttentionModel, TransformerXLConfig, TransformerXLModel
 from compressor.progress import NullListener
 from compressor.segment_memory import memory_names
-from compressor.studies.cell_store import write_csv
 from compressor.units import find_sites, keep_all, keep_only
 from graph_passes import load, shrink
 from tests import language

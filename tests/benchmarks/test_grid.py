@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.grid import table
-from compressor.studies.cell_store import read_results
+from benchmarks.studies.cell_store import read_results
 
 
 def test_the_table_has_a_row_for_each_method_and_number_of_heads(tmp_path: Path) -> None:

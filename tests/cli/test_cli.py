@@ -40,7 +40,6 @@ def test_help_names_the_commands_in_order(capfd: Cap) -> None:
         "bench",
         "check",
         "report",
-        "study",
         "train",
         "export-triton",
         "kernel",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "benchmarks").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 COMMANDS = tuple(page for page in PAGES if page.name not in ("RESULTS.md", "CHANGELOG.md"))

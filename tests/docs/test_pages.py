@@ -9,9 +9,12 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks.studies.__main__ import NAME, studies
 from compressor.cli import cli
 from scripts.docs_tables import TABLES, with_tables
 from tests.docs.pages import COMMANDS, PAGES, ROOT, command_lines
+
+STUDIES = NAME.split()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -26,29 +29,33 @@ def test_the_readme_is_short() -> None:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line of `compress` without running it."""
-    name = words[0] if words and words[0] in cli.commands else "run"
-    arguments = words[1:] if words and words[0] in cli.commands else words
+    """Parse a command line of `compress` or of the studies without running it."""
+    if words[0] == "python":
+        command, arguments = studies, words[3:]
+    elif words[1] in cli.commands:
+        command, arguments = cli.commands[words[1]], words[2:]
+    else:
+        command, arguments = cli.commands["run"], words[1:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["compress", *words])
-        cli.commands[name].make_context(name, list(arguments), obj=None, resilient_parsing=False)
+        patch.setattr("sys.argv", words)
+        command.make_context(str(command.name), list(arguments), obj=None, resilient_parsing=False)
 
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_exist_with_their_flags(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for words in command_lines(page):
-        if words[0] == "compress" and words[1:] not in (["--help"], ["--version"]):
-            try:
-                parse([word for word in words[1:] if word != "..."])
-            except (click.exceptions.Exit, click.ClickException) as error:
-                pytest.fail(f"{page.name}: {' '.join(words)}: {error}")
-        elif words[0] == "make":
+        if words[0] == "make":
             targets = [word for word in words[1:] if "=" not in word]
             assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
-        elif words[0] == "python" and "-m" in words:
+        if words[0] == "python" and "-m" in words:
             module = words[words.index("-m") + 1]
             assert module.startswith("tests.") or find_spec(module), words
+        if words[:3] == STUDIES or (words[0] == "compress" and words[1:] not in (["--help"], ["--version"])):
+            try:
+                parse([word for word in words if word != "..."])
+            except (click.exceptions.Exit, click.ClickException) as error:
+                pytest.fail(f"{page.name}: {' '.join(words)}: {error}")
 
 
 @pytest.mark.parametrize("page", sorted({table.page for table in TABLES}), ids=lambda page: page.name)

@@ -14,7 +14,7 @@ class Step:
     """One command.
 
     Attributes:
-        line: the arguments of `compress`.
+        line: the arguments of `compress`, of which `study` was a command.
         exit_code: the expected exit code.
         stdout: name of a file in the folder of the case for the standard output, which is compared; None: not compared.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.equivalence.renames import ADDED_FLAGS, FLAGS, KINDS
 
-PACKAGES = ("compressor", "graph_passes")
+PACKAGES = ("compressor", "graph_passes", "benchmarks")
 
 
 class CaseError(Exception):
@@ -37,11 +37,12 @@ class Checkout:
     flags: frozenset[str]
     kinds: dict[str, str]
 
-    def words(self, line: str) -> list[str]:
-        """The arguments of a command of the base version, with the flags of this version."""
+    def command(self, line: str) -> list[str]:
+        """The module that runs a command of the base version, and its arguments, with the flags of this version."""
         words = [self._spelled(word) for word in shlex.split(line)]
-        is_run = bool(words) and words[0] == "run"
-        return [*words, *(flag for flag in ADDED_FLAGS if is_run and flag in self.flags)]
+        if words[0] == "study" and (self.path / "benchmarks" / "studies").is_dir():
+            return ["benchmarks.studies", *words[1:]]
+        return ["compressor.cli", *words, *(flag for flag in ADDED_FLAGS if words[0] == "run" and flag in self.flags)]
 
     def _spelled(self, word: str) -> str:
         if word not in FLAGS or word in self.flags:

@@ -1,7 +1,8 @@
-"""Run `python -m compressor.cli` with the libraries imported once, which takes longer than most of the commands.
+"""Run modules of a checkout with the libraries imported once, which takes longer than most of the commands.
 
-As a program it reads one command per line from its standard input, JSON of `arguments` and of files for `stdout` and
-`stderr`, and writes the exit code. Every command runs in a fork, which imports the project itself.
+As a program it reads one command per line from its standard input, JSON of a `command`, which is a module and its
+arguments, and of files for `stdout` and `stderr`, and writes the exit code. Every command runs in a fork, which imports
+the project itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LIBRARIES = (
     *("accelerate", "datasets", "matplotlib.pyplot", "onnxruntime", "onnxscript.function_libs.torch_lib.ops"),
@@ -47,12 +48,12 @@ class Preloaded:
             text=True,
         )
 
-    def run(self, arguments: Sequence[str], stdout: Path, stderr: Path) -> int:
+    def run(self, command: Sequence[str], stdout: Path, stderr: Path) -> int:
         """The exit code of one command; negative if a signal ended it, for example after `LIMIT_SECONDS`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        command = {"arguments": list(arguments), "stdout": str(stdout), "stderr": str(stderr)}
-        self._process.stdin.write(json.dumps(command) + "\n")
+        request = {"command": list(command), "stdout": str(stdout), "stderr": str(stderr)}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         response = self._process.stdout.readline()
         if not response:
@@ -71,22 +72,23 @@ def _serve() -> None:
     for library in LIBRARIES:
         import_module(library)
     for line in sys.stdin:
-        command = json.loads(line)
+        request = json.loads(line)
         child = os.fork()
         if not child:
-            _run(command)
+            _run(request)
         print(_exit_code(child), flush=True)
 
 
-def _run(command: Mapping[str, list[str]]) -> NoReturn:
+def _run(request: Mapping[str, Any]) -> NoReturn:
     """Run a command and exit at once, because functions that libraries run at exit can hang in a fork."""
     for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(str(command[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+        os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.argv = ["compress", *command["arguments"]]
+    module, *arguments = request["command"]
+    sys.argv = [module, *arguments]
     exit_code = 1
     try:
-        runpy.run_module("compressor.cli", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         exit_code = end.code if isinstance(end.code, int) else 1
     except BaseException:

@@ -87,8 +87,8 @@ def _run_case(checkout: Checkout, case: Case, base: Checkout, process: Preloaded
     start = time.perf_counter()
     try:
         for number, step in enumerate(case.steps):
-            words = checkout.words(step.line.format(**folders, **checkout.kinds))
-            _run_step(process, step, words, folder, number)
+            command = checkout.command(step.line.format(**folders, **checkout.kinds))
+            _run_step(process, step, command, folder, number)
     except CaseError as error:
         return str(error)
     seconds = round(time.perf_counter() - start, 1)
@@ -97,11 +97,11 @@ def _run_case(checkout: Checkout, case: Case, base: Checkout, process: Preloaded
     return ""
 
 
-def _run_step(process: Preloaded, step: Step, words: Sequence[str], folder: Path, number: int) -> None:
+def _run_step(process: Preloaded, step: Step, command: Sequence[str], folder: Path, number: int) -> None:
     stdout = folder / (step.stdout or f"stdout-{number}.txt")
     stderr = folder / f"stderr-{number}.txt"
-    (folder / f"command-{number}.txt").write_text(f"compress {shlex.join(words)}\n")
-    exit_code = process.run(words, stdout, stderr)
+    (folder / f"command-{number}.txt").write_text(f"python -m {shlex.join(command)}\n")
+    exit_code = process.run(command, stdout, stderr)
     if exit_code != step.exit_code:
         last = (stderr.read_text().strip().splitlines() or ["no message"])[-1]
         raise CaseError(f"exit code {exit_code} instead of {step.exit_code}: {last}")

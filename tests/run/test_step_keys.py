@@ -86,8 +86,8 @@ def test_every_option_that_decides_the_result_is_part_of_the_key(kind: type[Step
 def test_settings_of_the_run_are_part_of_the_keys_of_steps_that_read_them(
     settings: dict[str, Any], reading: set[type[Step]]
 ) -> None:
-    neutral = {name: settings[name] for name in ("precision", "macs") if name in settings}
-    plain, changed = neutral or {"keep": 1}, settings if neutral else {"keep": 1, **settings}
+    plain: dict[str, Any] = {name: settings[name] for name in ("precision", "macs") if name in settings} or {"keep": 1}
+    changed = {**plain, **settings}
     for kind in (Heads, Blocks, Units, Distill):
         assert (key(EXAMPLES[kind], **plain) != key(EXAMPLES[kind], **changed)) == (kind in reading), kind
 

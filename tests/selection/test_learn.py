@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.config.methods import HEAD_METHODS, METHODS
+from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from tests.faults import fails_with
 from tests.selection import tiny
-from tests.selection.tiny import GATE_METHODS, selection
+from tests.selection.tiny import GATE_METHODS, HEAD_METHODS, selection
 
 
 def plan_bytes(learned: tiny.LearningResult, folder: Path) -> bytes:

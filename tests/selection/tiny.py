@@ -25,6 +25,7 @@ from compressor.units import Site, find_sites, gated
 from graph_passes import Plan
 
 GATE_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "gate")
+HEAD_METHODS = tuple(name for name, method in METHODS.items() if method.kind != "budget")
 HEADS = 8
 """Heads of the models."""
 

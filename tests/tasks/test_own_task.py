@@ -15,7 +15,6 @@ from compressor.config.own_tasks import error_of_own_task, is_own_task, load_own
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.tasks import make_task, open_data, statistics
-from compressor.tasks.registry import metric_named
 from tests.command import compress
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -103,15 +102,6 @@ def test_a_folder_that_the_class_does_not_accept_is_refused(path: Path, classifi
     write_module(path, f"{SPAM}    accepts = classmethod(lambda cls, folder: False)\n")
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, task="spam"):
         make_task(load(classifier.path, task="tags:Spam"), rows_config())
-
-
-def test_its_metrics_are_known_by_name_beside_those_of_this_package(path: Path, classifier: ModelFolder) -> None:
-    write_module(path, task_of_the_page())
-    folder = load(classifier.path, task="tags:Tags")
-    assert metric_named("tag-f1", folder).unit.scale == 100
-    assert metric_named("accuracy", folder) == metric_named("accuracy")
-    with pytest.raises(UsageError):
-        metric_named("tag-f1")
 
 
 BROKEN: dict[str, tuple[str | None, str, ErrorCode]] = {

@@ -13,7 +13,7 @@ import torch
 
 import compressor
 from compressor.block_masks.collect_maps import collect_attention_maps
-from compressor.config.methods import HEAD_METHODS, METHODS
+from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
@@ -27,6 +27,7 @@ from compressor.training.checkpoints import digest
 from compressor.units import Site, find_sites, keep_all
 from tests.faults import fails_with
 from tests.folders import rows_config
+from tests.selection.tiny import HEAD_METHODS
 from tests.tasks.rows import forward_of
 from tests.tasks.translations import open_pairs
 

@@ -116,13 +116,6 @@ def _(w: World) -> None:
     w.right("sites", "dense.onnx")
 
 
-@advice("cli.study study unknown-name")
-def _(w: World) -> None:
-    w.fails("study", "grid", "model", "--size", "smal", "--data", "rows.tsv")
-    w.patch.setattr("compressor.studies.study", w.stop)
-    w.right("study", "grid", "model", "--size", "small", "--data", "rows.tsv")
-
-
 @advice("cli explain text")
 def _(w: World) -> None:
     w.usage_fails("apply", "--no-such-flag")

@@ -54,7 +54,7 @@ def _(w: World) -> None:
     w.right(*w.run("--task", "mine:Tags", "--macs", "50%"))
 
 
-@advice("config.recipe_file recipe_of missing-value")
+@advice("config.recipe_file RecipeFile.with_flags missing-value")
 def _(w: World) -> None:
     w.rows("empty.toml", "keep = 1")
     w.rows("named.toml", "keep = 1", 'model = "model"')
@@ -109,10 +109,3 @@ def _(w: World) -> None:
     bench = ("bench", "dense.onnx", "dense.onnx", "--seconds", "0.01", "--seq", "8", "--batch", "1")
     w.fails(*bench, "--precision", "auto")
     w.right(*bench, "--precision", "fp32")
-
-
-@advice("config.study axes_of missing-value")
-def _(w: World) -> None:
-    w.patch.setattr("compressor.studies.study", w.stop)
-    w.fails("study", "grid", "model", "--data", "rows.tsv", "--seeds", ",")
-    w.right("study", "grid", "model", "--data", "rows.tsv", "--seeds", "0,1")

@@ -5,15 +5,36 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from benchmarks.studies.__main__ import studies
+from compressor.cli.console import Console
 from tests import folders
 from tests.advice.world import World, advice
 
 
+def command(*words: str) -> None:
+    """Run `python -m benchmarks.studies` in this process; its errors are raised."""
+    studies.main(list(words), obj=Console(), standalone_mode=False)
+
+
 def study(w: World, kind: str, *flags: Any) -> tuple[Any, ...]:
     """A study, which is right once its cells are known."""
-    w.patch.setattr("compressor.studies.cell_store.CellStore.run", w.stop)
+    w.patch.setattr("benchmarks.studies.cell_store.CellStore.run", w.stop)
     rows = () if "--data" in flags else ("--data", "rows.tsv")
-    return ("study", kind, "model", *rows, "--size", "tiny", "-o", "out", *flags)
+    return (command, kind, "model", *rows, "--size", "tiny", "-o", "out", *flags)
+
+
+@advice("studies.__main__ studies unknown-name")
+def _(w: World) -> None:
+    w.fails(command, "grid", "model", "--size", "smal", "--data", "rows.tsv")
+    w.patch.setattr("benchmarks.studies.run.study", w.stop)
+    w.right(command, "grid", "model", "--size", "small", "--data", "rows.tsv")
+
+
+@advice("studies.request axes_of missing-value")
+def _(w: World) -> None:
+    w.patch.setattr("benchmarks.studies.run.study", w.stop)
+    w.fails(*study(w, "grid", "--seeds", ","))
+    w.right(*study(w, "grid", "--seeds", "0,1"))
 
 
 @advice("studies.ablate Ablate.check contradiction")
@@ -48,25 +69,25 @@ def _(w: World) -> None:
     w.right(*study(w, "grid", "--keeps", "1"))
 
 
-@advice("studies.base check_request contradiction")
+@advice("studies.run check contradiction")
 def _(w: World) -> None:
     w.fails(*study(w, "grid", "--budgets", "1"))
     w.right(*study(w, "grid", "--methods", "dsp", "--keeps", "1", "--seeds", "0"))
 
 
-@advice("studies.base check_request contradiction #2")
+@advice("studies.run check contradiction #2")
 def _(w: World) -> None:
     w.fails(*study(w, "grid", "--data", "rows.tsv", "--data", "rows.tsv"))
     w.right(*study(w, "grid", "--data", "rows.tsv"))
 
 
-@advice("studies.base check_request missing-value")
+@advice("studies.run check missing-value")
 def _(w: World) -> None:
-    w.fails("study", "grid", "model", "--size", "tiny", "-o", "out")
+    w.fails(command, "grid", "model", "--size", "tiny", "-o", "out")
     w.right(*study(w, "grid", "--data", "rows.tsv"))
 
 
-@advice("studies.base check_request contradiction #3")
+@advice("studies.run check contradiction #3")
 def _(w: World) -> None:
     w.fails(*study(w, "grid", "--ray", "local"))
     w.right(*study(w, "grid"))
@@ -116,7 +137,7 @@ def _(w: World) -> None:
 
 @advice("studies.cell_store _check_stamp run-differs")
 def _(w: World) -> None:
-    from compressor.studies.cell_store import STAMP
+    from benchmarks.studies.cell_store import STAMP
 
     w.rows(f"out/{STAMP}", "no JSON")
     w.fails(*study(w, "grid"))
@@ -125,7 +146,7 @@ def _(w: World) -> None:
 
 @advice("studies.cell_store _check_stamp run-differs #2")
 def _(w: World) -> None:
-    from compressor.studies.cell_store import STAMP
+    from benchmarks.studies.cell_store import STAMP
 
     w.rows(f"out/{STAMP}", json.dumps({"kind": "grid"}))
     w.fails(*study(w, "grid"))
@@ -134,7 +155,7 @@ def _(w: World) -> None:
 
 @advice("studies.context StudyContext.data missing-value")
 def _(w: World) -> None:
-    from compressor.studies.context import StudyContext
+    from benchmarks.studies.context import StudyContext
 
     context: Any = StudyContext.__new__(StudyContext)
     context.rows = None
@@ -151,8 +172,8 @@ def _(w: World) -> None:
 
 def grid(w: World, name: str, metric: str = "accuracy", model: str | None = None) -> str:
     """The folder of a grid study without cells."""
+    from benchmarks.studies.cell_store import STAMP
     from compressor.model_folder import load
-    from compressor.studies.cell_store import STAMP
 
     recipe = {"kind": "grid", "metric": metric, "model": model or load(w.model).fingerprint}
     w.rows(f"{name}/{STAMP}", json.dumps(recipe))

@@ -1,0 +1,39 @@
+"""The folder of a study: what earlier versions wrote is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.studies.cell_store import STAMP, Cell, CellStore
+from compressor.errors import ErrorCode, UsageError
+from compressor.progress import NullListener, ProgressCallback
+from tests.faults import fails_with
+
+RECIPE = {"kind": "blocks", "map_rows": 20, "weight_by_count": False}
+CELL = Cell("a", {"share": 0.5})
+
+
+def run_cell(cell: Cell, work: Path, tell: ProgressCallback) -> Mapping[str, Any]:
+    raise AssertionError(f"{cell.name} is finished")
+
+
+def test_a_folder_of_version_0_1_is_read_and_resumed(tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / STAMP).write_text(json.dumps({"kind": "blocks", "watch_rows": 20, "weigh_by_rows": False}))
+    (tmp_path / "cells" / "a.json").write_text(json.dumps({"cell": "a", "asked": {"share": 0.5}, "test": 0.75}))
+    folder = CellStore(tmp_path, RECIPE)
+    folder.run([CELL], run_cell, NullListener())
+    assert folder.results() == [{"cell": "a", "settings": {"share": 0.5}, "test": 0.75}]
+
+
+@pytest.mark.parametrize("content", ['{"kind": "grid"}', "[]", "{", "7", "{}"])
+def test_a_folder_of_another_study_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / STAMP).write_text(content)
+    with fails_with(ErrorCode.RUN_DIFFERS, UsageError, path=tmp_path):
+        CellStore(tmp_path, RECIPE)
