@@ -7,6 +7,7 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import pydantic
@@ -25,6 +26,7 @@ from compressor.config.recipe_fields import (
     definite_fields,
 )
 from compressor.config.recipe_sections import RecipeSections
+from compressor.config.sections import AUTO
 from compressor.config.step_list import check_steps
 from compressor.config.steps import steps_from
 from compressor.errors import ErrorCode, UsageError
@@ -40,6 +42,10 @@ __all__ = [
     "current_fields",
     "definite_fields",
 ]
+
+
+PLAIN_MAX_DROP, PLAIN_MINUTES = 0.01, 20.0
+"""Loss of the metric, and minutes of the training, of a recipe that has rows and says nothing else."""
 
 
 class Recipe(RecipeSections):
@@ -93,7 +99,7 @@ class Recipe(RecipeSections):
             if not isinstance(section, dict):
                 section = sections[SECTION_OF[name]] = section.model_dump(exclude_unset=True)
             section[name] = value
-        return _with_budget_method({"source": {}, **sections})
+        return _with_defaults({"source": {}, **sections})
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -131,23 +137,44 @@ def _with_settings_of_steps(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **settings, "steps": steps}
 
 
-def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:
-    """The sections with the method that a budget implies, where none is set.
+def _with_defaults(sections: dict[str, Any]) -> dict[str, Any]:
+    """The sections with what the fields that are set imply.
 
-    A loss that is allowed, with neither a number of heads nor anything else to learn, means as few units as it permits.
+    1. Rows and nothing that says what to do: as many units are removed as a point of the metric permits, what is left
+       is distilled, and the fastest engine that holds is delivered.
+    2. A budget, or a loss that is allowed with neither a number of heads nor anything else to learn: the method that
+       removes units without training.
     """
     parts = {}
-    for key in ("selection", "budget", "blocks"):
+    for key in ("source", "rows", "selection", "budget", "blocks", "distillation", "engine"):
         part = sections.get(key, {})
         if isinstance(part, Config):
             part = part.model_dump(exclude_unset=True)
         if not isinstance(part, dict):
             return sections
         parts[key] = part
+    if sections.get("steps") is not None:
+        return sections
     selection, budget = parts["selection"], parts["budget"]
-    if selection.get("method") is not None or selection.get("keep") is not None or selection.get("plan") is not None:
+    if _says_nothing(parts):
+        selection = {**selection, "max_drop": PLAIN_MAX_DROP}
+        plain = {"distillation": {"distill": True, "minutes": PLAIN_MINUTES}, "selection": selection}
+        sections = {**sections, **plain, "engine": {"target": AUTO, "precision": AUTO, **parts["engine"]}}
+    if any(selection.get(name) is not None for name in ("method", "keep", "plan")):
         return sections
     bounded = selection.get("max_drop") is not None and not parts["blocks"]
     if not bounded and not any(budget.get(name) is not None for name in BUDGETS):
         return sections
     return {**sections, "selection": {**selection, "method": DEFAULT_BUDGET_METHOD}}
+
+
+def _says_nothing(parts: dict[str, dict[str, Any]]) -> bool:
+    """Whether there are rows to learn from, no plan to follow, and no field that says what to do with the model."""
+    said = [*parts["blocks"], *parts["distillation"], *(parts["selection"].keys() - {"seed", "batch_size"})]
+    said += [name for name in parts["budget"] if name != "match_dense"]
+    engine = parts["engine"]
+    if "precision" in engine or engine.get("target") == AUTO:  # an engine of the whole model is requested
+        return False
+    model = parts["source"].get("model")
+    has_plan = model is not None and (Path(model) / "plan.json").exists()
+    return parts["rows"].get("data") is not None and not said and not has_plan

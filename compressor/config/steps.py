@@ -93,13 +93,24 @@ class Step(Config):
         """The options that decide the result, as JSON."""
         return self.model_dump(mode="json", exclude=set(self.neutral))
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in self
+            if fields[name].is_required() or value != fields[name].get_default(call_default_factory=True)
+        }
+
+    @property
+    def summary(self) -> str:
+        """What the step does, in one sentence."""
+        raise NotImplementedError
+
     def __str__(self) -> str:
-        """The step as a key of `[[steps]]` writes it, without options that have their default."""
-        changed = []
-        for name, field in type(self).model_fields.items():
-            if (value := getattr(self, name)) != field.get_default(call_default_factory=True):
-                changed.append(f"{name}={value}")
-        return f"{self.name}({', '.join(changed)})"
+        """The step with the options that differ from their defaults: `units(speedup=4.0)`."""
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.changed.items())})"
 
 
 class _Training(Step):
@@ -133,6 +144,10 @@ class Follow(Step):
     plan: Path
 
     @property
+    def summary(self) -> str:
+        return f"follow the plan {self.plan}, with the weights beside it where its run fitted some"
+
+    @property
     def contents(self) -> dict[str, Path | None]:
         return {"plan": self.plan}
 
@@ -161,6 +176,12 @@ class Heads(_Training):
     max_drop: NonNegative | None = None
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
     ray: Workers | None = None
+
+    @property
+    def summary(self) -> str:
+        number = "" if self.keep is None else f", {self.keep} of them stay"
+        bound = "" if self.max_drop is None else f", as many go as the metric permits by losing {self.max_drop:g}"
+        return f"select the attention heads to keep by {self.method}{number}{bound}"
 
     @property
     def reads_labels(self) -> bool:
@@ -221,6 +242,12 @@ class Blocks(_Training):
     from_original_weights: bool = False
 
     @property
+    def summary(self) -> str:
+        kinds = [f"{share:.0%} of {kind} ones" for kind, share in self.share_by_kind.items()]
+        shares = ", ".join([*([f"{self.share:.0%}"] if self.share else []), *kinds])
+        return f"drop {shares} of the blocks of attention maps where that is faster, and train with the masks"
+
+    @property
     def contents(self) -> dict[str, Path | None]:
         return {"maps": self.maps}
 
@@ -271,6 +298,21 @@ class Units(_Training):
     statistics: Path | None = None
     start_from: Path | None = None
     skip_refused: bool = False
+
+    @property
+    def summary(self) -> str:
+        bounds = {
+            "speedup": f"the engine is {self.speedup} times as fast as the whole model",
+            "latency": f"a call takes {self.latency}",
+            "macs": f"{self.macs or 0:.0%} of the multiply-accumulates are left",
+            "parameters": f"{self.parameters or 0:.0%} of the parameters are left",
+            "keep": f"{self.keep} heads are left",
+        }
+        budgets = [text for name, text in bounds.items() if getattr(self, name) is not None]
+        if not budgets:
+            budgets = [f"the metric has lost the {self.max_drop:g} that is allowed"]
+        units = "heads and neurons" if self.prune_units == "all" else self.prune_units
+        return f"remove {units} by {self.method} until {' and '.join(budgets)}"
 
     @property
     def is_parallel(self) -> bool:  # type: ignore[override]
@@ -392,6 +434,12 @@ class Distill(Step):
     hidden_weight: NonNegative = 1.0
     batch_size: Count = 32
     seed: Natural = 0
+
+    @property
+    def summary(self) -> str:
+        teacher = "the whole model" if self.teacher is None else str(self.teacher)
+        limit = "" if self.minutes is None else f", within {self.minutes:g} minutes"
+        return f"train what is left on the outputs of {teacher}: at most {self.training_steps} training steps{limit}"
 
     @property
     def contents(self) -> dict[str, Path | None]:

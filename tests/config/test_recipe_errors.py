@@ -118,10 +118,9 @@ def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: st
             ("unlabelled_data", "drop_blocks"),
         ),
         ({"data": "x", "unlabelled_data": "u", "plan": "p"}, ErrorCode.CONTRADICTION, ("unlabelled_data", "distill")),
-        ({"data": "x", "unlabelled_data": "u"}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),
         ({"drop_blocks": "0.5"}, ErrorCode.MISSING_VALUE, ("drop_blocks", "data")),
         ({"data": "x", "drop_blocks": 0.5, "plan": "p"}, ErrorCode.CONTRADICTION, ("drop_blocks", "plan")),
-        ({"data": "x"}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),
+        ({"data": "x", "epochs": 2}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),
         ({"data": "x", "method": "taylor"}, ErrorCode.MISSING_VALUE, ("keep", "max_drop")),
         ({"max_drop": "0.1"}, ErrorCode.MISSING_VALUE, ("max_drop", "data")),
         ({"data": "x", "keep": 1, "match_dense": True}, ErrorCode.CONTRADICTION, ("match_dense", "macs")),
@@ -296,7 +295,7 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     assert refused(None, str(tmp_path / "r.toml"), {}).details["field"] == "model"
 
 
-@pytest.mark.parametrize("fields", [{"keep": "half"}, {"keep": "101%"}, {"options": "x"}, {"keep": 3}, {"data": "x"}])
+@pytest.mark.parametrize("fields", [{"keep": "half"}, {"keep": "101%"}, {"options": "x"}, {"keep": 3}, {"data": "x", "epochs": 2}])
 def test_the_recipe_and_the_command_raise_the_same_error(fields: dict[str, Any]) -> None:
     expected = refused("m", None, fields)
     for make in (Recipe, lambda **fields: Recipe.model_validate(fields)):

@@ -108,8 +108,9 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
     ],
 )
 def test_a_list_that_cannot_be_carried_out_is_refused(steps: Any, code: ErrorCode, field: str) -> None:
-    with fails_with(code, UsageError, field=field) as caught:
+    with pytest.raises(UsageError) as caught:
         Recipe(model="m", data="d", steps=steps)
+    assert (caught.value.code, caught.value.details["field"]) == (code, field)
     assert "\n" not in str(caught.value)
 
 
@@ -147,3 +148,34 @@ def test_every_step_is_read_as_it_is_written(step: Step) -> None:
     (read,) = steps_from(steps_text([step]))
     assert read == step
     assert STEPS[step.name] is type(step)
+
+
+@pytest.mark.parametrize("fields", [{}, {"batch": (1,)}, {"target": "ort"}, {"unlabelled_data": "u"}, {"seed": 3}])
+def test_rows_alone_mean_as_fast_as_a_point_permits(fields: dict[str, Any]) -> None:
+    recipe = Recipe(model="m", data="x", **fields)
+    units, distill = steps_of(recipe)
+    assert isinstance(units, Units)
+    assert (units.max_drop, units.is_unbounded, recipe.selection.max_drop) == (0.01, True, 0.01)
+    assert isinstance(distill, Distill)
+    assert distill.minutes == 20
+    assert (recipe.engine.target, recipe.engine.precision) == (fields.get("target", "auto"), "auto")
+    assert Recipe(**recipe.flat()) == recipe
+
+
+@pytest.mark.parametrize("fields", [{"target": "auto"}, {"precision": "int8"}, {"precision": "auto"}])
+def test_rows_with_an_engine_alone_remove_nothing(fields: dict[str, Any]) -> None:
+    recipe = Recipe(model="m", data="x", **fields)
+    assert (steps_of(recipe), recipe.selection.max_drop) == ((), None)
+
+
+def test_rows_beside_a_finished_plan_follow_it(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    assert [step.name for step in steps_of(Recipe(model=tmp_path, data="x"))] == ["follow"]
+
+
+@pytest.mark.parametrize("step", STEPS.values())
+def test_every_step_says_what_it_does(step: type[Step]) -> None:
+    required: dict[str, Any] = {"follow": {"plan": "p"}, "heads": {"keep": 3}, "units": {"speedup": 4}}
+    explained = step(**required.get(step.name, {})).summary
+    assert explained
+    assert "None" not in explained
