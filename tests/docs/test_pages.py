@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
+import compressor
+import graph_passes
 from compressor.cli import cli
 from scripts.docs_tables import TABLES, with_tables
 from tests.docs.pages import COMMANDS, PAGES, ROOT, command_lines
@@ -55,3 +58,10 @@ def test_commands_exist_with_their_flags(page: Path) -> None:
 def test_tables_match_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(page), "run `make docs` to write the tables"
+
+
+@pytest.mark.parametrize("package", [compressor, graph_passes], ids=lambda package: package.__name__)
+def test_the_reference_lists_the_public_names(package: ModuleType) -> None:
+    page = ROOT / "docs" / "api" / f"{package.__name__}.md"
+    listed = re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name.rpartition(".")[2] for name in listed) == sorted(package.__all__)
