@@ -24,6 +24,12 @@ def test_links_point_to_existing_files(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_no_folder_of_a_machine(page: Path) -> None:
+    folder = r"(?<![\w.$-])/(tmp|root|home|work|mnt|opt|srv|usr|var)/[^\s`'\"]*"
+    assert not re.search(folder, page.read_text(encoding="utf-8"))
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
