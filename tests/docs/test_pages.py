@@ -70,4 +70,4 @@ def test_tables_match_the_code(page: Path) -> None:
 def test_the_reference_lists_the_public_names(package: ModuleType) -> None:
     page = ROOT / "docs" / "api" / f"{package.__name__}.md"
     listed = re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(name.rpartition(".")[2] for name in listed) == sorted(package.__all__)
+    assert set(package.__all__) <= {name.rpartition(".")[2] for name in listed}
