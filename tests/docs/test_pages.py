@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
+import compressor
+import graph_passes
 from benchmarks.studies.__main__ import NAME, studies
 from compressor.cli import cli
 from scripts.docs_tables import TABLES, with_tables
@@ -22,6 +25,12 @@ def test_links_point_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_no_folder_of_a_machine(page: Path) -> None:
+    folder = r"(?<![\w.$-])/(tmp|root|home|work|mnt|opt|srv|usr|var)/[^\s`'\"]*"
+    assert not re.search(folder, page.read_text(encoding="utf-8"))
 
 
 def test_the_readme_is_short() -> None:
@@ -62,3 +71,10 @@ def test_commands_exist_with_their_flags(page: Path) -> None:
 def test_tables_match_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(page), "run `make docs` to write the tables"
+
+
+@pytest.mark.parametrize("package", [compressor, graph_passes], ids=lambda package: package.__name__)
+def test_the_reference_lists_the_public_names(package: ModuleType) -> None:
+    page = ROOT / "docs" / "api" / f"{package.__name__}.md"
+    listed = re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(package.__all__) <= {name.rpartition(".")[2] for name in listed}
