@@ -179,7 +179,7 @@ class Study:
             "gate_learning_rate": self.size.gate_rate,
             **pace(self.size.pruning, self.size.precision),
         }
-        return heads_of(self.recipe).model_copy(
+        return heads_of(self.recipe.updated(method="bin-concrete")).model_copy(
             update={
                 "method": "bin-concrete",
                 "keep": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compressor.config.budget_checks import check_budget
 from compressor.config.distillation_checks import check_distillation
 from compressor.config.fields import FieldConflictError
-from compressor.config.methods import BUDGET_METHODS, PENALISED_METHODS, SEARCH_METHODS
+from compressor.config.methods import BUDGET_METHODS, SEARCH_METHODS
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.recipe_sections import RecipeSections
 from compressor.errors import ErrorCode
@@ -170,40 +170,6 @@ def _check_prune_units(recipe: RecipeSections) -> None:
 
 def _check_selection(recipe: RecipeSections) -> None:
     selection = recipe.selection
-    method, keep, max_drop = selection.method, selection.keep, selection.max_drop
-    learns = recipe.selects_heads and recipe.plan_file is None
-    if method in BUDGET_METHODS:
-        if recipe.plan_file is None and not recipe.budget.is_set and keep is None and max_drop is None:
-            raise FieldConflictError(
-                ErrorCode.MISSING_VALUE,
-                f"{method} needs a budget: set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
-                " (<keep>), or the loss allowed (<max_drop>)",
-                *("method", "speedup"),
-            )
-        learns = False
-    counts_heads = not recipe.learns_units and method not in (*SEARCH_METHODS, *PENALISED_METHODS)
-    if learns and keep is None and counts_heads:
-        if not {"method", "plan"} & selection.model_fields_set and not recipe.blocks.model_fields_set:
-            raise FieldConflictError(
-                ErrorCode.MISSING_VALUE,
-                "nothing says how much to remove; set a budget (<speedup>, <latency>, <macs>, <parameters>), the loss"
-                " allowed (<max_drop>), or the number of heads (<keep>)",
-                *("keep", "speedup"),
-            )
-        also = ", or the share of blocks to drop (<drop_blocks>)" if recipe.blocks.model_fields_set else ""
-        timed = ", and meets no budget of time" if recipe.budget.is_timed else ""
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"{method} learns which units to keep, not how many{timed}; set the number of heads (<keep>), or a budget"
-            f" of operations or parameters alone (<macs>, <parameters>){also}",
-            "keep",
-        )
-    if learns and keep is None and max_drop is None and selection.searches:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"{method} needs a stopping rule; set the number of heads (<keep>) or the loss allowed (<max_drop>)",
-            *("keep", "max_drop"),
-        )
     if selection.ray is not None and not selection.searches:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,

@@ -92,3 +92,17 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
             text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons"
             f" only, until {budgets} holds",
         )
+
+
+def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:
+    """What a run without steps delivers.
+
+    Args:
+        recipe: the recipe.
+        has_heads: whether attention heads were recognized in the model.
+    """
+    rows = "" if recipe.rows.data else "rows to learn from (--data) and "
+    learned = "the number of heads to keep (--keep)" if has_heads else "a budget, e.g. --macs 70%"
+    advice = "" if recipe.selection.keep is not None else f"; add {rows}{learned}, or a plan (--plan)"
+    text = f"nothing was learned: the model is exported and built with every unit{advice}"
+    return Note(code=NoteCode.NOTHING_LEARNED, text=text)

@@ -9,7 +9,7 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks
-from compressor.config.unused_flags import order_notes, unused_field_notes
+from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.run import run_notes
@@ -64,6 +64,8 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     log.add_notes(data.notes if data else ())
     log.add_notes(unused_field_notes(recipe, token_limit(model.folder.model)))
     log.add_notes(order_notes(recipe))
+    if not steps:
+        log.add_notes([nothing_learned_note(recipe, has_heads=bool(model.sites))])
     sizes = work_out_sizes(inputs)
     selector = _mask_selector(inputs, sizes)
     return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state)

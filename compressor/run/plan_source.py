@@ -48,22 +48,9 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
     return SelectedPlan(followed, trained=weights is not None, notes=notes, weights=weights)
 
 
-def whole_plan(recipe: Recipe, model: LoadedModel, *, is_final: bool) -> SelectedPlan:
-    """The plan with which a run begins: it keeps every unit.
-
-    Args:
-        recipe: the settings of the run.
-        model: the model.
-        is_final: whether the run has no step that changes it, which a note then says.
-    """
-    plan = _signed(keep_all(model.sites), model.folder)
-    if not is_final:
-        return SelectedPlan(plan)
-    rows = "" if recipe.rows.data else "rows to learn from (--data) and "
-    learned = "the number of heads to keep (--keep)" if model.sites else "a budget, e.g. --macs 70%"
-    advice = "" if recipe.selection.keep is not None else f"; add {rows}{learned}, or a plan (--plan)"
-    text = f"nothing was learned: the model is exported and built with every unit{advice}"
-    return SelectedPlan(plan, notes=(Note(code=NoteCode.NOTHING_LEARNED, text=text),))
+def whole_plan(model: LoadedModel) -> SelectedPlan:
+    """The plan with which a run begins: it keeps every unit."""
+    return SelectedPlan(_signed(keep_all(model.sites), model.folder))
 
 
 def load_weights(recipe: Recipe, model: LoadedModel, followed: SelectedPlan) -> SelectedPlan:

@@ -39,7 +39,7 @@ def walk(context: StepContext) -> State:
         run.log.add_notes(notes)
     network = run.model.folder.model
     original = weight_fingerprints(network)
-    state = State(whole_plan(run.recipe, run.model, is_final=not run.steps))
+    state = State(whole_plan(run.model))
     following = (StepStore(run.work.learning / Follow.name),) if len(learning) < len(run.steps) else ()
     for step, store in zip(run.steps, (*following, *stores), strict=True):
         if step.is_parallel or run.state.is_main_process:

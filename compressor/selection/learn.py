@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from compressor.config.methods import METHODS, PENALISED_METHODS
+from compressor.config.methods import METHODS
 from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
@@ -57,13 +57,6 @@ def learn(
     if selection.searches or not isinstance(reported, Streams):  # training on streams uses the reported metric
         data = data.of_chooser()
     if method.kind == "gate":
-        if keep is None and selection.method not in PENALISED_METHODS:
-            raise UsageError(
-                f"{selection.method} learns which heads to keep, not how many; set the number of heads (--keep)",
-                code=ErrorCode.MISSING_VALUE,
-                field="keep",
-                method=selection.method,
-            )
         learned = train_gate(model, sites, data, selection, keep, checkpoint_dir, on_progress)
     else:
         if keep is None and data.task.metric != reported.metric:

@@ -5,6 +5,7 @@ NOT_ADVICE: dict[str, str] = {
     "cli main text #2": "an argument that is looked for",
     "cli.field_options constant text": "a flag's other spelling",
     "config.recipe_file command_line text": "the command line of a recipe, which the tests of recipes run",
+    "config.recipe_file command_line text #2": "the same for steps",
     "report.figures constant text": "a colour",
     "report.figures constant text #2": "a colour",
     "report.figures constant text #3": "a colour",

@@ -55,19 +55,72 @@ conflict(
     ROWS + "--plan plan.json",
 )
 conflict(BUDGET + "_has_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
+UNITS = "config.steps Units._has_a_budget_that_can_be_met "
+conflict(UNITS + "contradiction", ROWS + "--speedup 2 --latency 5ms", ROWS + "--speedup 2", ROWS + "--latency 5ms")
 conflict(
-    BUDGET + "_bounds_the_time_once contradiction",
-    ROWS + "--speedup 2 --latency 5ms",
-    ROWS + "--speedup 2",
-    ROWS + "--latency 5ms",
-)
-conflict(
-    BUDGET + "_depends_on_the_size contradiction",
+    UNITS + "contradiction #2",
     ROWS + "--parameters 50% --budget-at 1x128",
     ROWS + "--parameters 50% --budget-at 1x128 --speedup 2",
     ROWS + "--parameters 50% --budget-at 1x128 --latency 5ms",
     ROWS + "--parameters 50% --budget-at 1x128 --macs 50%",
 )
+conflict(
+    UNITS + "contradiction #3",
+    ROWS + "--steps \"[{ units = { method = 'dsp', speedup = 2 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', parameters = 0.5 } }]\"",
+    ROWS + "--steps '[{ units = { speedup = 2 } }]'",
+)
+conflict(
+    UNITS + "missing-value",
+    ROWS + "--method reconstruct",
+    *(ROWS + f"--method reconstruct --{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
+    ROWS + "--method reconstruct --keep 1",
+    ROWS + "--method reconstruct --max-drop 0.1",
+)
+conflict(
+    "config.steps Heads._decides_how_many_heads_stay missing-value",
+    ROWS + "--method taylor",
+    ROWS + "--method taylor --keep 50%",
+    ROWS + "--method taylor --max-drop 0.1",
+)
+STEPS = "config.step_list check_steps "
+PRUNED = ROWS + "--steps '[{ units = { macs = 0.5 } }]'"
+conflict(
+    STEPS + "contradiction",
+    ROWS + "--steps '[{ units = { macs = 0.5 } }, { heads = { keep = 1 } }]'",
+    ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
+    PRUNED,
+)
+conflict(STEPS + "contradiction #2", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
+conflict(STEPS + "missing-value", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
+conflict(
+    STEPS + "missing-value #2",
+    ROWS + "--steps '[{ distill = { } }]'",
+    ROWS + "--steps '[{ units = { macs = 0.5 } }, { distill = { } }]'",
+    ROWS + "--steps \"[{ distill = { teacher = 'model' } }]\"",
+)
+conflict("config.steps steps_from invalid-value", ROWS + "--steps '[{'", PRUNED)
+conflict("config.steps steps_from invalid-value #2", ROWS + "--keep 1 --steps 4", ROWS + "--keep 1 --training-steps 4")
+
+
+@advice("config.step_list with_flags contradiction")
+def _(w: World) -> None:
+    w.parses()
+    file = w.rows("run.toml", "[[steps]]", "units = { macs = 0.5 }")
+    w.fails(*shlex.split(ROWS), "--recipe", file, "--drop-blocks", "50%")
+    w.rows("run.toml", "[[steps]]", "blocks = { share = 0.5 }")
+    w.right(*shlex.split(ROWS), "--recipe", file)
+
+
+@advice("config.recipe_file _check_folder_step unsafe-recipe")
+def _(w: World) -> None:
+    w.parses()
+    file = w.rows("model/compress.toml", "[[steps]]", 'heads = { method = "taylor", keep = 1, ray = "local" }')
+    w.fails(*shlex.split(ROWS))
+    w.right(*shlex.split(ROWS), "--recipe", file)
+
+
 conflict(
     BUDGET + "_starts_from_a_run_of_its_method contradiction",
     ROWS + "--macs 50% --start-from named --method dsp",
@@ -300,38 +353,6 @@ conflict(
     ROWS + "--macs 50% --method reconstruct --prune-units neurons",
 )
 SELECTION = RECIPE + "_check_selection "
-conflict(
-    SELECTION + "missing-value",
-    ROWS + "--method reconstruct",
-    *(ROWS + f"--method reconstruct --{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
-    ROWS + "--method reconstruct --keep 1",
-    ROWS + "--method reconstruct --max-drop 0.1",
-)
-conflict(
-    SELECTION + "missing-value #2",
-    ROWS,
-    *(ROWS + f"--{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
-    ROWS + "--keep 1",
-    ROWS + "--max-drop 0.1",
-)
-conflict(
-    SELECTION + "text",
-    ROWS + "--method dsp --block-size 8",
-    ROWS + "--method dsp --block-size 8 --drop-blocks 50%",
-)
-conflict(
-    SELECTION + "missing-value #3",
-    ROWS + "--method dsp",
-    ROWS + "--method dsp --keep 1",
-    ROWS + "--method dsp --macs 50%",
-    ROWS + "--method dsp --parameters 50%",
-)
-conflict(
-    SELECTION + "missing-value #4",
-    ROWS + "--method taylor",
-    ROWS + "--method taylor --keep 1",
-    ROWS + "--method taylor --max-drop 0.1",
-)
 conflict(
     SELECTION + "contradiction",
     ROWS + "--method dsp --keep 1 --ray local",

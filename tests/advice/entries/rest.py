@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
+from compressor.config.step_list import blocks_of
 from graph_passes import BlockMask, Plan, find_attention, save
 from graph_passes.attention.match_plan import match_plan
 from tests import language
@@ -83,7 +84,7 @@ def _(w: World) -> None:
 
     def select(*, everywhere: bool) -> None:
         recipe = Recipe(model="model", data="rows.tsv", drop_blocks=0.5, block_size=8, mask_all_sites=everywhere)
-        MaskSelector(recipe, (8,), 8, {}).select(plan, masks)
+        MaskSelector(recipe, (8,), 8, {}, blocks=blocks_of(recipe)).select(plan, masks)
 
     w.notes(lambda: select(everywhere=False))
     w.right(lambda: select(everywhere=True))

@@ -272,25 +272,25 @@ def _(w: World) -> None:
     w.right(w.finished(), *command[1:], "--drop-blocks", "50%")
 
 
-@advice("run.plan_source whole_plan text #2")
+@advice("config.unused_flags nothing_learned_note text #2")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
 
 
-@advice("run.plan_source whole_plan text")
+@advice("config.unused_flags nothing_learned_note text")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--data", "rows.tsv", "--keep", "1", "-o", "out")
 
 
-@advice("run.plan_source whole_plan text #4")
+@advice("config.unused_flags nothing_learned_note text #4")
 def _(w: World) -> None:
     w.notes("model", "-o", "out")
     w.right("model", "--plan", "plan.json", "-o", "out")
 
 
-@advice("run.plan_source whole_plan text #3")
+@advice("config.unused_flags nothing_learned_note text #3")
 def _(w: World) -> None:
     import transformers as hf
 

@@ -63,12 +63,6 @@ def _(w: World) -> None:
     w.right(*search(w, "taylor", "--max-drop", "0.01"))
 
 
-@advice("selection.learn learn missing-value")
-def _(w: World) -> None:
-    w.fails(tiny.learn_plan, w.path, tiny.selection(method="dsp", keep=None))
-    w.right(*search(w, "dsp", "--keep", "1", "--training-steps", "2"))
-
-
 @advice("selection.learn learn contradiction", zoo=True)
 def _(w: World) -> None:
     translations.save(translations.marian(), w.file("marian"))
