@@ -359,8 +359,8 @@ class Units(_Training):
         if self.learns and self.is_timed:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                f"{self.method} meets no budget of time; set a budget of operations or parameters alone (<macs>,"
-                " <parameters>), or choose another method (<method>)",
+                f"{self.method} meets no budget of time; give it a budget of multiply-accumulates or of parameters, or"
+                f" use the method {DEFAULT_BUDGET_METHOD}",
                 *("method", "speedup"),
             )
         return self
