@@ -11,7 +11,7 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.cli.field_options import FieldsCommand, option_of, options_of, renamed_options
+from compressor.cli.field_options import FieldsCommand, option_of, options_of
 from compressor.config.serve import ServeRequest
 
 _FIELDS = ServeRequest.model_fields
@@ -24,7 +24,6 @@ _FIELDS = ServeRequest.model_fields
 @click.option("-o", "--repository", metavar="REPOSITORY", help=f"{_FIELDS['repository'].description} [required]")
 @option_of("engine", _FIELDS["engine"], multiple=True)
 @options_of(_FIELDS, without=("out", "repository", "engine"))
-@renamed_options({"plan": "engine"})
 @common
 @click.pass_obj
 def export_triton(console: Console, out: str, **flags: Any) -> None:

@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from compressor.cli.command_group import Command
 from compressor.config.fields import choices_of, extra_of, flag_of, has_default, heading_of
-from compressor.errors import ErrorCode, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMMON = "Common"
@@ -72,36 +71,6 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
         return click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=text)
     flags = (*_FURTHER_FLAGS.get(name, ()), flag_of(name))
     return click.option(*flags, name, metavar=_metavar(name, field), help=text, multiple=multiple)
-
-
-def renamed_options(former_names: Mapping[str, str]) -> Callable[[F], F]:
-    """A decorator that accepts former flags, hidden, only to name the flag that replaced each.
-
-    Args:
-        former_names: former field name -> field name.
-    """
-
-    def decorate(command: F) -> F:
-        for former, name in former_names.items():
-            flags = (flag_of(former),)
-            command = click.option(
-                *flags, hidden=True, expose_value=False, is_eager=True, callback=_renamed(former, name), default=None
-            )(command)
-        return command
-
-    return decorate
-
-
-def _renamed(former: str, name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value is not None:
-            raise UsageError(
-                f"{flag_of(former)} was renamed to {flag_of(name)}; use the new flag",
-                code=ErrorCode.RENAMED,
-                field=former,
-            )
-
-    return refuse
 
 
 def _as_text(default: Any) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from compressor.cli.command_group import CommandGroup, common
-from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
+from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.config.methods import PENALISED_METHODS
-from compressor.config.run import FIELDS, FORMER_NAMES
+from compressor.config.run import FIELDS
 from compressor.errors import ErrorCode, UsageError, most_similar
 
 
@@ -21,7 +21,6 @@ from compressor.errors import ErrorCode, UsageError, most_similar
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--recipe", "file", metavar="FILE", help="a TOML file of these options; default: MODEL/compress.toml")
 @options_of(FIELDS, without=("model",))
-@renamed_options(FORMER_NAMES)
 @click.option(
     *("--lambda", "penalty"),
     type=float,

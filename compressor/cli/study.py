@@ -11,10 +11,10 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console, text_table
-from compressor.cli.field_options import FieldsCommand, option_of, options_of, renamed_options
+from compressor.cli.field_options import FieldsCommand, option_of, options_of
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.recipe_file import recipe_of, stored_recipe
-from compressor.config.run import FIELDS, FORMER_NAMES
+from compressor.config.run import FIELDS
 from compressor.config.sections import SelectionConfig
 from compressor.config.study import RESERVED, UNREAD, StudyAxes, axes_of
 from compressor.errors import ErrorCode, UsageError, suggestion
@@ -34,7 +34,6 @@ _FIELDS = {**StudyAxes.model_fields, **FIELDS}
 @option_of("ray", FIELDS["ray"], help_text=f"{FIELDS['ray'].description} (astar, ablate)")
 @option_of("epochs", FIELDS["epochs"], help_text="passes over the training rows; default: those of --size")
 @options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
-@renamed_options({former: name for former, name in FORMER_NAMES.items() if name not in RESERVED})
 @common
 @click.pass_obj
 def study(console: Console, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:

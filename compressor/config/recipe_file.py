@@ -14,7 +14,7 @@ from typing import Any
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
-from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
+from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
@@ -157,13 +157,6 @@ def _check_table(path: Path, section: str, keys: Iterable[str]) -> None:
 
 
 def _check_key(path: Path, name: str) -> None:
-    if name in FORMER_NAMES:
-        raise UsageError(
-            f"{path}: {name} was renamed to {FORMER_NAMES[name]}; use the new key",
-            code=ErrorCode.RENAMED,
-            field=name,
-            path=path,
-        )
     if name not in FIELDS:
         raise UsageError(
             f"{path}: unknown key {name}; {suggestion(name, [*FIELDS, *SECTIONS])}",

@@ -17,31 +17,12 @@ import pydantic
 from compressor.config.fields import Config, fields_with, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_checks import check_agreement
-from compressor.config.recipe_fields import (
-    BUDGETS,
-    BUILD_FIELDS,
-    FIELDS,
-    FORMER_NAMES,
-    SECTION_OF,
-    SECTIONS,
-    current_fields,
-    definite_fields,
-)
+from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTION_OF, SECTIONS, definite_fields
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import BudgetConfig, DistillationConfig
 from compressor.errors import ErrorCode, UsageError
 
-__all__ = [
-    "BUDGETS",
-    "BUILD_FIELDS",
-    "FIELDS",
-    "FORMER_NAMES",
-    "SECTIONS",
-    "SECTION_OF",
-    "Recipe",
-    "current_fields",
-    "definite_fields",
-]
+__all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recipe", "definite_fields"]
 _LEARNED_FORM = 3
 """Form of plans and checkpoints that an interrupted run leaves; those of another form are learned again."""
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.config.run import current_fields
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.file_lock import file_lock
 from compressor.progress import Listener, ProgressCallback
@@ -174,10 +173,9 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
             code=ErrorCode.RUN_DIFFERS,
             path=path,
         )
-    stored = current_fields(content)
-    if stored != recipe:
-        differ = next(name for name in (*recipe, *stored) if stored.get(name) != recipe.get(name))
-        was, now = (_short(values.get(differ)) for values in (stored, recipe))
+    if content != recipe:
+        differ = next(name for name in (*recipe, *content) if content.get(name) != recipe.get(name))
+        was, now = (_short(values.get(differ)) for values in (content, recipe))
         raise UsageError(
             f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); repeat the former settings, or"
             " name another folder (-o)",

@@ -44,7 +44,6 @@ def test_a_model_is_exported_with_its_service(out: Path, tmp_path: Path, capfd: 
         (["{out}", "-o", "{tmp}/r", "--gpus", "0", "--device", "cpu"], 2, ErrorCode.CONTRADICTION, "gpus"),
         (["{out}", "-o", "{tmp}/r", "--backend", "tensorrt"], 3, ErrorCode.FILE_MISSING, "engine"),
         (["{out}", "-o", "{tmp}/r", "--engine", "{tmp}/no.plan"], 3, None, None),
-        (["{out}", "-o", "{tmp}/r", "--plan", "{tmp}/no.plan"], 2, ErrorCode.RENAMED, "plan"),
         (["{out}", "-o", "{tmp}/r", "--data", "{tmp}/no.tsv"], 3, None, None),
         (["{out}"], 2, ErrorCode.MISSING_VALUE, "repository"),
     ],
@@ -66,8 +65,3 @@ def test_bad_input_gives_a_one_line_error(
     assert code is None or result.error_code == code
     assert field is None or result.details["field"] == field
     assert not list(tmp_path.iterdir())
-
-
-def test_a_former_flag_names_the_new_one(out: Path, tmp_path: Path, capfd: Cap) -> None:
-    result = compress(capfd, "export-triton", out, "-o", tmp_path / "r", "--plan", "engine.plan")
-    assert "--engine" in result.error

@@ -63,14 +63,6 @@ def _(w: World) -> None:
     w.right(*costs, "--out", "costs.html")
 
 
-@advice("cli.field_options _renamed.refuse renamed")
-def _(w: World) -> None:
-    w.fails(*w.run("--keep", "1", "--guarantee", "0.9"))
-    w.clear("contradiction", *w.run("--keep", "1", "--certify", "0.9"))
-    w.fails(*w.run("--keep", "1", "--blocks", "20%"))
-    w.right(*w.run("--keep", "1", "--drop-blocks", "20%"))
-
-
 @advice("cli.output_file check_output_file invalid-value")
 def _(w: World) -> None:
     w.fails("apply", "dense.onnx", "--plan", "plan.json", "-o", "model")
