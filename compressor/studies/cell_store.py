@@ -135,7 +135,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     results = []
     for file in sorted((folder / "cells").glob("*.json")):
         try:
-            results.append(_renamed(json.loads(file.read_text(encoding="utf-8"))))
+            results.append(json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise InputError(
                 f"{file}: is damaged ({error}); remove it and run the study again",
@@ -143,11 +143,6 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
                 path=file,
             ) from error
     return results
-
-
-def _renamed(result: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 stored a cell's settings as `asked`."""
-    return {"settings" if name == "asked" else name: value for name, value in result.items()}
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
