@@ -273,7 +273,7 @@ def json_schema() -> dict[str, Any]:
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a field with all forms of values that a file may have."""
     kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
-    extras = {"heading", "decides_plan", "runs_code", "is_path", *kept}
+    extras = {"heading", "decides_plan", "runs_code", "is_path", "is_secret", "is_basic", *kept}
     content = {key: value for key, value in schema.items() if key not in extras}
     forms = [content]
     if content.get("type") not in ("string", "boolean") and "enum" not in content:
