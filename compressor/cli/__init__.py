@@ -1,4 +1,4 @@
-"""The command line: one click command per module. Heavy libraries are imported only by the commands that need them."""
+"""The command line of click. Heavy libraries are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ import click
 
 from compressor.cli.apply import apply
 from compressor.cli.bench import bench
-from compressor.cli.build import build
 from compressor.cli.check import check
-from compressor.cli.command_group import CommandGroup, common
+from compressor.cli.commands import HELP_ALL, CommandGroup, FieldsCommand, common
 from compressor.cli.console import Console
 from compressor.cli.costs import costs
-from compressor.cli.export_triton import export_triton
-from compressor.cli.kernel import kernel
-from compressor.cli.recipe import recipe
-from compressor.cli.report import report
-from compressor.cli.run import run
+from compressor.cli.deploy import export_triton, kernel
+from compressor.cli.run import build, recipe, report, run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
 from compressor.cli.train import train
@@ -82,9 +78,12 @@ def explain(error: Exception | SystemExit) -> tuple[str, int]:
     """
     match error:
         case click.UsageError():
-            command = error.ctx.command_path if error.ctx else "compress"
-            message = _unknown_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
-            return f"{message} Try '{command} --help'.", 2
+            message, flag = error.format_message(), "--help"
+            if isinstance(error, click.NoSuchOption):
+                command = error.ctx.command if error.ctx else None
+                message = _unknown_option(error)
+                flag = HELP_ALL if isinstance(command, FieldsCommand) and not command.is_short else flag
+            return f"{message} Try '{error.ctx.command_path if error.ctx else 'compress'} {flag}'.", 2
         case click.ClickException():
             return error.format_message(), error.exit_code
         case CompressorError():

@@ -61,10 +61,22 @@ def test_run_is_the_default_command(capfd: Cap) -> None:
         assert result.error == "nowhere: no such folder; give the folder that save_pretrained wrote"
 
 
-def test_a_misspelled_command_gives_a_suggestion(capfd: Cap) -> None:
-    result = compress(capfd, "site", "model/")
-    assert result.code == 2
-    assert result.error.endswith("did you mean sites? Try 'compress --help'.")
+@pytest.mark.parametrize(("words", "code"), [(["site", "model/"], 2), (["site"], 3), (["site", "--keep", "1"], 3)])
+def test_a_mistyped_command_is_no_folder_and_gives_a_suggestion(capfd: Cap, words: list[str], code: int) -> None:
+    result = compress(capfd, *words)
+    assert result.code == code
+    assert all(part in result.error for part in ("site: no such folder", "did you mean sites?"))
+    assert code == 2 or (result.error_code, result.details["path"]) == (ErrorCode.FILE_MISSING, Path("site"))
+
+
+def test_a_folder_may_have_a_name_like_that_of_a_command(
+    capfd: Cap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    assert "is empty" in compress(capfd, "site", "--quiet").error
+    assert "did you mean" not in compress(capfd, "site", "model/").error
+    assert "did you mean" not in compress(capfd, "elsewhere/site", "--quiet").error
 
 
 @pytest.mark.parametrize("arguments", [["--json", "sites"], ["sites", "--json"]])
@@ -215,9 +227,9 @@ def test_debug_prints_a_traceback(capfd: Cap) -> None:
 
 
 def test_an_unknown_option_suggests_the_nearest_one(capfd: Cap) -> None:
-    assert compress(capfd, "model/", "--bogus").error == "no such option: --bogus. Try 'compress run --help'."
+    assert compress(capfd, "model/", "--bogus").error == "no such option: --bogus. Try 'compress run --help-all'."
     result = compress(capfd, "model/", "--eval-dta", "x")
-    assert result.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help'."
+    assert result.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help-all'."
 
 
 @pytest.mark.parametrize(
@@ -241,7 +253,7 @@ def test_a_file_may_have_the_name_of_a_flag(capfd: Cap, tmp_path: Path) -> None:
 def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
     result = compress(capfd, "frobnicate", "x")
     assert result.code == 2
-    assert "frobnicate" in result.error
+    assert "frobnicate: no such folder" in result.error
     assert "run, sites" in result.error
 
 

@@ -1,4 +1,4 @@
-"""The command `compress export-triton`."""
+"""`compress export-triton`, and `compress kernel`, which replaces a library only with `--force`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from compressor.errors import ErrorCode
 from tests.command import compress
 from tests.serving.outputs import run_folder
+from tests.targets.kernels import HEADERS, compiled
 
 Cap = pytest.CaptureFixture[str]
 
@@ -65,3 +66,17 @@ def test_bad_input_gives_a_one_line_error(
     assert code is None or result.error_code == code
     assert field is None or result.details["field"] == field
     assert not list(tmp_path.iterdir())
+
+
+def test_a_library_is_compiled_once(tmp_path: Path, capfd: Cap) -> None:
+    compiled()
+    include = () if HEADERS is None else ("--include", HEADERS)
+    out = tmp_path / "kernel.so"
+    result = compress(capfd, "kernel", "-o", out, *include, "--json", "--quiet")
+    assert result.code == 0, result.err
+    assert result.json["error"] < 1e-5
+    library = out.read_bytes()
+    repeated = compress(capfd, "kernel", "-o", out, *include)
+    assert (repeated.code, repeated.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    assert out.read_bytes() == library
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel.so"]
