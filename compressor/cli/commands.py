@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from compressor.cli.console import Console
 from compressor.config.fields import choices_of, extra_of, flag_of, has_default, heading_of
-from compressor.config.sections import HEADINGS
+from compressor.config.sections import HEADINGS, MODEL
 from compressor.errors import ErrorCode, UsageError, most_similar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -223,6 +223,12 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
     metavar = "NAME=VALUE,..." if get_origin(field.annotation) is dict else metavar
     flags = (*_FURTHER_FLAGS.get(name, ()), flag_of(name))
     return click.option(*flags, name, metavar=metavar, multiple=multiple, **settings)
+
+
+def recipe_option(command: F) -> F:
+    """Add `--recipe`, whose value is the argument `file`."""
+    text = "TOML file of the options of compress run; default: MODEL/compress.toml"
+    return click.option("--recipe", "file", cls=HeadedOption, heading=MODEL, metavar="FILE", help=text)(command)
 
 
 def _as_text(default: Any) -> str:

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from compressor.cli.commands import Command, CommandGroup, FieldsCommand, HeadedOption, common, options_of
+from compressor.cli.commands import (
+    Command,
+    CommandGroup,
+    FieldsCommand,
+    HeadedOption,
+    common,
+    options_of,
+    recipe_option,
+)
 from compressor.cli.console import Console, text_table
 from compressor.config.fields import reference_rows
 from compressor.config.ladder import compared_ladders, recipes_of
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import FILE_NAME, json_schema
 from compressor.config.run import BUILD_FIELDS, FIELDS
-from compressor.config.sections import HEADS, MODEL
+from compressor.config.sections import HEADS
 from compressor.errors import ErrorCode, InputError, MetricDropError, TargetMissingError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -25,19 +33,10 @@ if TYPE_CHECKING:
 _BUILD_FIELDS = {name: FIELDS[name] for name in BUILD_FIELDS}
 
 
-@click.command(
-    cls=FieldsCommand,
-    short_help="From a model folder to a smaller, proven, measured engine.",
-)
+@click.command(cls=FieldsCommand, short_help="From a model folder to a smaller, proven, measured engine.")
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="")
-@click.option(
-    *("--recipe", "file"),
-    cls=HeadedOption,
-    heading=MODEL,
-    metavar="FILE",
-    help="TOML file of these options; default: MODEL/compress.toml",
-)
+@recipe_option
 @options_of(FIELDS, without=("model",))
 @click.option(
     *("--lambda", "penalty"),

@@ -9,42 +9,30 @@ import pydantic
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from compressor.cli.commands import FieldsCommand, HeadedOption, common, option_of, options_of
+from compressor.cli.commands import FieldsCommand, HeadedOption, common, option_of, options_of, recipe_option
 from compressor.cli.console import Console, text_table
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import FIELDS
-from compressor.config.sections import MODEL, SelectionConfig
+from compressor.config.sections import SelectionConfig
 from compressor.config.study import AXES, RESERVED, UNREAD, StudyAxes, axes_of
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 _SEPARATE = ("model", "data", "ray", "epochs")
 """Fields of the recipe whose option differs from that of `compress run`."""
-_FIELDS = {**StudyAxes.model_fields, **FIELDS}
 
 
 @click.command(cls=FieldsCommand, short_help="Many runs side by side: one table, and figures.")
 @click.argument("kind", metavar="KIND")
 @click.argument("model", required=False)
 @click.option(
-    "--size",
-    cls=HeadedOption,
-    heading=AXES,
-    default="small",
-    metavar="tiny|small|paper",
-    help="amount of work [small]",
+    "--size", cls=HeadedOption, heading=AXES, default="small", metavar="tiny|small|paper", help="amount of work [small]"
 )
-@click.option(
-    *("--recipe", "file"),
-    cls=HeadedOption,
-    heading=MODEL,
-    metavar="FILE",
-    help="TOML file of the options of compress run; default: MODEL/compress.toml",
-)
+@recipe_option
 @options_of(StudyAxes)
 @option_of("data", FIELDS["data"], multiple=True, help_text=f"{FIELDS['data'].description}; repeat to compare several")
 @option_of("ray", FIELDS["ray"], help_text=f"{FIELDS['ray'].description} (astar, ablate)")
-@option_of("epochs", FIELDS["epochs"], help_text="passes over the training rows; default: those of --size")
+@option_of("epochs", FIELDS["epochs"], help_text="passes over the training examples; default: those of --size")
 @options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
 @common
 @click.pass_obj
