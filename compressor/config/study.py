@@ -43,7 +43,9 @@ class StudyAxes(Config):
         AXES, "weights of the penalty, separated by commas", is_basic=True
     )
     shares: Annotated[tuple[Share, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "shares of the blocks to drop, separated by commas; 0: as many steps without masks", is_basic=True
+        AXES,
+        "shares of the blocks to drop, separated by commas; 0: as many training steps without masks",
+        is_basic=True,
     )
     kinds: Names | None = config_field(
         AXES,

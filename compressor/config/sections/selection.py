@@ -19,7 +19,7 @@ class SelectionConfig(Config):
     plan: Path | None = config_field(HEADS, "plan.json to follow instead of selecting units", is_path=True)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
         HEADS,
-        "method that selects units; default with a budget: reconstruct; also with --max-drop alone",
+        "method that selects units; default with a budget or a maximum drop alone: reconstruct",
         "dsp",
         decides_plan=True,
         choices=tuple(METHODS),
