@@ -33,7 +33,7 @@ from compressor.errors import CompressorError, InputError, most_similar
 def cli() -> None:
     """Make a transformer smaller and faster where it is deployed, and prove it.
 
-    compress MODEL is short for compress run MODEL.
+    compress MODEL is short for compress run MODEL, whose options compress run --help lists.
     """
 
 

@@ -64,7 +64,7 @@ def config_field(
 
     Args:
         heading: section of `--help` and of the documentation that lists it.
-        description: its help text.
+        description: its help text, in clauses separated by semicolons; the first clause says what the value is.
         default: value where the field is not set.
         required: whether the field has no default.
         decides_plan: whether the field changes what a run learns; such fields are part of the key for resuming.
