@@ -227,8 +227,13 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
 
 def recipe_option(command: F) -> F:
     """Add `--recipe`, whose value is the argument `file`."""
-    text = "TOML file of the options of compress run; default: MODEL/compress.toml"
-    return click.option("--recipe", "file", cls=HeadedOption, heading=MODEL, metavar="FILE", help=text)(command)
+    return click.option(
+        *("--recipe", "file"),
+        cls=HeadedOption,
+        heading=MODEL,
+        metavar="FILE",
+        help="TOML file of the options of compress run; default: MODEL/compress.toml",
+    )(command)
 
 
 def _as_text(default: Any) -> str:

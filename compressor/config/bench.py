@@ -19,7 +19,7 @@ class BenchConfig(Config):
 
     target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = config_field(
         ENGINE,
-        "runtime of the engines; for the folder of a run several, separated by commas; default: that of the run",
+        "runtime of the engines; for the folder of a run several, separated by commas, by default its own",
         (DEFAULT_TARGET,),
     )
     callers: Count = config_field(
