@@ -27,7 +27,11 @@ from compressor.config.own_tasks import error_of_own_task
 from compressor.errors import CompressorError, InputError, most_similar
 
 
-@click.group(cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandGroup,
+    default="run",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="compressor")
 @common
 def cli() -> None:

@@ -232,7 +232,7 @@ def recipe_option(command: F) -> F:
         cls=HeadedOption,
         heading=MODEL,
         metavar="FILE",
-        help="TOML file of the options of compress run; default: MODEL/compress.toml",
+        help="TOML file of options; default: MODEL/compress.toml",
     )(command)
 
 

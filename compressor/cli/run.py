@@ -54,10 +54,9 @@ def run(
 ) -> None:
     """From a model folder to a smaller engine: select heads, shrink the graph, build, prove, measure.
 
-    A recipe file sets the same fields as the flags below, under the same names; a flag wins.
-
-    A budget with several values, such as --speedup 2,4,8, is a ladder: each rung starts from the one before and is a
-    folder of its own inside the output folder, and frontier.html there shows metric against speed.
+    A recipe file sets the same fields under the same names; a flag wins. A budget with several values, such as
+    --speedup 2,4,8, is a ladder: a folder for each rung, which starts from the one before, and frontier.html, which
+    shows metric against speed.
     """
     _check_words(ctx, model, words)
     options = {} if penalty is None else {"penalty": penalty}

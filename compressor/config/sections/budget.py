@@ -39,10 +39,10 @@ class BudgetConfig(Config):
         BUDGET, "maximum median time of a call: 5ms", decides_plan=True, is_basic=True
     )
     macs: BudgetShare | None = config_field(
-        BUDGET, "share of the multiply-accumulates of the whole model to keep: 50%", decides_plan=True, is_basic=True
+        BUDGET, "share of the multiply-accumulates to keep: 50%", decides_plan=True, is_basic=True
     )
     parameters: BudgetShare | None = config_field(
-        BUDGET, "share of the parameters of the whole model to keep, embeddings included: 60%", decides_plan=True
+        BUDGET, "share of the parameters to keep, embeddings included: 60%", decides_plan=True
     )
     budget_at: Shapes = config_field(
         BUDGET,

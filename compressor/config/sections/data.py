@@ -44,8 +44,8 @@ class RowsConfig(Config):
 
     data: Rows = config_field(
         DATA,
-        "training examples: a file, a folder or a data set of Hugging Face; a file is TSV, CSV, JSONL, text,"
-        " CoNLL or Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
+        "training examples: a file, folder or Hugging Face data set; a file is TSV, CSV, JSONL, text, CoNLL or"
+        " Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
         decides_plan=True,
         is_basic=True,
     )

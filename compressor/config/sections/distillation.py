@@ -36,7 +36,7 @@ class DistillationConfig(Config):
     )
     minutes: Positive | None = config_field(
         DISTILLATION,
-        "maximum minutes of the distillation, over all rungs of a ladder; with fewer training steps where needed",
+        "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed",
         decides_plan=True,
         is_basic=True,
     )

@@ -26,7 +26,7 @@ class SelectionConfig(Config):
         is_basic=True,
     )
     keep: Keep | None = config_field(
-        HEADS, "heads to keep in the whole model: a count (36) or a share (50%)", decides_plan=True, is_basic=True
+        HEADS, "heads to keep in the whole model: 36 or 50%", decides_plan=True, is_basic=True
     )
     certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
         HEADS,
@@ -49,8 +49,8 @@ class SelectionConfig(Config):
     seed: Natural = config_field(HEADS, "seed of every random draw", 0, decides_plan=True)
     max_drop: NonNegative | None = config_field(
         BUDGET,
-        "maximum drop of the metric in its unit (0.01: one point of accuracy); a larger drop fails the run;"
-        " without a budget as many units are removed as it permits, and by a search without --keep as many heads",
+        "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without"
+        " a budget as many units are removed as it permits, and by a search without --keep as many heads",
         is_basic=True,
     )
 
