@@ -20,8 +20,6 @@ class ErrorCode(StrEnum):
     # Requests: flags, recipes and names.
     UNKNOWN_NAME = "unknown-name"
     """A flag, key, method, target, option or other name is not among those that exist."""
-    RENAMED = "renamed"
-    """A flag or key of an earlier version, which has another name now."""
     OUT_OF_RANGE = "out-of-range"
     INVALID_VALUE = "invalid-value"
     """A value cannot be converted to the type of its field."""

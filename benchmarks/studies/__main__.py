@@ -9,34 +9,33 @@ import pydantic
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from benchmarks.studies.request import RESERVED, SIZES, UNREAD, StudyAxes, StudyRequest, axes_of, recipe_of_study
+from benchmarks.studies.request import AXES, RESERVED, SIZES, UNREAD, StudyAxes, StudyRequest, axes_of, recipe_of_study
 from compressor.cli import main
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, HeadedOption, common, option_of, options_of, recipe_option
 from compressor.cli.console import Console, text_table
-from compressor.cli.field_options import FieldsCommand, option_of, options_of, renamed_options
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.recipe_file import stored_recipe
-from compressor.config.run import FIELDS, FORMER_NAMES
+from compressor.config.run import FIELDS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 NAME = "python -m benchmarks.studies"
 _SEPARATE = ("model", "data", "ray", "epochs")
 """Fields of the recipe whose option differs from that of `compress run`."""
-_FIELDS = {**StudyAxes.model_fields, **FIELDS}
 
 
-@click.command(cls=FieldsCommand, fields=_FIELDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=FieldsCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("kind", metavar="KIND")
 @click.argument("model", required=False)
-@click.option("--size", default="small", metavar="tiny|small|paper", help="amount of work [small]")
-@click.option("--recipe", "file", metavar="FILE", help="a TOML file of the options of compress run; default: MODEL's")
+@click.option(
+    "--size", cls=HeadedOption, heading=AXES, default="small", metavar="tiny|small|paper", help="amount of work [small]"
+)
+@recipe_option
 @options_of(StudyAxes)
 @option_of("data", FIELDS["data"], multiple=True, help_text=f"{FIELDS['data'].description}; repeat to compare several")
 @option_of("ray", FIELDS["ray"], help_text=f"{FIELDS['ray'].description} (astar, ablate)")
-@option_of("epochs", FIELDS["epochs"], help_text="passes over the training rows; default: those of --size")
+@option_of("epochs", FIELDS["epochs"], help_text="passes over the training examples; default: those of --size")
 @options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
-@renamed_options({former: name for former, name in FORMER_NAMES.items() if name not in RESERVED})
 @common
 @click.pass_obj
 def studies(console: Console, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.config.run import current_fields
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.file_lock import file_lock
 from compressor.progress import Listener, ProgressCallback
@@ -137,7 +136,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     results = []
     for file in sorted((folder / "cells").glob("*.json")):
         try:
-            results.append(_renamed(json.loads(file.read_text(encoding="utf-8"))))
+            results.append(json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise InputError(
                 f"{file}: is damaged ({error}); remove it and run the study again",
@@ -145,11 +144,6 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
                 path=file,
             ) from error
     return results
-
-
-def _renamed(result: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 stored a cell's settings as `asked`."""
-    return {"settings" if name == "asked" else name: value for name, value in result.items()}
 
 
 def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
@@ -166,10 +160,9 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
             code=ErrorCode.RUN_DIFFERS,
             path=path,
         )
-    stored = current_fields(content)
-    if stored != recipe:
-        differ = next(name for name in (*recipe, *stored) if stored.get(name) != recipe.get(name))
-        was, now = (_short(values.get(differ)) for values in (stored, recipe))
+    if content != recipe:
+        differ = next(name for name in (*recipe, *content) if content.get(name) != recipe.get(name))
+        was, now = (_short(values.get(differ)) for values in (content, recipe))
         raise UsageError(
             f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); repeat the former settings, or"
             " name another folder (-o)",

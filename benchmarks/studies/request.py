@@ -29,29 +29,32 @@ UNREAD = (*BudgetConfig.model_fields, *DistillationConfig.model_fields, "unlabel
 class StudyAxes(Config):
     """Values to vary, axis by axis; None: the study's own values."""
 
-    methods: Names | None = config_field(AXES, "methods to compare, separated by commas")
+    methods: Names | None = config_field(AXES, "methods to compare, separated by commas", is_basic=True)
     keeps: Annotated[tuple[Keep, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "numbers of heads to keep, as counts or shares, separated by commas"
+        AXES, "numbers of heads to keep, as counts or shares, separated by commas", is_basic=True
     )
     seeds: Annotated[tuple[Natural, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "seeds, separated by commas"
+        AXES, "seeds, separated by commas", is_basic=True
     )
     budgets: Annotated[tuple[NonNegative, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "losses of the metric that a search may cause, in points, separated by commas"
+        AXES, "losses of the metric that a search may cause, in points, separated by commas", is_basic=True
     )
-    variants: Names | None = config_field(AXES, "variants of A*, separated by commas")
+    variants: Names | None = config_field(AXES, "variants of A*, separated by commas", is_basic=True)
     penalties: Annotated[tuple[NonNegative, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "weights of the penalty, separated by commas"
+        AXES, "weights of the penalty, separated by commas", is_basic=True
     )
     shares: Annotated[tuple[Share, ...], BeforeValidator(as_list)] | None = config_field(
-        AXES, "shares of the blocks to drop, separated by commas; 0: as many steps without masks"
+        AXES,
+        "shares of the blocks to drop, separated by commas; 0: as many training steps without masks",
+        is_basic=True,
     )
     kinds: Names | None = config_field(
         AXES,
         "kinds of attention whose blocks are dropped, separated by commas: bidirectional, causal, cross,"
         " bidirectional+causal, or all",
+        is_basic=True,
     )
-    masks: Names | None = config_field(AXES, "sources of masks, separated by commas: own, random")
+    masks: Names | None = config_field(AXES, "sources of masks, separated by commas: own, random", is_basic=True)
     grids: Names | None = config_field(
         AXES, "folders of finished grid studies whose selections are timed, separated by commas"
     )

@@ -1,4 +1,4 @@
-"""The command line: one click command per module. Heavy libraries are imported only by the commands that need them."""
+"""The command line of click. Heavy libraries are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import click
 
 from compressor.cli.apply import apply
 from compressor.cli.bench import bench
-from compressor.cli.build import build
 from compressor.cli.check import check
-from compressor.cli.command_group import CommandGroup, common
+from compressor.cli.commands import HELP_ALL, CommandGroup, FieldsCommand, common
 from compressor.cli.console import Console
 from compressor.cli.costs import costs
-from compressor.cli.export_triton import export_triton
-from compressor.cli.kernel import kernel
-from compressor.cli.recipe import recipe
-from compressor.cli.report import report
-from compressor.cli.run import run
+from compressor.cli.deploy import export_triton, kernel
+from compressor.cli.run import build, explain, recipe, report, run
 from compressor.cli.sites import sites
 from compressor.cli.train import train
 from compressor.config.own_tasks import error_of_own_task
 from compressor.errors import CompressorError, InputError, most_similar
 
 
-@click.group(cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandGroup,
+    default="run",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="compressor")
 @common
 def cli() -> None:
     """Make a transformer smaller and faster where it is deployed, and prove it.
 
-    compress MODEL is short for compress run MODEL.
+    compress MODEL is short for compress run MODEL, whose options compress run --help lists.
     """
 
 
-for _command in (run, sites, costs, apply, build, bench, check, report, train, export_triton, kernel, recipe):
+for _command in (run, explain, sites, costs, apply, build, bench, check, report, train, export_triton, kernel, recipe):
     cli.add_command(_command)
 
 
@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] | None = None, command: click.Command = cli, n
     except (Exception, SystemExit) as error:
         if console.debug:
             traceback.print_exc()
-        message, code = explain(error)
+        message, code = message_of(error)
         console.error(message)
         raise SystemExit(code) from error
     raise SystemExit(0)
 
 
-def explain(error: Exception | SystemExit) -> tuple[str, int]:
+def message_of(error: Exception | SystemExit) -> tuple[str, int]:
     """The line that the terminal shows for an error, and the exit code.
 
     Raises:
@@ -83,9 +83,12 @@ def explain(error: Exception | SystemExit) -> tuple[str, int]:
     """
     match error:
         case click.UsageError():
-            command = error.ctx.command_path if error.ctx else "compress"
-            message = _unknown_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
-            return f"{message} Try '{command} --help'.", 2
+            message, flag = error.format_message(), "--help"
+            if isinstance(error, click.NoSuchOption):
+                command = error.ctx.command if error.ctx else None
+                message = _unknown_option(error)
+                flag = HELP_ALL if isinstance(command, FieldsCommand) and not command.is_short else flag
+            return f"{message} Try '{error.ctx.command_path if error.ctx else 'compress'} {flag}'.", 2
         case click.ClickException():
             return error.format_message(), error.exit_code
         case CompressorError():

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import Command, common
+from compressor.cli.commands import Command, check_output_file, common
 from compressor.cli.console import Console
-from compressor.cli.output_file import check_output_file
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
 
 if TYPE_CHECKING:

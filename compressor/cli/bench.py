@@ -11,9 +11,8 @@ import click
 import pydantic
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, common, option_of, options_of
 from compressor.cli.console import Console, text_table
-from compressor.cli.field_options import FieldsCommand, option_of, options_of
 from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.sections import EngineConfig, MeasureConfig
@@ -28,7 +27,7 @@ _FIELDS = {
 }
 
 
-@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="Time two ONNX graphs, or the engines of a run, in turn.")
+@click.command(cls=FieldsCommand, short_help="Time two ONNX graphs, or the engines of a run, in turn.")
 @click.argument("dense", type=click.Path(path_type=Path))
 @click.argument("compressed", type=click.Path(path_type=Path), required=False)
 @options_of(_FIELDS, without=("seq",))

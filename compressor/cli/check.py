@@ -7,18 +7,15 @@ from typing import Any
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
-from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.config.check import CheckArtifacts, CheckRequest
 from compressor.errors import ErrorCode, UsageError
 
 _FIELDS = {**CheckRequest.model_fields, **CheckArtifacts.model_fields}
 
 
-@click.command(
-    cls=FieldsCommand, fields=_FIELDS, short_help="Check the latency of a served model or a graph against a baseline."
-)
+@click.command(cls=FieldsCommand, short_help="Check the latency of a served model or a graph against a baseline.")
 @click.argument("path", required=False, metavar="[MODEL]")
 @options_of(_FIELDS)
 @common

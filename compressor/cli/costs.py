@@ -11,10 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, check_output_file, common, options_of
 from compressor.cli.console import Console, text_table
-from compressor.cli.field_options import FieldsCommand, options_of
-from compressor.cli.output_file import check_output_file
 from compressor.config.costs import CostsOutput
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
@@ -34,7 +32,7 @@ _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **CostsOutput.model_fields
 _SUFFIXES = (".html", ".png")
 
 
-@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="What heads and neurons cost on an engine.")
+@click.command(cls=FieldsCommand, short_help="What heads and neurons cost on an engine.")
 @click.argument("model")
 @options_of(_FIELDS, without=("model",))
 @common

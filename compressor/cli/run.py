@@ -1,38 +1,63 @@
-"""`compress run`: run a recipe. Each flag is made from one field of the recipe."""
+"""The commands of a run: `compress run`, `build` and `report`, how they end, and `recipe`, which lists the keys."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
-from compressor.cli.command_group import CommandGroup, common
-from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
-from compressor.config.ladder import compared_ladders, recipes_of
-from compressor.config.methods import PENALISED_METHODS
-from compressor.config.run import FIELDS, FORMER_NAMES
-from compressor.errors import ErrorCode, UsageError, most_similar
-
-
-@click.command(
-    cls=FieldsCommand, fields=FIELDS, short_help="From a model folder to a smaller, proven, measured engine."
+from compressor.cli.commands import (
+    Command,
+    CommandGroup,
+    FieldsCommand,
+    HeadedOption,
+    common,
+    options_of,
+    recipe_option,
 )
-@click.argument("model", required=False)
-@click.argument("words", nargs=-1, metavar="")
-@click.option("--recipe", "file", metavar="FILE", help="a TOML file of these options; default: MODEL/compress.toml")
-@click.option(
+from compressor.cli.console import Console, text_table
+from compressor.config.explain import explain as explain_recipes
+from compressor.config.explain import explanation_lines
+from compressor.config.fields import reference_rows
+from compressor.config.ladder import compared_ladders, recipes_of
+from compressor.config.methods import METHODS, PENALISED_METHODS
+from compressor.config.recipe_file import FILE_NAME, json_schema
+from compressor.config.run import BUILD_FIELDS, FIELDS
+from compressor.config.sections import HEADS, MODEL
+from compressor.errors import ErrorCode, InputError, MetricDropError, TargetMissingError, UsageError, suggestion
+
+if TYPE_CHECKING:
+    from compressor.report.frontier import Frontier
+    from compressor.results import Report
+
+_BUILD_FIELDS = {name: FIELDS[name] for name in BUILD_FIELDS}
+_steps_option = click.option(
     "--steps",
+    cls=HeadedOption,
+    heading=MODEL,
+    is_basic=False,
     metavar="LIST",
     help="what the run does to the model, written out: '[{ heads = { keep = 36 } }, { units = { speedup = 4 } }]';"
     " default: what the other flags say",
 )
+
+
+@click.command(cls=FieldsCommand, short_help="From a model folder to a smaller, proven, measured engine.")
+@click.argument("model", required=False)
+@click.argument("words", nargs=-1, metavar="")
+@recipe_option
+@_steps_option
 @options_of(FIELDS, without=("model",))
-@renamed_options(FORMER_NAMES)
 @click.option(
     *("--lambda", "penalty"),
+    cls=HeadedOption,
+    heading=HEADS,
+    is_basic=False,
     type=float,
     metavar="LAMBDA",
-    help=f"short for --options penalty=LAMBDA, the penalty of an open head ({', '.join(PENALISED_METHODS)})",
+    help=f"penalty of an open head, short for --options penalty=LAMBDA ({', '.join(PENALISED_METHODS)})",
 )
 @common
 @click.pass_context
@@ -41,13 +66,11 @@ def run(
 ) -> None:
     """From a model folder to a smaller engine: select heads, shrink the graph, build, prove, measure.
 
-    A recipe file sets the same fields as the flags below, under the same names; a flag wins.
-
-    A budget with several values, such as --speedup 2,4,8, is a ladder: each rung starts from the one before and is a
-    folder of its own inside the output folder, and frontier.html there shows metric against speed.
+    A recipe file sets the same fields under the same names; a flag wins. A budget with several values, such as
+    --speedup 2,4,8, is a ladder: a folder for each rung, which starts from the one before, and frontier.html, which
+    shows metric against speed.
     """
-    if words:
-        raise click.UsageError(_unexpected(ctx, str(model)), ctx.parent)
+    _check_words(ctx, model, words)
     options = {} if penalty is None else {"penalty": penalty}
     fields = {name: value for name, value in flags.items() if value is not None}
     recipes = recipes_of(model, file, fields, options=options)
@@ -60,7 +83,6 @@ def run(
             field="lambda",
             method=method,
         )
-    from compressor.cli.exit_status import finish, finish_ladder
     from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
 
@@ -72,10 +94,190 @@ def run(
         finish_ladder(console, compress_ladder(recipes, out, console, others=others), out)
 
 
-def _unexpected(ctx: click.Context, word: str) -> str:
-    """The message for a command line of several words: the first of them was most likely meant as a command."""
+def _check_words(ctx: click.Context, model: str | None, words: tuple[str, ...]) -> None:
+    """Check that there is one word, and that it is no mistyped command: what no command is named is a model folder.
+
+    Raises:
+        click.UsageError: there are several words.
+        InputError: there is no such folder, and a command has a similar name.
+    """
     group = ctx.parent.command if ctx.parent else None
-    commands = group.list_commands(ctx) if isinstance(group, CommandGroup) else []
-    if match := most_similar(word, commands):
-        return f"unknown command {word}; did you mean {match}?"
-    return f"unknown command {word}, and only one model folder is accepted; commands: {', '.join(commands)}."
+    if model is None or not isinstance(group, CommandGroup):
+        return
+    exists, command = Path(model).exists(), group.similar_command(model)
+    missing = f"{model}: no such folder, and no such command; "
+    if words and exists:
+        raise click.UsageError(f"{words[0]}: not expected, since only one model folder is accepted.", ctx.parent)
+    if words:
+        advice = f"did you mean {command}?" if command else f"commands: {', '.join(group.list_commands(ctx))}."
+        raise click.UsageError(missing + advice, ctx.parent)
+    if command and not exists:
+        raise InputError(f"{missing}did you mean {command}?", code=ErrorCode.FILE_MISSING, path=Path(model))
+
+
+@click.command(cls=FieldsCommand, short_help="What a run would do: its steps and their options.")
+@click.argument("model", required=False)
+@recipe_option
+@_steps_option
+@options_of(FIELDS, without=("model",))
+@common
+@click.pass_obj
+def explain(console: Console, model: str | None, file: str | None, **flags: Any) -> None:
+    """List the steps that compress run would carry out with the same options, and what each does; nothing is loaded.
+
+    The list can be written into compress.toml as [[steps]], or passed to compress run as --steps.
+    """
+    fields = {name: value for name, value in flags.items() if value is not None}
+    explained = explain_recipes(recipes_of(model, file, fields))
+    console.result(Text("\n".join(explanation_lines(explained))), explained)
+
+
+@click.command(cls=FieldsCommand, short_help="Build the engine of a finished run here.")
+@click.argument("out", type=click.Path(path_type=Path))
+@options_of(_BUILD_FIELDS)
+@common
+@click.pass_obj
+def build(console: Console, out: Path, **flags: Any) -> None:
+    """Build, prove, measure and report the engine of OUT, the folder of a run, which may come from another machine.
+
+    A flag that is not given keeps the value of the run; with another target only --batch, --seq and --seconds are kept.
+    The defaults in brackets are those of compress run. The engine and the report in OUT are replaced once every proof
+    holds.
+    """
+    from compressor.run.rebuild import rebuild
+
+    fields = {name: value for name, value in flags.items() if value is not None}
+    finish(console, rebuild(out, fields, console), out)
+
+
+@click.command(cls=Command, short_help="Rewrite report.html from report.json.")
+@click.argument("out", type=click.Path(path_type=Path))
+@common
+@click.pass_obj
+def report(console: Console, out: Path) -> None:
+    """Rewrite the report.html of OUT, the folder of a finished run, from its report.json.
+
+    OUT may also be the path of another report, such as out/run-report.json; its page is then run-report.html.
+    """
+    from compressor.report import load, write_page
+
+    content = load(out)
+    page = write_page(content, out / "report.html" if out.is_dir() else out.with_suffix(".html"))
+    _print_report(console, content)
+    console.note(f"wrote {page}")
+
+
+@click.command(cls=Command, short_help="List the keys of compress.toml.")
+@click.option("--schema", is_flag=True, help=f"print the JSON schema of {FILE_NAME}")
+@click.option("--options", "method", metavar="METHOD", help="list the options of a method instead")
+@common
+@click.pass_obj
+def recipe(console: Console, schema: bool, method: str | None) -> None:
+    """List every key of compress.toml, which is also a flag of compress run, with its default."""
+    if method is not None:
+        _print_options(console, method)
+        return
+    content = json_schema()
+    if schema:
+        click.echo(console.as_json(content))
+        return
+    table = text_table("key", "default", "description")
+    for row in reference_rows(FIELDS):
+        table.add_row(*(Text(cell.replace("`", "")) for cell in row))
+    console.result(table, content)
+
+
+def _print_options(console: Console, method: str) -> None:
+    if method not in METHODS:
+        raise UsageError(
+            f"--options {method}: unknown method; {suggestion(method, list(METHODS))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="options",
+            value=method,
+        )
+    from compressor.selection.options import list_options, option_models
+
+    table = text_table("option", "default", "description")
+    options = list_options(*option_models(method))
+    for option in options:
+        table.add_row(option.name, option.assignment.partition("=")[2], Text(option.description))
+    console.result(table, {option.name: option.default for option in options})
+
+
+def _print_report(console: Console, content: Report) -> None:
+    from compressor.report import summary
+
+    console.result(Text(content.verdict) if console.quiet else summary(content), content.model_dump(mode="json"))
+
+
+def finish(console: Console, result: Report | None, out: Path) -> None:
+    """Print the result of a run or of a build, and raise the error that its status calls for.
+
+    Args:
+        console: the console to print to.
+        result: the result; None in the worker processes of a distributed run.
+        out: folder of the report.
+
+    Raises:
+        MetricDropError: the metric fell by more than the run allows.
+        TargetMissingError: this machine lacks the requested target; everything else is in the folder.
+    """
+    if result is None:
+        return
+    from compressor.report.files import HTML_NAME
+    from compressor.results import DropStatus, headline_scores
+
+    _print_report(console, result)
+    console.note(f"the whole report is in {out / HTML_NAME}")
+    if result.drop_status is DropStatus.FAILED:
+        scores = ", ".join(
+            f"{score.metric} on the {score.split_name} rows went from {score.dense:.4g} to {score.compressed:.4g}"
+            for score in headline_scores(result.scores)
+        )
+        raise MetricDropError(
+            f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {result.recipe['max_drop']:g}"
+            f" allows; keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})",
+            code=ErrorCode.METRIC_FELL,
+            path=out,
+        )
+    if result.missing is not None:
+        missing = result.missing
+        raise TargetMissingError(
+            f"{missing.target}: {missing.reason}; build the engine on the machine that will run it: {missing.command}"
+            f" (the proven graphs are in {out})",
+            code=ErrorCode.DEVICE_MISSING,
+            target=missing.target,
+        )
+
+
+def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
+    """Print the result of a ladder, and raise the error that its status calls for.
+
+    Args:
+        console: the console to print to.
+        frontier: its finished rungs.
+        out: folder of the rungs.
+
+    Raises:
+        MetricDropError: no rung keeps the metric within the loss allowed, or the fastest loses more on test rows.
+        TargetMissingError: this machine lacks the requested target; everything else is in the folders.
+    """
+    from compressor.report.frontier import FRONTIER_HTML
+    from compressor.report.terminal import frontier_summary
+
+    console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))
+    console.note(f"the rungs are compared in {out / FRONTIER_HTML}")
+    if frontier.is_missed:
+        raise MetricDropError(
+            f"{out}: {frontier.sentence}; add a milder rung, train longer (--distill-steps), or allow more (the"
+            f" evidence is in {FRONTIER_HTML})",
+            code=ErrorCode.METRIC_FELL,
+            path=out,
+        )
+    if frontier.missing is not None:
+        raise TargetMissingError(
+            f"{frontier.missing.target}: {frontier.missing.reason}; build the engine of each rung on the machine that"
+            f" will run it (the proven graphs are in {out})",
+            code=ErrorCode.DEVICE_MISSING,
+            target=frontier.missing.target,
+        )

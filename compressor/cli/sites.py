@@ -10,9 +10,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
-from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.config.fields import flag_of
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
@@ -25,7 +24,7 @@ _NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
 _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_fields}
 
 
-@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="What can be pruned in a model folder or an ONNX graph.")
+@click.command(cls=FieldsCommand, short_help="What can be pruned in a model folder or an ONNX graph.")
 @click.argument("model")
 @options_of(_FIELDS, without=("model",))
 @common

@@ -8,13 +8,12 @@ from typing import Any
 import click
 from rich.text import Text
 
-from compressor.cli.command_group import common
+from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
-from compressor.cli.field_options import FieldsCommand, options_of
 from compressor.config.train import Training, training_of
 
 
-@click.command(cls=FieldsCommand, fields=Training.model_fields, short_help="Train a language model with memory.")
+@click.command(cls=FieldsCommand, short_help="Train a language model with memory.")
 @click.argument("out")
 @options_of(Training, without=("out",))
 @common

@@ -19,7 +19,7 @@ class BenchConfig(Config):
 
     target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = config_field(
         ENGINE,
-        "runtime to build for; for the folder of a run several, separated by commas, or by default its own",
+        "runtime of the engines; for the folder of a run several, separated by commas, by default its own",
         (DEFAULT_TARGET,),
     )
     callers: Count = config_field(

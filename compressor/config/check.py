@@ -94,59 +94,73 @@ class CheckRequest(Request):
 
     model: Name = config_field(
         MODELS,
-        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file, or an engine of TensorRT (.plan) or"
-        " OpenVINO (.xml)",
+        "model to check, as an ONNX file, an engine of TensorRT (.plan) or OpenVINO (.xml), or with --server as"
+        " NAME or NAME:VERSION",
         required=True,
+        is_basic=True,
     )
     baseline: Name = config_field(
-        MODELS, "model to compare with: as --model, or a .json file of --save-baseline", required=True
+        MODELS, "model to compare with, as --model, or a .json file of --save-baseline", required=True, is_basic=True
     )
     server: str | None = config_field(
-        MODELS, "inference server, grpc://HOST:PORT or http://HOST:PORT; encrypted: grpcs:// or https://"
+        MODELS, "inference server: grpc://HOST:PORT, http://HOST:PORT, or encrypted grpcs:// or https://", is_basic=True
     )
     header: Headers = config_field(
         MODELS,
-        "header of every call to the server, 'NAME: VALUE', which may be repeated; no file of a check has the value",
+        "header of every call to the server, 'NAME: VALUE'; may be repeated; no file of a check has the value",
         (),
         is_secret=True,
+        is_basic=True,
     )
     certificate: AbsolutePath | None = config_field(
         MODELS, "PEM file of the authority that signed the certificate of the server; default: those of this machine"
     )
     gzip: bool = config_field(MODELS, "compress requests to the server and its responses", False)
     deadline: Positive = config_field(MODELS, "maximum seconds of a call to the server", 10.0)
-    threads: Count | None = config_field(MODELS, "threads of an engine on this machine; default: one per core")
-    kernel: AbsolutePath | None = config_field(MODELS, "library built by compress kernel, for a graph on this machine")
+    threads: Count | None = config_field(
+        MODELS, "threads of an engine on this machine; default: one per core", is_basic=True
+    )
+    kernel: AbsolutePath | None = config_field(
+        MODELS, "library that compress kernel built, for a graph on this machine"
+    )
 
     inputs: Path | None = config_field(
-        INPUTS, ".npz with one array [row, ...] per input, or rows of text or images; default: random inputs"
+        INPUTS,
+        ".npz file with an array [example, ...] per input, or a file of texts or images; default: random inputs",
+        is_basic=True,
     )
-    tokenizer: Path | None = config_field(INPUTS, "folder with the tokenizer of the texts, or the image processor")
+    tokenizer: Path | None = config_field(
+        INPUTS, "folder of the tokenizer of the texts, or of the image processor", is_basic=True
+    )
     text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
     image_column: str | None = config_field(
         INPUTS, "column of images, or of paths of image files; default: recognized by name"
     )
-    batch: Count = config_field(INPUTS, "rows per call", 1)
-    seq: Count = config_field(INPUTS, "tokens per row; texts are cut or padded", 128)
+    batch: Count = config_field(INPUTS, "examples per call", 1, is_basic=True)
+    seq: Count = config_field(INPUTS, "tokens per example; texts are cut or padded", 128, is_basic=True)
     seed: Natural = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
 
     expect: Name | None = config_field(
         OUTPUTS,
         "expected outputs: baseline, any (shapes and types only), an .npz, an ONNX file or an output folder; default:"
         " the graph's own outputs without optimization, or the baseline's for a server's model",
+        is_basic=True,
     )
     tolerance: NonNegative | None = config_field(
-        OUTPUTS, "maximum relative error of an output; default: by the precision of the model"
+        OUTPUTS, "maximum relative error of an output; default: by the precision of the model", is_basic=True
     )
 
-    max_slowdown: Slowdown = config_field(TIMING, "maximum slowdown of the p50 against the baseline: 5% or 0.05", 0.05)
-    seconds: Positive = config_field(TIMING, "approximate time of the comparison", 20.0)
-    p99: Milliseconds | None = config_field(TIMING, "bound on the 99th percentile: 10ms, 0.5s")
+    max_slowdown: Slowdown = config_field(
+        TIMING, "maximum slowdown of the p50 against the baseline: 5% or 0.05", 0.05, is_basic=True
+    )
+    seconds: Positive = config_field(TIMING, "approximate seconds of the comparison", 20.0, is_basic=True)
+    p99: Milliseconds | None = config_field(TIMING, "bound on the 99th percentile: 10ms, 0.5s", is_basic=True)
     scenario: Scenarios = config_field(
         TIMING,
         "scenarios of MLCommons LoadGen, separated by commas: singlestream, server, offline; default: singlestream"
         " with --p99",
         (),
+        is_basic=True,
     )
     rate: Positive | None = config_field(
         TIMING, "queries per second of the server scenario; default: half of what one caller of the baseline can send"
@@ -154,9 +168,9 @@ class CheckRequest(Request):
     load_seconds: Positive = config_field(TIMING, "minimum seconds of a scenario", 5.0)
 
     save_baseline: OutputFile | None = config_field(
-        FILES, ".json file for the times and outputs of a model that passes"
+        FILES, ".json file for the times and outputs of a model that passes", is_basic=True
     )
-    force: bool = config_field(FILES, "accept a saved baseline that another machine measured", False)
+    force: bool = config_field(FILES, "accept a saved baseline that was measured on another machine", False)
 
     @pydantic.model_validator(mode="after")
     def _fields_have_an_effect(self) -> Self:
@@ -248,8 +262,10 @@ class CheckArtifacts(Request):
         UsageError: a file cannot be written, or a plot is requested without a history.
     """
 
-    junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check")
-    history: OutputFile | None = config_field(FILES, "JSONL file to which every timed check appends a line")
+    junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check", is_basic=True)
+    history: OutputFile | None = config_field(
+        FILES, "JSONL file to which every timed check appends a line", is_basic=True
+    )
     plot: OutputFile | None = config_field(FILES, "picture of the history, .svg or .png")
 
     @pydantic.model_validator(mode="after")

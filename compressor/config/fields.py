@@ -57,13 +57,14 @@ def config_field(
     runs_code: bool = False,
     is_path: bool = False,
     is_secret: bool = False,
+    is_basic: bool = False,
     choices: Sequence[str] = (),
 ) -> Any:
     """A field of a configuration.
 
     Args:
         heading: section of `--help` and of the documentation that lists it.
-        description: its help text.
+        description: its help text, in clauses separated by semicolons; the first clause says what the value is.
         default: value where the field is not set.
         required: whether the field has no default.
         decides_plan: whether the field changes what a run learns; such fields are part of the key for resuming.
@@ -71,6 +72,7 @@ def config_field(
             may not set it.
         is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
         is_secret: whether no message may show its value; such a field is a list, and its flag may be repeated.
+        is_basic: whether `--help` lists the field of a command whose options do not all fit on one screen.
         choices: the accepted names, where they come from a registry rather than from a `Literal`.
     """
     extra: dict[str, Any] = {
@@ -79,6 +81,7 @@ def config_field(
         "runs_code": runs_code,
         "is_path": is_path,
         "is_secret": is_secret,
+        "is_basic": is_basic,
     }
     if choices:
         extra["enum"] = list(choices)
@@ -224,7 +227,7 @@ def reference_rows(fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, 
     for name, field in fields.items():
         default = str(field.get_default()).strip("()").rstrip(",") if _is_listed(field) else ""
         choices = ", ".join(f"`{choice}`" for choice in choices_of(field))
-        yield f"`{name}`", default, f"{field.description}{f': {choices}' if choices else ''}".replace("|", "/")
+        yield f"`{name}`", default, f"{field.description}{f'; one of {choices}' if choices else ''}".replace("|", "/")
 
 
 def _is_listed(field: FieldInfo) -> bool:

@@ -1,4 +1,4 @@
-"""The sections of a recipe, its fields by name, and their names in earlier versions."""
+"""The sections of a recipe, and its fields by name."""
 
 from __future__ import annotations
 
@@ -54,33 +54,11 @@ SECTION_OF: Mapping[str, str] = {name: key for key, section in SECTIONS.items() 
 """Field name -> section."""
 BUILD_FIELDS = (*EngineConfig.model_fields, *MeasureConfig.model_fields)
 """Fields that decide how a graph is built and timed; `compress build` takes these."""
-FORMER_NAMES: Mapping[str, str] = {
-    "blocks": "drop_blocks",
-    "prune": "drop_blocks_by_kind",
-    "watch_rows": "map_rows",
-    "weigh_by_rows": "weight_by_count",
-    "empty_rows": "allow_empty_rows",
-    "everywhere": "mask_all_sites",
-    "restart": "from_original_weights",
-    "guarantee": "certify",
-}
-"""Names of fields in version 0.1 -> names today."""
 BUDGETS = ("speedup", "latency", "macs", "parameters")
 """Fields that each set a budget."""
 
 
-def current_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a recipe stored in a report, flat, under their current names and with current kinds of attention."""
-    fields = {FORMER_NAMES.get(name, name): value for name, value in stored.items()}
-    from graph_passes.plan import current_kind  # imported here: the graph libraries take long to load
-
-    if shares := fields.get("drop_blocks_by_kind"):
-        fields["drop_blocks_by_kind"] = {current_kind(kind): share for kind, share in shares.items()}
-    return fields
-
-
 def definite_fields(report: Report) -> dict[str, Any]:
     """Fields of the recipe of a report; where the run chose its engine, target and precision are those delivered."""
-    fields = current_fields(report.recipe)
     delivered = {"target": report.target, "precision": report.precision}
-    return {**fields, **{name: value for name, value in delivered.items() if fields.get(name) == AUTO}}
+    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) == AUTO}

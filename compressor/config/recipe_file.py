@@ -16,7 +16,7 @@ from typing import Any
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
-from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
+from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import with_flags
 from compressor.config.steps import STEPS, Step, step_of
@@ -195,13 +195,6 @@ def _check_table(path: Path, section: str, keys: Iterable[str]) -> None:
 
 
 def _check_key(path: Path, name: str) -> None:
-    if name in FORMER_NAMES:
-        raise UsageError(
-            f"{path}: {name} was renamed to {FORMER_NAMES[name]}; use the new key",
-            code=ErrorCode.RENAMED,
-            field=name,
-            path=path,
-        )
     if name not in FIELDS:
         raise UsageError(
             f"{path}: unknown key {name}; {suggestion(name, [*FIELDS, *SECTIONS])}",
@@ -367,7 +360,7 @@ def _steps_schema() -> dict[str, Any]:
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a field with all forms of values that a file may have."""
     kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
-    extras = {"heading", "decides_plan", "runs_code", "is_path", *kept}
+    extras = {"heading", "decides_plan", "runs_code", "is_path", "is_secret", "is_basic", *kept}
     content = {key: value for key, value in schema.items() if key not in extras}
     forms = [content]
     if content.get("type") not in ("string", "boolean") and "enum" not in content:

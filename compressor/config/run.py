@@ -15,34 +15,14 @@ import pydantic
 from compressor.config.fields import Config, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_checks import check_agreement
-from compressor.config.recipe_fields import (
-    BUDGETS,
-    BUILD_FIELDS,
-    FIELDS,
-    FORMER_NAMES,
-    SECTION_OF,
-    SECTIONS,
-    current_fields,
-    definite_fields,
-)
+from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTION_OF, SECTIONS, definite_fields
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import AUTO
 from compressor.config.step_list import check_steps
 from compressor.config.steps import steps_from
 from compressor.errors import ErrorCode, UsageError
 
-__all__ = [
-    "BUDGETS",
-    "BUILD_FIELDS",
-    "FIELDS",
-    "FORMER_NAMES",
-    "SECTIONS",
-    "SECTION_OF",
-    "Recipe",
-    "current_fields",
-    "definite_fields",
-]
-
+__all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recipe", "definite_fields"]
 
 PLAIN_MAX_DROP, PLAIN_MINUTES = 0.01, 20.0
 """Loss of the metric, and minutes of the training, of a recipe that has rows and says nothing else."""

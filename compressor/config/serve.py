@@ -54,12 +54,13 @@ class ServeRequest(Request):
     plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)
     force: bool = config_field(MODEL, "replace a model of this name in the repository", False)
 
-    max_batch: Count | None = config_field(BATCHES, "maximum rows per batch; default: the largest measured batch")
+    max_batch: Count | None = config_field(BATCHES, "maximum examples per batch; default: the largest measured batch")
     queue_delay: Natural = config_field(
-        BATCHES, "maximum microseconds that a request waits for others to form a batch", 100
+        BATCHES, "maximum microseconds that a request waits to form a batch with further requests", 100
     )
     data: str | None = config_field(
-        BATCHES, "rows for the warm-up: a file, a folder of images or a Hugging Face data set; default: one sentence"
+        BATCHES,
+        "examples for the warm-up: a file, a folder of images or a data set of Hugging Face; default: one sentence",
     )
     text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
     image_column: str | None = config_field(
@@ -68,8 +69,8 @@ class ServeRequest(Request):
 
     instances: Count | None = config_field(
         PLACEMENT,
-        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT had"
-        " more rows per second with that many callers, else 1",
+        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT"
+        " had a higher throughput with that many callers, else 1",
     )
     device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
     gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())

@@ -29,49 +29,62 @@ class Training(Config):
     """
 
     out: Path = config_field(OUTPUT, "the model folder to write", required=True)
-    force: bool = config_field(OUTPUT, "replace the folder, and checkpoints of another training", False)
+    force: bool = config_field(OUTPUT, "replace the folder, and checkpoints of another training", False, is_basic=True)
 
     data: str = config_field(
-        DATA, "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz", required=True
+        DATA,
+        "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",
+        required=True,
+        is_basic=True,
     )
     eval_data: str | None = config_field(
-        DATA, "text that selects the best checkpoint; default: the end of the training text"
+        DATA, "text that selects the best checkpoint; default: the end of the training text", is_basic=True
     )
-    test_data: str | None = config_field(DATA, "text that is reported on; default: that of eval_data")
+    test_data: str | None = config_field(DATA, "text that is reported on; default: that of --eval-data", is_basic=True)
     text_columns: Names = config_field(DATA, "column of the text; default: recognized by name", ())
     level: Literal["word", "character"] = config_field(
-        DATA, "unit of a token; characters are a to z and the space", "word"
+        DATA, "unit of a token; characters are a to z and the space", "word", is_basic=True
     )
-    vocabulary: Count | None = config_field(DATA, "maximum number of words, the most frequent first; default: all")
+    vocabulary: Count | None = config_field(
+        DATA, "maximum number of words, the most frequent first; default: all", is_basic=True
+    )
 
     architecture: Literal["all-attention", "transformer-xl"] = config_field(
-        MODEL, "architecture of the model", "all-attention"
+        MODEL, "architecture of the model", "all-attention", is_basic=True
     )
-    layers: Count = config_field(MODEL, "layers", 16)
-    hidden: Count = config_field(MODEL, "width of the model", 512)
-    heads: Count = config_field(MODEL, "heads per layer", 8)
+    layers: Count = config_field(MODEL, "layers", 16, is_basic=True)
+    hidden: Count = config_field(MODEL, "width of the model", 512, is_basic=True)
+    heads: Count = config_field(MODEL, "heads per layer", 8, is_basic=True)
     persistent: Natural = config_field(
-        MODEL, "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer", 2048
+        MODEL,
+        "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer",
+        2048,
+        is_basic=True,
     )
-    memory: Natural = config_field(MODEL, "positions of earlier segments that a layer remembers", 192)
+    memory: Natural = config_field(MODEL, "tokens of earlier segments that a layer remembers", 192, is_basic=True)
     attention_dropout: Fraction = config_field(MODEL, "dropout of attention maps", 0.2)
     embedding_dropout: Fraction = config_field(MODEL, "dropout of embeddings", 0.1)
     hidden_dropout: Fraction = config_field(MODEL, "dropout of the output of each sublayer", 0.1)
 
-    steps: Count = config_field(TRAINING, "optimizer steps", 160_000)
-    batch_size: Count = config_field(TRAINING, "parallel streams of text per process", 96)
-    segment: Count = config_field(TRAINING, "tokens per stream and step", 192)
+    steps: Count = config_field(TRAINING, "training steps", 160_000, is_basic=True)
+    batch_size: Count = config_field(TRAINING, "parallel streams of text per process", 96, is_basic=True)
+    segment: Count = config_field(TRAINING, "tokens per stream and training step", 192, is_basic=True)
     optimizer: Literal["lamb", "adamw"] = config_field(TRAINING, "optimizer", "lamb")
-    learning_rate: Positive = config_field(TRAINING, "peak learning rate", 1e-2)
+    learning_rate: Positive = config_field(TRAINING, "peak learning rate", 1e-2, is_basic=True)
     final_learning_rate: NonNegative = config_field(TRAINING, "learning rate at the end of the cosine schedule", 1e-4)
-    warmup: Fraction = config_field(TRAINING, "share of the steps in which the learning rate rises", 0.025)
+    warmup: Fraction = config_field(TRAINING, "share of the training steps in which the learning rate rises", 0.025)
     weight_decay: NonNegative = config_field(TRAINING, "weight decay of matrices", 0.0)
     max_grad_norm: Positive = config_field(TRAINING, "maximum norm of the gradient", 1.0)
     mixed_precision: Literal["auto", "no", "bf16"] = config_field(
-        TRAINING, "precision of matrix products; auto: bf16 on a GPU that computes it natively, else float32", "auto"
+        TRAINING,
+        "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32",
+        "auto",
+        is_basic=True,
     )
-    evaluations: Count = config_field(TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20)
-    seed: Natural = config_field(TRAINING, "seed of every random draw", 0)
+    evaluations: Count = config_field(
+        TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True
+    )
+    seed: Natural = config_field(TRAINING, "seed of every random draw", 0, is_basic=True)
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:

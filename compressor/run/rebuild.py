@@ -17,7 +17,7 @@ from typing import Any
 from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
-from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
+from compressor.config.run import BUILD_FIELDS, Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
 from compressor.environment import machine
@@ -133,9 +133,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         return None
     try:
         # The precision of an engine built since would contradict how the run trained, or what it certified.
-        recipe = Recipe(
-            **{**current_fields(run.report.recipe), "out": scratch, "quantized_share": 0.0, "certify": None}
-        )
+        recipe = Recipe(**{**run.report.recipe, "out": scratch, "quantized_share": 0.0, "certify": None})
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
@@ -300,7 +298,7 @@ def _report(
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
-        "recipe": {**current_fields(before.recipe), **fields, **lengths},
+        "recipe": {**before.recipe, **fields, **lengths},
     }
     return before.model_copy(update=changes)
 

@@ -3,7 +3,8 @@
 NOT_ADVICE: dict[str, str] = {
     "cli main text": "arguments of a command without any",
     "cli main text #2": "an argument that is looked for",
-    "cli.field_options constant text": "a flag's other spelling",
+    "cli.commands constant text": "the flag that lists all flags",
+    "cli.commands constant text #2": "a flag's other spelling",
     "config.recipe_file command_line text": "the command line of a recipe, which the tests of recipes run",
     "config.recipe_file command_line text #2": "the same for steps",
     "report.figures constant text": "a colour",
@@ -21,7 +22,7 @@ NOT_ADVICE: dict[str, str] = {
     "run.engine_choice.choose_engine _choice text #2": "a fact, which other text continues",
     "run.engine_choice.choose_engine _choice text #3": "a fact, which other text continues",
     "serving.python_backend.openvino_session _options code": "an error inside a server of another processor",
-    "cli.command_group Command.parse_args text": "the end of flags",
+    "cli.commands Command.parse_args text": "the end of flags",
     "config.fields flag_of text": "the flag of any field",
     "latency.history_plot _plot_slowdowns text": "the style of a line",
     "studies.figures lines_with_ranges text": "the style of a line",

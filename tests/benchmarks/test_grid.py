@@ -10,14 +10,11 @@ from benchmarks.studies.cell_store import read_results
 
 
 def test_the_table_has_a_row_for_each_method_and_number_of_heads(tmp_path: Path) -> None:
-    """Cells of version 0.1 store their settings as `asked`."""
     (tmp_path / "cells").mkdir()
-    for key, method, heads, answers in (
-        ("settings", "dense", 72, [[1, 1], [0, 0]]),
-        ("asked", "dsp", 36, [[1, 1], [1, 0]]),
-    ):
+    for method, heads, answers in (("dense", 72, [[1, 1], [0, 0]]), ("dsp", 36, [[1, 1], [1, 0]])):
+        settings = {"method": method, "seed": 1}
         test = sum(predicted == label for predicted, label in answers) / 2
-        cell = {key: {"method": method, "seed": 1}, "heads": heads, "eval": 0.5, "test": test, "answers": answers}
+        cell = {"settings": settings, "heads": heads, "eval": 0.5, "test": test, "answers": answers}
         (tmp_path / "cells" / f"{method}.json").write_text(json.dumps(cell))
     lines = table(read_results(tmp_path)).splitlines()
     assert len(lines) == 4

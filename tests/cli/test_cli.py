@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.cli import explain
+from compressor.cli import message_of
 from compressor.cli.console import Console, text_table
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
@@ -60,10 +60,22 @@ def test_run_is_the_default_command(capfd: Cap) -> None:
         assert result.error == "nowhere: no such folder; give the folder that save_pretrained wrote"
 
 
-def test_a_misspelled_command_gives_a_suggestion(capfd: Cap) -> None:
-    result = compress(capfd, "site", "model/")
-    assert result.code == 2
-    assert result.error.endswith("did you mean sites? Try 'compress --help'.")
+@pytest.mark.parametrize(("words", "code"), [(["site", "model/"], 2), (["site"], 3), (["site", "--keep", "1"], 3)])
+def test_a_mistyped_command_is_no_folder_and_gives_a_suggestion(capfd: Cap, words: list[str], code: int) -> None:
+    result = compress(capfd, *words)
+    assert result.code == code
+    assert all(part in result.error for part in ("site: no such folder", "did you mean sites?"))
+    assert code == 2 or (result.error_code, result.details["path"]) == (ErrorCode.FILE_MISSING, Path("site"))
+
+
+def test_a_folder_may_have_a_name_like_that_of_a_command(
+    capfd: Cap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    assert "is empty" in compress(capfd, "site", "--quiet").error
+    assert "did you mean" not in compress(capfd, "site", "model/").error
+    assert "did you mean" not in compress(capfd, "elsewhere/site", "--quiet").error
 
 
 @pytest.mark.parametrize("arguments", [["--json", "sites"], ["sites", "--json"]])
@@ -214,9 +226,9 @@ def test_debug_prints_a_traceback(capfd: Cap) -> None:
 
 
 def test_an_unknown_option_suggests_the_nearest_one(capfd: Cap) -> None:
-    assert compress(capfd, "model/", "--bogus").error == "no such option: --bogus. Try 'compress run --help'."
+    assert compress(capfd, "model/", "--bogus").error == "no such option: --bogus. Try 'compress run --help-all'."
     result = compress(capfd, "model/", "--eval-dta", "x")
-    assert result.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help'."
+    assert result.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help-all'."
 
 
 @pytest.mark.parametrize(
@@ -240,7 +252,7 @@ def test_a_file_may_have_the_name_of_a_flag(capfd: Cap, tmp_path: Path) -> None:
 def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
     result = compress(capfd, "frobnicate", "x")
     assert result.code == 2
-    assert "frobnicate" in result.error
+    assert "frobnicate: no such folder" in result.error
     assert "run, sites" in result.error
 
 
@@ -270,7 +282,7 @@ def test_a_narrow_terminal_cuts_no_cell(capfd: Cap) -> None:
     ],
 )
 def test_a_lack_of_memory_is_a_fault_of_the_machine(error: Exception, code: int) -> None:
-    assert explain(error)[1] == code
+    assert message_of(error)[1] == code
 
 
 def test_values_of_rows_do_not_command_the_terminal(capfd: Cap) -> None:

@@ -14,7 +14,7 @@ from compressor.cli.run import run
 from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS, METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import command_line, json_schema, recipe_of
-from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe, current_fields
+from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
 from compressor.report import formatting
@@ -171,13 +171,6 @@ def test_lambda_sets_the_penalty_and_keeps_the_other_options(tmp_path: Path) -> 
     assert recipe.selection.options == {"beta": 0.5, "penalty": 0.02}
     context = run.make_context("run", [str(tmp_path), "--lambda", "0.02"])
     assert context.params["penalty"] == 0.02
-
-
-def test_former_names_map_to_current_ones() -> None:
-    assert set(FORMER_NAMES.values()) <= set(FIELDS)
-    assert not set(FORMER_NAMES) & set(FIELDS)
-    stored = {"prune": {"encoder": 0.5, "decoder": 0.4}, "keep": 3}
-    assert current_fields(stored) == {"drop_blocks_by_kind": {"bidirectional": 0.5, "causal": 0.4}, "keep": 3}
 
 
 def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:

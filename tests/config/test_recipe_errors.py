@@ -260,7 +260,6 @@ def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> Non
         ("eval-dta = 'x'", ErrorCode.UNKNOWN_NAME, "did you mean eval_data?"),
         ("zzz = 3", ErrorCode.UNKNOWN_NAME, "choose one of model, task"),
         ("keep = ", ErrorCode.FILE_UNREADABLE, ""),
-        ("blocks = 0.5", ErrorCode.RENAMED, "drop_blocks"),
         ("drop_blocks = true", ErrorCode.INVALID_VALUE, ""),
         (f"drop_blocks = 1{'0' * 400}", ErrorCode.INVALID_VALUE, ""),
     ],

@@ -67,7 +67,8 @@ def open_checkout(path: Path, work: Path, role: str) -> Checkout:
     imported = python(path, ["-c", "import compressor; print(compressor.__file__)"]).stdout.strip()
     if not Path(imported).is_relative_to(path):
         raise CaseError(f"{path}: Python imports {imported or 'nothing'} in it; give a checkout with the packages")
-    help_text = python(path, ["-m", "compressor.cli", "run", "--help"]).stdout
+    pages = (python(path, ["-m", "compressor.cli", "run", flag]).stdout for flag in ("--help-all", "--help"))
+    help_text = next(filter(None, pages), "")  # earlier versions have no --help-all
     is_renamed = any(re.search(rf"\b{kind}=", help_text) for kind in KINDS.values() if kind not in KINDS)
     kinds = {kind: new if is_renamed else kind for kind, new in KINDS.items()}
     flags = frozenset(re.findall(r"--[a-z][a-z-]*", help_text))

@@ -12,48 +12,50 @@ class BlocksConfig(Config):
 
     drop_blocks: Share | None = config_field(
         BLOCKS,
-        "share of the blocks of every attention layer to drop (0.9), over all of its heads, least attention first",
+        "share of the blocks of every attention layer to drop (0.9), least attention first, over all heads",
         decides_plan=True,
+        is_basic=True,
     )
     drop_blocks_by_kind: ShareByKind = config_field(
         BLOCKS,
-        "the same by kind of attention, which overrides drop_blocks: bidirectional=0.9,causal=0.9,cross=0",
+        "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0",
         {},
         decides_plan=True,
     )
     block_size: BlockSize = config_field(
-        BLOCKS, "positions along the side of a block: a multiple of 8, or 1 for single entries", 64, decides_plan=True
+        BLOCKS, "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64, decides_plan=True
     )
     maps: MapsFile | None = config_field(
         BLOCKS,
-        "attention maps to derive masks from, or the folder of the run that holds them; default: computed from rows",
+        "attention maps to derive masks from, or the folder of a run that has them; default: computed from"
+        " training examples",
         decides_plan=True,
         is_path=True,
     )
     map_rows: Count = config_field(
-        BLOCKS, "maximum number of training rows that attention maps are averaged over", 2000, decides_plan=True
+        BLOCKS, "maximum number of training examples that attention maps are averaged over", 2000, decides_plan=True
     )
     random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False, decides_plan=True)
     count_causal_zeros: bool = config_field(
         BLOCKS,
-        "count entries that causality or a window hides as dropped ones, as the attention-pruning paper's code does",
+        "count entries that causality or a window hides as dropped, as the code of the attention-pruning paper does",
         False,
         decides_plan=True,
     )
     weight_by_count: bool = config_field(
         BLOCKS,
-        "weight pairs of positions by the number of rows that have them, so that short rows keep more",
+        "weight pairs of positions by the number of examples that have them, so that short examples keep more",
         False,
         decides_plan=True,
     )
     allow_empty_rows: bool = config_field(
         BLOCKS,
-        "allow a row of blocks to lose every block: its queries then attend to nothing in that head",
+        "allow a row of blocks to lose every block, so that its queries attend to nothing in that head",
         False,
         decides_plan=True,
     )
     mask_all_sites: bool = config_field(
-        BLOCKS, "mask every site, even where that is not faster on this machine", False, decides_plan=True
+        BLOCKS, "mask every site, even where this is not faster on this machine", False, decides_plan=True
     )
     entmax: bool = config_field(
         BLOCKS,
@@ -63,7 +65,8 @@ class BlocksConfig(Config):
     )
     from_original_weights: bool = config_field(
         BLOCKS,
-        "train with the masks from MODEL's weights where heads were selected before; default: continue from there",
+        "train with masks from the weights of MODEL, even where heads were selected first; default: from the"
+        " weights of the selection",
         False,
         decides_plan=True,
     )

@@ -31,74 +31,73 @@ class BudgetConfig(Config):
 
     speedup: Annotated[float, Field(ge=1)] | None = config_field(
         BUDGET,
-        "how many times as fast as the runtime's own engine of the whole model the engine has to be",
+        "speed to reach, as a multiple of the runtime's own engine of the whole model: 2, or 2,4,8 for a ladder",
         decides_plan=True,
+        is_basic=True,
     )
     latency: Milliseconds | None = config_field(
-        BUDGET, "median time that a call of the engine may take: 5ms", decides_plan=True
+        BUDGET, "maximum median time of a call: 5ms", decides_plan=True, is_basic=True
     )
     macs: BudgetShare | None = config_field(
-        BUDGET, "share of the multiply-accumulates of the whole model to keep: 50%", decides_plan=True
+        BUDGET, "share of the multiply-accumulates to keep: 50%", decides_plan=True, is_basic=True
     )
     parameters: BudgetShare | None = config_field(
-        BUDGET, "share of the parameters of the whole model to keep, embeddings included: 60%", decides_plan=True
+        BUDGET, "share of the parameters to keep, embeddings included: 60%", decides_plan=True
     )
     budget_at: Shapes = config_field(
         BUDGET,
-        "batch sizes and lengths at which speedup, latency and macs hold: 1x128; default: every size that is timed",
+        "batch sizes and lengths at which --speedup, --latency and --macs hold: 1x128; default: every size that"
+        " is timed",
         (),
         decides_plan=True,
     )
     prune_units: Literal["all", "heads", "neurons"] = config_field(
-        BUDGET, "units that are removed to meet a budget", "all", decides_plan=True
+        BUDGET, "units that a budget removes", "all", decides_plan=True
     )
     group_by: GroupBy = config_field(
         BUDGET,
-        "how query heads that share key/value heads are removed to meet a budget: all those of a key/value head"
-        " together, or as many from every key/value head",
+        "how a budget removes query heads that share key/value heads: all query heads of a key/value head (kv),"
+        " or as many from every key/value head (query)",
         "kv",
         decides_plan=True,
     )
     prune_rows: Annotated[int, Field(ge=8)] = config_field(
         BUDGET,
-        "maximum number of training rows that units are chosen or ordered, and refitted by; fewer are read where they"
-        " have more than 131,072 tokens together, or 64 times this number if that is more; labels are not used",
+        "maximum number of training examples by which units are chosen and refitted; fewer where they exceed"
+        " 131,072 tokens, or 64 times this number if that is more; labels are not used",
         2048,
         decides_plan=True,
     )
     statistics: Path | None = config_field(
         BUDGET,
-        "folder in which statistics and losses are kept, which runs with other budgets on the same model and rows use"
-        " again; default: they are removed with the run's own work",
+        "folder that keeps Gram matrices and losses for runs with other budgets on the same model and examples;"
+        " default: they are deleted after the run",
         is_path=True,
     )
     start_from: Path | None = config_field(
         BUDGET,
-        "output folder of an earlier run under a budget on MODEL, whose units and weights are pruned further",
+        "output folder of an earlier run under a budget on MODEL, to prune further",
         decides_plan=True,
         is_path=True,
     )
     match_dense: bool = config_field(
         BUDGET,
-        "choose and train the units of a sentence encoder by how it ranks documents that the dense model embedded, for"
-        " an index that is not built again",
+        "choose and train the units of a sentence encoder by how it ranks documents that the dense model"
+        " embedded, for an index that is not built again",
         False,
         decides_plan=True,
     )
     compare_with: Annotated[Names, AfterValidator(_methods)] = config_field(
-        BUDGET,
-        "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",
-        (),
+        BUDGET, "further methods whose rungs the page of a ladder shows: fisher,magnitude", ()
     )
     compare_points: Path | None = config_field(
         BUDGET,
-        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows beside"
-        " its rungs",
+        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
         is_path=True,
     )
     skip_refused: bool = config_field(
         BUDGET,
-        "keep groups of units whole that cannot be removed from the graph, instead of ending",
+        "keep groups of units that cannot be removed from the graph, instead of failing",
         False,
         decides_plan=True,
     )

@@ -15,20 +15,22 @@ class SourceConfig(Config):
     model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
     task: str | None = config_field(
         MODEL,
-        "task of the model, where its class does not determine it: text-classification, multi-label-classification,"
-        " regression, token-classification, question-answering, fill-mask, sentence-similarity, image-classification,"
-        " translation or causal-lm; or a custom task, package.module:Class or the name of an entry point",
+        "task, where the class of the model does not determine it; one of text-classification,"
+        " multi-label-classification, regression, token-classification, question-answering, fill-mask,"
+        " sentence-similarity, image-classification, translation, causal-lm, or a custom task"
+        " (package.module:Class, or an entry point)",
         decides_plan=True,
+        is_basic=True,
     )
     allow_pickle: bool = config_field(
         MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
     )
     trust_remote_code: bool = config_field(
-        MODEL, "run the Python files in the model folder", False, decides_plan=True, runs_code=True
+        MODEL, "run the Python files of the model folder", False, decides_plan=True, runs_code=True
     )
     example_inputs: Path | None = config_field(
         MODEL,
-        "an .npz file with one array [row, ...] per input, for a model whose inputs cannot be made up",
+        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated",
         is_path=True,
     )
 
@@ -42,18 +44,23 @@ class RowsConfig(Config):
 
     data: Rows = config_field(
         DATA,
-        "training rows: a TSV, CSV, JSONL, text, CoNLL or Parquet file, a folder of such files or of images, a"
-        " folder that save_to_disk of datasets wrote, or a data set of Hugging Face",
+        "training examples: a file, folder or Hugging Face data set; a file is TSV, CSV, JSONL, text, CoNLL or"
+        " Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
         decides_plan=True,
+        is_basic=True,
     )
     unlabelled_data: Rows = config_field(
         DATA,
-        "further training rows, used without labels to choose units, to refit weights and to distill: such a file,"
-        " folder or data set, e.g. a text file",
+        "further training examples, whose labels are not read, to choose units, refit weights and distill: a"
+        " source as in --data, e.g. a text file",
         decides_plan=True,
     )
-    eval_data: Rows = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
-    test_data: Rows = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
+    eval_data: Rows = config_field(
+        DATA, "evaluation examples, on which choices are made", decides_plan=True, is_basic=True
+    )
+    test_data: Rows = config_field(
+        DATA, "test examples, on which the metric is reported", decides_plan=True, is_basic=True
+    )
     text_columns: Names = config_field(
         DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
     )
@@ -61,9 +68,9 @@ class RowsConfig(Config):
     image_column: str | None = config_field(
         DATA, "column of images, or of paths of image files; default: recognized by name", decides_plan=True
     )
-    metric: str | None = config_field(DATA, "metric of the task; default: the task's main metric", decides_plan=True)
+    metric: str | None = config_field(DATA, "metric of the task; default: its main metric", decides_plan=True)
     max_length: Count = config_field(
-        DATA, "maximum length of a row in tokens; longer rows are cut", 128, decides_plan=True
+        DATA, "maximum length of an example in tokens; longer ones are cut", 128, decides_plan=True, is_basic=True
     )
     stride: Natural = config_field(
         DATA, "tokens shared by consecutive windows of a long context (question answering)", 128, decides_plan=True

@@ -20,49 +20,50 @@ class EngineConfig(Config):
 
     target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
         ENGINE,
-        "runtime to build for; auto (compress run alone): the fastest of those installed",
+        "runtime of the engine; auto (compress run only): the fastest of those installed",
         DEFAULT_TARGET,
         choices=(*TARGETS, AUTO),
+        is_basic=True,
     )
     precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
-        "numeric precision of the engine; bf16 for TensorRT and for OpenVINO on processors that have it, fp8 for"
-        " TensorRT only; auto (compress run alone): fp32, int8, or what else the target has, whichever is fastest and"
-        " keeps the metric within max_drop; without rows those in floats alone",
+        "numeric precision of the engine; bf16: TensorRT, and OpenVINO on processors that have it; fp8: TensorRT;"
+        " auto (compress run only): the fastest of the target that keeps the metric within --max-drop, and"
+        " without data the fastest in floats",
         "fp32",
+        is_basic=True,
     )
     calibration_rows: Count = config_field(
-        ENGINE, "maximum number of training rows from which the ranges of int8 activations are measured", 300
+        ENGINE, "maximum number of training examples that calibrate the ranges of int8 activations", 300
     )
     allow_float_products: bool = config_field(
-        ENGINE, "accept an int8 engine that computes some of the quantized products in floats", False
+        ENGINE, "accept an int8 engine that computes some of the quantized matmuls in floats", False
     )
     provider: Literal["cpu", "cuda"] | None = config_field(
         ENGINE, "device of the engine; default: CUDA where available"
     )
-    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core")
+    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core", is_basic=True)
     kernel: AbsolutePath | None = config_field(
         ENGINE,
-        "library built by compress kernel, for block-sparse attention in ONNX Runtime on the CPU; default: plain ONNX",
+        "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default:"
+        " plain ONNX",
         runs_code=True,
         is_path=True,
     )
     shapes: Shapes = config_field(
         ENGINE,
-        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; the smallest that"
-        " holds a batch runs it, padded",
+        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; a batch"
+        " runs padded in the smallest that holds it",
         (),
     )
     workspace: Count | None = config_field(
-        ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory"
+        ENGINE, "MiB of GPU memory that TensorRT may use in a build; default: all free memory"
     )
     timing_cache: Path | None = config_field(
-        ENGINE,
-        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache",
-        is_path=True,
+        ENGINE, "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache", is_path=True
     )
     hardware_compatible: bool = config_field(
-        ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False
+        ENGINE, "build a TensorRT engine for other GPUs too, Ampere or newer", False
     )
     version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
 
@@ -120,8 +121,8 @@ class ExportConfig(Config):
     ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
     attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
     pool_in_graph: bool = config_field(
-        ENGINE, "pool and normalize inside the exported graph of a sentence encoder, rather than outside", True
+        ENGINE, "pool and normalize inside the graph of a sentence encoder, rather than outside", True
     )
     keep_unread_positions: bool = config_field(
-        ENGINE, "compute every position of the last layers, also those that no output depends on", False
+        ENGINE, "compute the last layers at every position, even where no output depends on it", False
     )

@@ -2,5 +2,7 @@
 
 MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
+HEADINGS = (MODEL, DATA, HEADS, BLOCKS, BUDGET, DISTILLATION, ENGINE, MEASURING, OUTPUT)
+"""The headings in the order in which `--help` lists them: that of the steps of a run."""
 AUTO = "auto"
 """Value of a choice that is made by measuring."""

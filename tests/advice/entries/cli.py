@@ -63,21 +63,13 @@ def _(w: World) -> None:
     w.right(*costs, "--out", "costs.html")
 
 
-@advice("cli.field_options _renamed.refuse renamed")
-def _(w: World) -> None:
-    w.fails(*w.run("--keep", "1", "--guarantee", "0.9"))
-    w.clear("contradiction", *w.run("--keep", "1", "--certify", "0.9"))
-    w.fails(*w.run("--keep", "1", "--blocks", "20%"))
-    w.right(*w.run("--keep", "1", "--drop-blocks", "20%"))
-
-
-@advice("cli.output_file check_output_file invalid-value")
+@advice("cli.commands check_output_file invalid-value")
 def _(w: World) -> None:
     w.fails("apply", "dense.onnx", "--plan", "plan.json", "-o", "model")
     w.right("apply", "dense.onnx", "--plan", "plan.json", "-o", "model/smaller.onnx")
 
 
-@advice("cli.output_file check_output_file file-missing")
+@advice("cli.commands check_output_file file-missing")
 def _(w: World) -> None:
     w.fails("apply", "dense.onnx", "--plan", "plan.json", "-o", "nowhere/smaller.onnx")
     w.right("apply", "dense.onnx", "--plan", "plan.json", "-o", "smaller.onnx")
@@ -85,7 +77,7 @@ def _(w: World) -> None:
     w.right("apply", "dense.onnx", "--plan", "plan.json", "-o", "nowhere/smaller.onnx")
 
 
-@advice("cli.output_file check_output_file output-exists")
+@advice("cli.commands check_output_file output-exists")
 def _(w: World) -> None:
     command = ("apply", "dense.onnx", "--plan", "plan.json", "-o")
     w.file("smaller.onnx").touch()
@@ -94,7 +86,7 @@ def _(w: World) -> None:
     w.right(*command, "another.onnx")
 
 
-@advice("cli.recipe _print_options unknown-name")
+@advice("cli.run _print_options unknown-name")
 def _(w: World) -> None:
     w.fails("recipe", "--options", "dps")
     w.right("recipe", "--options", "dsp")
@@ -116,13 +108,13 @@ def _(w: World) -> None:
     w.right("sites", "dense.onnx")
 
 
-@advice("cli explain text")
+@advice("cli message_of text")
 def _(w: World) -> None:
     w.usage_fails("apply", "--no-such-flag")
     w.right("apply", "--help")
 
 
-@advice("cli explain text #2")
+@advice("cli message_of text #2")
 def _(w: World) -> None:
     from compressor.run import pipeline
 
@@ -140,7 +132,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--batch-size", "4", "--batch", "1"))
 
 
-@advice("cli explain text #3")
+@advice("cli message_of text #3")
 def _(w: World) -> None:
     def fail(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("a fault of the program")
@@ -152,10 +144,10 @@ def _(w: World) -> None:
     w.followed += 1
 
 
-@advice("cli.exit_status finish metric-fell")
+@advice("cli.run finish metric-fell")
 def _(w: World) -> None:
     from compressor.cli.console import Console
-    from compressor.cli.exit_status import finish
+    from compressor.cli.run import finish
     from compressor.results import DropStatus
     from tests.report import reports
 
@@ -166,20 +158,20 @@ def _(w: World) -> None:
     w.right(finish, console, report.model_copy(update={"drop_status": DropStatus.PASSED}), w.out)
 
 
-@advice("cli.exit_status finish_ladder metric-fell")
+@advice("cli.run finish_ladder metric-fell")
 def _(w: World) -> None:
-    from compressor.cli import exit_status
     from compressor.cli.console import Console
+    from compressor.cli.run import finish_ladder
 
-    w.patch.setattr(exit_status, "frontier_summary", lambda frontier: "")
+    w.patch.setattr("compressor.report.terminal.frontier_summary", lambda frontier: "")
     console = Console()
     frontier: Any = SimpleNamespace(is_missed=True, sentence="no rung holds", missing=None, model_dump=lambda mode: {})
-    w.fails(exit_status.finish_ladder, console, frontier, w.out)
+    w.fails(finish_ladder, console, frontier, w.out)
     frontier.is_missed = False
-    w.right(exit_status.finish_ladder, console, frontier, w.out)
+    w.right(finish_ladder, console, frontier, w.out)
 
 
-@advice("cli.kernel kernel text", zoo=True)
+@advice("cli.deploy kernel text", zoo=True)
 def _(w: World) -> None:
     from tests.targets.kernels import HEADERS, compiled
 

@@ -648,7 +648,7 @@ def _(w: World) -> None:
 @advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
 def _(w: World) -> None:
     from compressor.cli.console import Console
-    from compressor.cli.exit_status import finish
+    from compressor.cli.run import finish
     from compressor.results import DropStatus, MissingTarget
     from tests.report import reports
 

@@ -1,4 +1,4 @@
-"""The folder of a study: what earlier versions wrote is read."""
+"""The folder of a study: finished cells are read, and another study is refused."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def run_cell(cell: Cell, work: Path, tell: ProgressCallback) -> Mapping[str, Any
     raise AssertionError(f"{cell.name} is finished")
 
 
-def test_a_folder_of_version_0_1_is_read_and_resumed(tmp_path: Path) -> None:
+def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
+    finished = {"cell": "a", "settings": {"share": 0.5}, "test": 0.75}
     (tmp_path / "cells").mkdir()
-    (tmp_path / STAMP).write_text(json.dumps({"kind": "blocks", "watch_rows": 20, "weigh_by_rows": False}))
-    (tmp_path / "cells" / "a.json").write_text(json.dumps({"cell": "a", "asked": {"share": 0.5}, "test": 0.75}))
+    (tmp_path / STAMP).write_text(json.dumps(RECIPE))
+    (tmp_path / "cells" / "a.json").write_text(json.dumps(finished))
     folder = CellStore(tmp_path, RECIPE)
     folder.run([CELL], run_cell, NullListener())
-    assert folder.results() == [{"cell": "a", "settings": {"share": 0.5}, "test": 0.75}]
+    assert folder.results() == [finished]
 
 
 @pytest.mark.parametrize("content", ['{"kind": "grid"}', "[]", "{", "7", "{}"])

@@ -1,4 +1,4 @@
-"""The command `compress export-triton`."""
+"""`compress export-triton`, and `compress kernel`, which replaces a library only with `--force`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from compressor.errors import ErrorCode
 from tests.command import compress
 from tests.serving.outputs import run_folder
+from tests.targets.kernels import HEADERS, compiled
 
 Cap = pytest.CaptureFixture[str]
 
@@ -44,7 +45,6 @@ def test_a_model_is_exported_with_its_service(out: Path, tmp_path: Path, capfd: 
         (["{out}", "-o", "{tmp}/r", "--gpus", "0", "--device", "cpu"], 2, ErrorCode.CONTRADICTION, "gpus"),
         (["{out}", "-o", "{tmp}/r", "--backend", "tensorrt"], 3, ErrorCode.FILE_MISSING, "engine"),
         (["{out}", "-o", "{tmp}/r", "--engine", "{tmp}/no.plan"], 3, None, None),
-        (["{out}", "-o", "{tmp}/r", "--plan", "{tmp}/no.plan"], 2, ErrorCode.RENAMED, "plan"),
         (["{out}", "-o", "{tmp}/r", "--data", "{tmp}/no.tsv"], 3, None, None),
         (["{out}"], 2, ErrorCode.MISSING_VALUE, "repository"),
     ],
@@ -68,6 +68,15 @@ def test_bad_input_gives_a_one_line_error(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_former_flag_names_the_new_one(out: Path, tmp_path: Path, capfd: Cap) -> None:
-    result = compress(capfd, "export-triton", out, "-o", tmp_path / "r", "--plan", "engine.plan")
-    assert "--engine" in result.error
+def test_a_library_is_compiled_once(tmp_path: Path, capfd: Cap) -> None:
+    compiled()
+    include = () if HEADERS is None else ("--include", HEADERS)
+    out = tmp_path / "kernel.so"
+    result = compress(capfd, "kernel", "-o", out, *include, "--json", "--quiet")
+    assert result.code == 0, result.err
+    assert result.json["error"] < 1e-5
+    library = out.read_bytes()
+    repeated = compress(capfd, "kernel", "-o", out, *include)
+    assert (repeated.code, repeated.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    assert out.read_bytes() == library
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel.so"]
