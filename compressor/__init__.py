@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.config.run import Recipe
+    from compressor.config.steps import Blocks, Distill, Follow, Heads, Units
     from compressor.export import export_reference
     from compressor.measure.costs import CostTable
     from compressor.models import (
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 __all__ = [
     "AllAttentionConfig",
     "AllAttentionForCausalLM",
+    "Blocks",
     "Constraint",
     "CostTable",
+    "Distill",
     "Distillation",
     "FisherPruner",
+    "Follow",
+    "Heads",
     "MagnitudePruner",
     "PrunableGroup",
     "PruningInputs",
@@ -48,6 +53,7 @@ __all__ = [
     "Stream",
     "TransformerXLConfig",
     "TransformerXLForCausalLM",
+    "Units",
     "allocate",
     "allocate_until_met",
     "compress",
@@ -63,10 +69,14 @@ __all__ = [
 _MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
+    "Blocks": "compressor.config.steps",
     "Constraint": "compressor.run.pruning.budget",
     "CostTable": "compressor.measure.costs",
+    "Distill": "compressor.config.steps",
     "Distillation": "compressor.training.distillation",
     "FisherPruner": "compressor.selection.pruners.fisher",
+    "Follow": "compressor.config.steps",
+    "Heads": "compressor.config.steps",
     "MagnitudePruner": "compressor.selection.pruners.magnitude",
     "PrunableGroup": "compressor.units",
     "PruningInputs": "compressor.selection.pruners.base",
@@ -77,6 +87,7 @@ _MODULES = {
     "Stream": "compressor.targets.segment_stream",
     "TransformerXLConfig": "compressor.models",
     "TransformerXLForCausalLM": "compressor.models",
+    "Units": "compressor.config.steps",
     "allocate": "compressor.selection.allocation",
     "allocate_until_met": "compressor.run.pruning.budget",
     "compress": "compressor.run.pipeline",

@@ -302,7 +302,7 @@ class Units(_Training):
     @property
     def summary(self) -> str:
         bounds = {
-            "speedup": f"the engine is {self.speedup} times as fast as the whole model",
+            "speedup": f"the engine is {self.speedup or 0:g} times as fast as the whole model",
             "latency": f"a call takes {self.latency}",
             "macs": f"{self.macs or 0:.0%} of the multiply-accumulates are left",
             "parameters": f"{self.parameters or 0:.0%} of the parameters are left",
