@@ -65,13 +65,6 @@ conflict(
     ROWS + "--parameters 50% --budget-at 1x128 --macs 50%",
 )
 conflict(
-    UNITS + "contradiction #3",
-    ROWS + "--steps \"[{ units = { method = 'dsp', speedup = 2 } }]\"",
-    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
-    ROWS + "--steps \"[{ units = { method = 'dsp', parameters = 0.5 } }]\"",
-    ROWS + "--steps '[{ units = { speedup = 2 } }]'",
-)
-conflict(
     UNITS + "missing-value",
     ROWS + "--method reconstruct",
     *(ROWS + f"--method reconstruct --{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
