@@ -15,6 +15,8 @@ from compressor.targets import unused_options
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
 _BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "match_dense")  # distillation uses it too
 _QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
+_LEARNING_FIELDS = ("keep", "method", "certify", "options")
+"""Fields that only the selection of units uses, besides those of budgets."""
 _TRAINING_FIELDS = ("epochs", "training_steps", "learning_rate")
 """Fields that only training uses."""
 _ROW_FIELDS = ("prune_rows", "statistics")
@@ -56,6 +58,8 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[N
     if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
         reason = f"{recipe.pruner} orders units by weights and reads no rows"
         yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
+    if recipe.plan_file is not None:
+        yield from _unused(_LEARNING_FIELDS, recipe, "a plan is followed")
     yield from _unused_training_notes(recipe, learns=learns)
 
 

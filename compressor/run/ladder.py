@@ -15,6 +15,8 @@ from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Distill
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener
@@ -227,7 +229,8 @@ def _climb(recipes: Iterable[Recipe], count: int, out: Path, listener: Listener)
     """
     for number, recipe in enumerate(recipes, 1):
         name = _rung_name(recipe, out)
-        shares_outputs = recipe.distills and recipe.distillation.teacher_outputs is None
+        distill = next((step for step in steps_of(recipe) if isinstance(step, Distill)), None)
+        shares_outputs = distill is not None and distill.teacher_outputs is None
         rung = recipe.updated(teacher_outputs=out / _TEACHER_OUTPUTS) if shares_outputs else recipe
         try:
             report = _finished(rung, out, listener) or compress(rung, listener)

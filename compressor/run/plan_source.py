@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Distill, Follow, Step, Units
 from compressor.errors import ErrorCode, InputError
@@ -17,9 +16,6 @@ from compressor.run.load import load_folder, load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
-
-_LEARNING_FIELDS = ("keep", "method", "certify", "options")
-"""Fields without effect where a plan is followed, besides those of budgets (`run_notes`)."""
 
 
 def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
@@ -44,7 +40,7 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
         weights = require_fitted_weights(recipe, plan, file, folder, distills=distills)
     check_plan(plan, model.sites, source=str(file))
     followed = _signed(plan, folder) if weights is None else plan
-    notes = () if any(isinstance(step, Blocks) for step in steps) else (_followed(file, steps, recipe, weights),)
+    notes = () if any(isinstance(step, Blocks) for step in steps) else (_followed(file, steps, folder, weights),)
     return SelectedPlan(followed, trained=weights is not None, notes=notes, weights=weights)
 
 
@@ -130,16 +126,11 @@ def _other_model_error(path: Path, model: LoadedModel) -> InputError:
     )
 
 
-def _followed(file: Path, steps: Sequence[Step], recipe: Recipe, weights: Path | None) -> Note:
-    unused = [flag_of(name) for name in _LEARNING_FIELDS if name in recipe.fields_set]
-    location = "" if recipe.selection.plan else ", which lies in the model folder"
+def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Path | None) -> Note:
+    location = ", which lies in the model folder" if file == model.path / "plan.json" else ""
     source = "" if weights is None else f", and the weights are those of {weights}"
-    effect = f", and {' and '.join(unused)} had no effect" if unused else ""
     learned = "nothing was learned" if len(steps) == 1 else "no unit was selected"
-    return Note(
-        code=NoteCode.PLAN_FOLLOWED,
-        text=f"the plan is {file}{location}{source}: {learned}{effect}",
-    )
+    return Note(code=NoteCode.PLAN_FOLLOWED, text=f"the plan is {file}{location}{source}: {learned}")
 
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:

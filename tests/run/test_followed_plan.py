@@ -115,9 +115,9 @@ def test_without_rows_the_plan_is_built_and_fields_without_effect_are_named(
     report = compressor.compress(following(inputs, tmp_path / "out", pruned[0], **fields))
     # The example rows that a graph carries are laid out like the rows of the run, if it has any.
     assert without_metadata(tmp_path / "out", tmp_path / "here") == without_metadata(pruned[0], tmp_path / "there")
-    texts = {note.code: note.text for note in report.notes}
-    assert "--keep had no effect" in texts[NoteCode.PLAN_FOLLOWED]
-    assert "--prune-rows had no effect" in texts[NoteCode.NO_EFFECT]
+    assert NoteCode.PLAN_FOLLOWED in {note.code for note in report.notes}
+    unused = [note.text for note in report.notes if note.code is NoteCode.NO_EFFECT]
+    assert all(any(flag in text for text in unused) for flag in ("--keep", "--prune-rows"))
 
 
 def test_the_whole_model_teaches_what_the_plan_keeps(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
