@@ -70,12 +70,6 @@ def _starts_from_a_run_of_its_method(recipe: RecipeSections) -> None:
             f" of them, or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
             *("start_from", "method"),
         )
-    if start_from is not None and not _set_budgets(recipe) and recipe.selection.keep is None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<start_from> {start_from}: <max_drop> alone removes units of the whole model; set a budget (<speedup>)",
-            *("start_from", "max_drop"),
-        )
 
 
 def _drops_no_blocks(recipe: RecipeSections) -> None:
@@ -89,21 +83,9 @@ def _drops_no_blocks(recipe: RecipeSections) -> None:
         )
 
 
-def _leaves_the_number_of_heads_to_the_budget(recipe: RecipeSections) -> None:
-    keep, budgets = recipe.selection.keep, _set_budgets(recipe)
-    if _prunes_alone(recipe) and keep is not None and budgets:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<keep> {keep}, <{budgets[0]}>: {recipe.selection.method} decides by the budget how many heads stay; omit"
-            " one of them, or choose another method for the heads (<method>)",
-            *("keep", budgets[0]),
-        )
-
-
 _RULES = (
     _follows_no_plan,
     _has_rows,
     _starts_from_a_run_of_its_method,
     _drops_no_blocks,
-    _leaves_the_number_of_heads_to_the_budget,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compressor.config.fields import FieldConflictError
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import AUTO, DistillationConfig
+from compressor.config.sections import DistillationConfig
 from compressor.errors import ErrorCode
 
 
@@ -38,36 +38,6 @@ def _removes_something(recipe: RecipeSections) -> None:
         )
 
 
-def _certifies_no_trained_model(recipe: RecipeSections) -> None:
-    if recipe.distillation.distill and recipe.selection.certify is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {recipe.selection.certify:g}, <distill>: the loss before the training is certified, not that"
-            " of the trained model; omit one of them",
-            *("certify", "distill"),
-        )
-
-
-def _matches_documents_of_the_whole_model(recipe: RecipeSections) -> None:
-    teacher = recipe.distillation.teacher
-    if recipe.budget.match_dense and teacher is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<match_dense>, <teacher> {teacher}: documents are those of the whole model, not of another"
-            " teacher; omit one of them",
-            *("match_dense", "teacher"),
-        )
-
-
-def _matches_documents_in_pruning_or_training(recipe: RecipeSections) -> None:
-    if recipe.budget.match_dense and not (recipe.prunes or recipe.distills):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
-            *("match_dense", "macs"),
-        )
-
-
 def _sets_no_unused_field(recipe: RecipeSections) -> None:
     # The recipe in a report has every field; those that have their default decide nothing.
     unused = [
@@ -83,22 +53,8 @@ def _sets_no_unused_field(recipe: RecipeSections) -> None:
         )
 
 
-def _rounds_for_an_engine_that_rounds(recipe: RecipeSections) -> None:
-    if recipe.distillation.quantized_share and recipe.engine.precision not in ("int8", "bf16", AUTO):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<quantized_share>: weights are not trained for the rounding of {recipe.engine.precision}; set <precision>"
-            " int8, bf16 or auto, or omit it",
-            *("quantized_share", "precision"),
-        )
-
-
 _RULES = (
     _has_training_rows,
     _removes_something,
-    _certifies_no_trained_model,
-    _matches_documents_of_the_whole_model,
-    _matches_documents_in_pruning_or_training,
     _sets_no_unused_field,
-    _rounds_for_an_engine_that_rounds,
 )

@@ -6,7 +6,6 @@ from compressor.config.budget_checks import check_budget
 from compressor.config.distillation_checks import check_distillation
 from compressor.config.fields import FieldConflictError
 from compressor.config.methods import BUDGET_METHODS, SEARCH_METHODS
-from compressor.config.recipe_fields import BUDGETS
 from compressor.config.recipe_sections import RecipeSections
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, target
@@ -22,8 +21,6 @@ def check_agreement(recipe: RecipeSections) -> None:
     check_budget(recipe)
     _check_prune_units(recipe)
     _check_selection(recipe)
-    _check_certificate(recipe)
-    _check_unlabelled_rows(recipe)
 
 
 def _check_rows(recipe: RecipeSections) -> None:
@@ -40,36 +37,6 @@ def _check_rows(recipe: RecipeSections) -> None:
             f"<max_drop> {max_drop:g}: there are no rows to score; add rows (<data>)",
             *("max_drop", "data"),
         )
-
-
-def _check_unlabelled_rows(recipe: RecipeSections) -> None:
-    source = recipe.rows.unlabelled_data
-    if source is None:
-        return
-    if recipe.rows.data is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"<unlabelled_data> {source}: there are no training rows to add these rows to; name them as training rows"
-            " (<data>)",
-            *("unlabelled_data", "data"),
-        )
-    if recipe.reads_no_labels:
-        return
-    if recipe.plan_file is None and (recipe.blocks.drops_any or recipe.selects_heads):
-        by_number = recipe.selection.keep is not None and "method" not in recipe.fields_set
-        field = "drop_blocks" if recipe.blocks.drops_any else "keep" if by_number else "method"
-        learner = "blocks are dropped by training" if recipe.blocks.drops_any else f"{recipe.selection.method} learns"
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<unlabelled_data> {source}, <{field}>: {learner} from labels, and these rows have none; omit one of them",
-            *("unlabelled_data", field),
-        )
-    raise FieldConflictError(
-        ErrorCode.CONTRADICTION,
-        f"<unlabelled_data> {source}: no unit is removed from the model and nothing is trained by these rows; set a"
-        " budget (<speedup>) or <distill>, or omit it",
-        *("unlabelled_data", "distill"),
-    )
 
 
 def _check_engine(recipe: RecipeSections) -> None:
@@ -111,25 +78,6 @@ def _check_blocks(recipe: RecipeSections) -> None:
             f"<drop_blocks>, <{field}>: the heads are those of the plan {recipe.start_plan_file}; omit <{field}>",
             *(field, "drop_blocks"),
         )
-    if blocks.maps is not None and blocks.entmax:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<maps> {blocks.maps}, <entmax>: maps of an earlier run cannot be computed with entmax; omit one",
-            *("maps", "entmax"),
-        )
-    ranking = [name for name in ("weight_by_count", "entmax") if getattr(blocks, name)]
-    if blocks.random_blocks and ranking:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<random_blocks>, <{ranking[0]}>: random blocks are not ranked; omit one of them",
-            *("random_blocks", ranking[0]),
-        )
-    if recipe.selection.certify is not None and blocks.drops_any:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {recipe.selection.certify:g}: it covers heads that are removed, not blocks; omit one of them",
-            *("certify", "drop_blocks"),
-        )
 
 
 def _check_grouping(recipe: RecipeSections) -> None:
@@ -143,28 +91,16 @@ def _check_grouping(recipe: RecipeSections) -> None:
             f" or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
             *("group_by", "method"),
         )
-    if budget.prune_units == "neurons":
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<group_by> {budget.group_by}, <prune_units> neurons: no head is removed; omit one of them",
-            *("group_by", "prune_units"),
-        )
 
 
 def _check_prune_units(recipe: RecipeSections) -> None:
-    method, keep, units = recipe.selection.method, recipe.selection.keep, recipe.budget.prune_units
-    if recipe.prunes_after_heads and units == "heads":
+    method = recipe.selection.method
+    if recipe.prunes_after_heads and recipe.budget.prune_units == "heads":
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             f"<prune_units> heads: {method} selects the heads, and the budget then removes neurons only; omit it, or"
             f" choose one of {', '.join(BUDGET_METHODS)} (<method>)",
             *("prune_units", "method"),
-        )
-    if recipe.prunes and method in BUDGET_METHODS and keep is not None and units == "neurons":
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<keep> {keep}, <prune_units> neurons: no head is removed; omit one of them",
-            *("keep", "prune_units"),
         )
 
 
@@ -175,37 +111,4 @@ def _check_selection(recipe: RecipeSections) -> None:
             ErrorCode.CONTRADICTION,
             f"<ray> {selection.ray}: it distributes a search; choose one of {', '.join(SEARCH_METHODS)} (<method>)",
             *("ray", "method"),
-        )
-
-
-def _check_certificate(recipe: RecipeSections) -> None:
-    selection = recipe.selection
-    method, keep, max_drop, certify = selection.method, selection.keep, selection.max_drop, selection.certify
-    bisects = method in BUDGET_METHODS and not recipe.budget.is_set and keep is None
-    if certify is not None and (not (selection.searches or bisects) or max_drop is None):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {certify:g}: it certifies a loss; set the loss allowed (<max_drop>) and no budget, or"
-            f" choose one of {', '.join(SEARCH_METHODS)} (<method>)",
-            *("certify", "max_drop"),
-        )
-    if certify is not None and bisects and (recipe.engine.allows_quantized or recipe.engine.precision == "bf16"):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {certify:g}, <precision> {recipe.engine.precision}: the loss of the model in floats is"
-            " certified, not that of the precision of the engine; omit one of them",
-            *("certify", "precision"),
-        )
-    if certify is not None and (first := next((name for name in BUDGETS if recipe.value(name) is not None), None)):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {certify:g}, <{first}>: the certificate covers the heads that a search removes, not what"
-            " the budget removes after it; omit one of them",
-            *("certify", first),
-        )
-    if certify is not None and keep is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<certify> {certify:g}, <keep> {keep}: the certificate decides how many heads go; omit one of them",
-            *("certify", "keep"),
         )

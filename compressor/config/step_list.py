@@ -15,8 +15,8 @@ from compressor.config.fields import FieldConflictError, flag_of
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_fields import FIELDS
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, step_of
+from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, no_loss_to_certify, step_of
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
@@ -60,8 +60,23 @@ def check_steps(recipe: RecipeSections) -> None:
         FieldConflictError: the list cannot be carried out.
     """
     steps = steps_of(recipe)
-    if recipe.steps is None:
-        return
+    if recipe.steps is not None:
+        _check_written(recipe, steps)
+    _check_certificate(recipe, steps)
+    _check_documents(recipe, steps)
+    _check_unlabelled_rows(recipe, steps)
+    for step in steps:
+        if isinstance(step, Distill) and step.quantized_share and recipe.engine.precision not in ("int8", "bf16", AUTO):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<quantized_share>: weights are not trained for the rounding of {recipe.engine.precision}; set"
+                " <precision> int8, bf16 or auto, or omit it",
+                *("quantized_share", "precision"),
+            )
+
+
+def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
+    """Check what flags cannot get wrong: the order of the steps, and flags beside them."""
     names = [step.name for step in steps]
     ordered = [name for name in STEPS if name in names]
     if names != ordered or {Blocks.name, Units.name} <= set(names):
@@ -93,6 +108,81 @@ def check_steps(recipe: RecipeSections) -> None:
             ErrorCode.CONTRADICTION,
             f"<{flags[0]}>: the steps are written out; set the option of its step instead, or omit the list of steps",
             *(flags[0], "steps"),
+        )
+
+
+def _check_certificate(recipe: RecipeSections, steps: Sequence[Step]) -> None:
+    """Check that what is delivered is what the certificate covers."""
+    certified = [number for number, step in enumerate(steps) if getattr(step, "certify", None) is not None]
+    if recipe.selection.certify is not None and not certified:
+        raise no_loss_to_certify(recipe.selection.certify)
+    for number in certified:
+        step = steps[number]
+        certify = step.certify  # type: ignore[attr-defined]
+        if number + 1 < len(steps):
+            later = steps[number + 1]
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {certify:g}, <{later.flag}>: the loss after the step {step.name} is certified, not that of"
+                f" the model that the step {later.name} delivers; omit one of them",
+                *("certify", later.flag),
+            )
+        engine = recipe.engine
+        if isinstance(step, Units) and (engine.allows_quantized or engine.precision == "bf16"):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {certify:g}, <precision> {engine.precision}: the loss of the model in floats is certified,"
+                " not that of the precision of the engine; omit one of them",
+                *("certify", "precision"),
+            )
+
+
+def _check_documents(recipe: RecipeSections, steps: Sequence[Step]) -> None:
+    """Check that documents of the dense model are ranked by a step, and that no other model teaches."""
+    if not recipe.budget.match_dense:
+        return
+    teacher = next((step.teacher for step in steps if isinstance(step, Distill) and step.teacher is not None), None)
+    if teacher is not None:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<match_dense>, <teacher> {teacher}: documents are those of the whole model, not of another teacher; omit"
+            " one of them",
+            *("match_dense", "teacher"),
+        )
+    if not any(isinstance(step, Units | Distill) for step in steps):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
+            *("match_dense", "macs"),
+        )
+
+
+def _check_unlabelled_rows(recipe: RecipeSections, steps: Sequence[Step]) -> None:
+    """Check that rows without labels are read by a step, or compare engines, and that no step needs their labels."""
+    source = recipe.rows.unlabelled_data
+    if source is None:
+        return
+    if recipe.rows.data is None:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            f"<unlabelled_data> {source}: there are no training rows to add these rows to; name them as training rows"
+            " (<data>)",
+            *("unlabelled_data", "data"),
+        )
+    learning = next((step for step in steps if step.reads_labels), None)
+    if learning is not None:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<unlabelled_data> {source}, <{learning.flag}>: the step {learning.name} learns from labels, and these"
+            " rows have none; omit one of them",
+            *("unlabelled_data", learning.flag),
+        )
+    if not (any(step.rows_drawn(1) for step in steps) or recipe.engine.chooses):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<unlabelled_data> {source}: no unit is removed from the model and nothing is trained by these rows; set a"
+            " budget (<speedup>) or <distill>, or omit it",
+            *("unlabelled_data", "distill"),
         )
 
 
@@ -145,7 +235,9 @@ def units_of(recipe: RecipeSections) -> Units:
     prunes_alone = selection.method in BUDGET_METHODS
     keep = selection.keep if prunes_alone else None
     keeps_heads = selection.keep == "100%" and not prunes_alone
-    types = "neurons" if follows_heads or keeps_heads else "heads" if keep is not None else budget.prune_units
+    types = "neurons" if follows_heads or keeps_heads else budget.prune_units
+    if keep is not None and types == "all":
+        types = "heads"
     method = selection.method if prunes_alone or recipe.learns_units else DEFAULT_BUDGET_METHOD
     training = _training(recipe)
     if method != selection.method:
@@ -155,7 +247,7 @@ def units_of(recipe: RecipeSections) -> Units:
         keep=keep,
         prune_units=types,
         max_drop=selection.max_drop,
-        certify=selection.certify if prunes_alone else None,
+        certify=None if follows_heads else selection.certify,
         **{name: getattr(budget, name) for name in _BUDGET},
         **training,
     )

@@ -23,7 +23,7 @@ from compressor.config.methods import (
     PENALISED_METHODS,
     SEARCH_METHODS,
 )
-from compressor.config.recipe_fields import FIELDS
+from compressor.config.recipe_fields import BUDGETS, FIELDS
 from compressor.config.values import (
     BlockSize,
     BudgetShare,
@@ -104,6 +104,11 @@ class Step(Config):
         }
 
     @property
+    def flag(self) -> str:
+        """The field of a recipe that requests the step, for messages."""
+        return self.name
+
+    @property
     def summary(self) -> str:
         """What the step does, in one sentence."""
         raise NotImplementedError
@@ -131,6 +136,16 @@ class _Training(Step):
     batch_size: Count = 32
     learning_rate: Positive = 5e-5
     seed: Natural = 0
+
+
+def no_loss_to_certify(certify: float) -> FieldConflictError:
+    """The error for a certificate where no loss of the metric bounds what is removed."""
+    return FieldConflictError(
+        ErrorCode.CONTRADICTION,
+        f"<certify> {certify:g}: it certifies a loss; set the loss allowed (<max_drop>) and no budget, or choose one of"
+        f" {', '.join(SEARCH_METHODS)} (<method>)",
+        *("certify", "max_drop"),
+    )
 
 
 class Follow(Step):
@@ -208,6 +223,23 @@ class Heads(_Training):
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _certifies_what_a_search_spends(self) -> Self:
+        if self.certify is not None and not self.searches:
+            raise no_loss_to_certify(self.certify)
+        if self.certify is not None and self.keep is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {self.certify:g}, <keep> {self.keep}: the certificate decides how many heads go; omit one"
+                " of them",
+                *("certify", "keep"),
+            )
+        return self
+
+    @property
+    def flag(self) -> str:
+        return "method" if self.keep is None else "keep"
+
 
 class Blocks(_Training):
     """Drop blocks of the attention maps, and train the model with the masks.
@@ -246,6 +278,27 @@ class Blocks(_Training):
         kinds = [f"{share:.0%} of {kind} ones" for kind, share in self.share_by_kind.items()]
         shares = ", ".join([*([f"{self.share:.0%}"] if self.share else []), *kinds])
         return f"drop {shares} of the blocks of attention maps where that is faster, and train with the masks"
+
+    @property
+    def flag(self) -> str:
+        return "drop_blocks" if self.share else "drop_blocks_by_kind"
+
+    @pydantic.model_validator(mode="after")
+    def _ranks_blocks_by_the_maps(self) -> Self:
+        if self.maps is not None and self.entmax:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<maps> {self.maps}, <entmax>: maps of an earlier run cannot be computed with entmax; omit one",
+                *("maps", "entmax"),
+            )
+        ranking = [name for name in ("weight_by_count", "entmax") if getattr(self, name)]
+        if self.random_blocks and ranking:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<random_blocks>, <{ranking[0]}>: random blocks are not ranked; omit one of them",
+                *("random_blocks", ranking[0]),
+            )
+        return self
 
     @property
     def contents(self) -> dict[str, Path | None]:
@@ -356,6 +409,13 @@ class Units(_Training):
                 " (<keep>), or the loss allowed (<max_drop>)",
                 *("method", "speedup"),
             )
+        if self.start_from is not None and self.is_unbounded:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<start_from> {self.start_from}: <max_drop> alone removes units of the whole model; set a budget"
+                " (<speedup>)",
+                *("start_from", "max_drop"),
+            )
         if self.learns and self.is_timed:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
@@ -363,7 +423,34 @@ class Units(_Training):
                 f" use the method {DEFAULT_BUDGET_METHOD}",
                 *("method", "speedup"),
             )
+        if self.certify is not None and not self.is_unbounded:
+            raise no_loss_to_certify(self.certify)
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _removes_units_of_a_type_that_is_counted(self) -> Self:
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if self.keep is not None and budgets:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<keep> {self.keep}, <{budgets[0]}>: {self.method} decides by the budget how many heads stay; omit one"
+                " of them, or select the heads by another method first",
+                *("keep", budgets[0]),
+            )
+        if self.prune_units == "neurons":
+            named = "keep" if self.keep is not None else "group_by" if self.group_by != "kv" else None
+            if named is not None:
+                raise FieldConflictError(
+                    ErrorCode.CONTRADICTION,
+                    f"<{named}> {getattr(self, named)}, <prune_units> neurons: no head is removed; omit one of them",
+                    *(named, "prune_units"),
+                )
+        return self
+
+    @property
+    def flag(self) -> str:
+        fields = (*BUDGETS, "keep", "max_drop")
+        return next((name for name in fields if getattr(self, name) is not None), "method")
 
     @property
     def is_timed(self) -> bool:

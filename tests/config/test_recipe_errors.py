@@ -110,7 +110,7 @@ def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: st
         (
             {"data": "x", "unlabelled_data": "u", "keep": 3, "method": "dsp", "speedup": 2},
             ErrorCode.CONTRADICTION,
-            ("unlabelled_data", "method"),
+            ("unlabelled_data", "keep"),
         ),
         (
             {"data": "x", "unlabelled_data": "u", "drop_blocks": 0.5, "distill": True},

@@ -56,6 +56,7 @@ conflict(
 )
 conflict(BUDGET + "_has_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
 UNITS = "config.steps Units._has_a_budget_that_can_be_met "
+UNIT_TYPES = "config.steps Units._removes_units_of_a_type_that_is_counted "
 conflict(UNITS + "contradiction", ROWS + "--speedup 2 --latency 5ms", ROWS + "--speedup 2", ROWS + "--latency 5ms")
 conflict(
     UNITS + "contradiction #2",
@@ -77,7 +78,7 @@ conflict(
     ROWS + "--method taylor --keep 50%",
     ROWS + "--method taylor --max-drop 0.1",
 )
-STEPS = "config.step_list check_steps "
+STEPS = "config.step_list _check_written "
 PRUNED = ROWS + "--steps '[{ units = { macs = 0.5 } }]'"
 conflict(
     STEPS + "contradiction",
@@ -121,7 +122,7 @@ conflict(
     ROWS + "--macs 50% --start-from named --method fisher",
 )
 conflict(
-    BUDGET + "_starts_from_a_run_of_its_method contradiction #2",
+    UNITS + "contradiction #3",
     ROWS + "--start-from named --max-drop 0.01",
     ROWS + "--start-from named --max-drop 0.01 --speedup 2",
 )
@@ -132,7 +133,7 @@ conflict(
     ROWS + "--drop-blocks 50%",
 )
 conflict(
-    BUDGET + "_leaves_the_number_of_heads_to_the_budget contradiction",
+    UNIT_TYPES + "contradiction",
     ROWS + "--macs 50% --keep 1 --method reconstruct",
     ROWS + "--macs 50% --method reconstruct",
     ROWS + "--keep 1 --method reconstruct",
@@ -223,19 +224,13 @@ conflict(
     ROWS + "--distill --plan plan.json",
 )
 conflict(
-    DISTILL + "_certifies_no_trained_model contradiction",
-    ROWS + "--distill --method taylor --max-drop 0.1 --certify 0.9",
-    ROWS + "--distill --method taylor --max-drop 0.1",
-    ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
-)
-conflict(
-    DISTILL + "_matches_documents_of_the_whole_model contradiction",
+    "config.step_list _check_documents contradiction",
     ROWS + "--macs 50% --match-dense --distill --teacher named",
     ROWS + "--macs 50% --match-dense --distill",
     ROWS + "--macs 50% --distill --teacher named",
 )
 conflict(
-    DISTILL + "_matches_documents_in_pruning_or_training contradiction",
+    "config.step_list _check_documents contradiction #2",
     ROWS + "--plan plan.json --match-dense",
     ROWS + "--macs 50% --match-dense",
     ROWS + "--plan plan.json",
@@ -247,7 +242,7 @@ conflict(
     ROWS + "--macs 50%",
 )
 conflict(
-    DISTILL + "_rounds_for_an_engine_that_rounds contradiction",
+    "config.step_list check_steps contradiction",
     ROWS + "--macs 50% --distill --quantized-share 0.5",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision int8",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision bf16 --target trt",
@@ -263,18 +258,18 @@ conflict(
     ROWS + "--plan plan.json --max-drop 0.1",
 )
 conflict(
-    RECIPE + "_check_unlabelled_rows missing-value",
+    "config.step_list _check_unlabelled_rows missing-value",
     RUN + "--plan plan.json --unlabelled-data more.txt",
     RUN + "--plan plan.json --data more.txt",
 )
 conflict(
-    RECIPE + "_check_unlabelled_rows contradiction",
+    "config.step_list _check_unlabelled_rows contradiction",
     ROWS + "--keep 1 --unlabelled-data more.txt",
     ROWS + "--keep 1",
     ROWS + "--macs 50% --unlabelled-data more.txt",
 )
 conflict(
-    RECIPE + "_check_unlabelled_rows contradiction #2",
+    "config.step_list _check_unlabelled_rows contradiction #2",
     ROWS + "--plan plan.json --unlabelled-data more.txt",
     ROWS + "--unlabelled-data more.txt --speedup 2",
     ROWS + "--plan plan.json --unlabelled-data more.txt --distill",
@@ -304,22 +299,16 @@ conflict(
     NAMED + "--drop-blocks 50%",
 )
 conflict(
-    RECIPE + "_check_blocks contradiction #3",
+    "config.steps Blocks._ranks_blocks_by_the_maps contradiction",
     ROWS + "--drop-blocks 50% --maps maps.safetensors --entmax",
     ROWS + "--drop-blocks 50% --maps maps.safetensors",
     ROWS + "--drop-blocks 50% --entmax",
 )
 conflict(
-    RECIPE + "_check_blocks contradiction #4",
+    "config.steps Blocks._ranks_blocks_by_the_maps contradiction #2",
     ROWS + "--drop-blocks 50% --random-blocks --entmax",
     ROWS + "--drop-blocks 50% --random-blocks",
     ROWS + "--drop-blocks 50% --entmax",
-)
-conflict(
-    RECIPE + "_check_blocks contradiction #5",
-    ROWS + "--drop-blocks 50% --method taylor --max-drop 0.1 --certify 0.9",
-    ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
-    ROWS + "--drop-blocks 50% --method taylor --max-drop 0.1",
 )
 conflict(
     RECIPE + "_check_grouping contradiction",
@@ -328,7 +317,7 @@ conflict(
     ROWS + "--keep 1 --method magnitude --group-by query",
 )
 conflict(
-    RECIPE + "_check_grouping contradiction #2",
+    UNIT_TYPES + "contradiction #2",
     ROWS + "--macs 50% --group-by query --prune-units neurons",
     ROWS + "--macs 50% --group-by query",
     ROWS + "--macs 50% --prune-units neurons",
@@ -339,21 +328,15 @@ conflict(
     ROWS + "--macs 50% --method taylor --keep 1",
     ROWS + "--macs 50% --method fisher --prune-units heads",
 )
-conflict(
-    RECIPE + "_check_prune_units contradiction #2",
-    ROWS + "--keep 1 --method reconstruct --prune-units neurons",
-    ROWS + "--keep 1 --method reconstruct",
-    ROWS + "--macs 50% --method reconstruct --prune-units neurons",
-)
 SELECTION = RECIPE + "_check_selection "
 conflict(
     SELECTION + "contradiction",
     ROWS + "--method dsp --keep 1 --ray local",
     *(ROWS + f"--method {method} --keep 1 --ray local" for method in ("taylor", "astar", "random")),
 )
-CERTIFICATE = RECIPE + "_check_certificate "
+CERTIFICATE = "config.step_list _check_certificate "
 conflict(
-    CERTIFICATE + "contradiction",
+    "config.steps no_loss_to_certify contradiction",
     ROWS + "--method dsp --keep 1 --certify 0.9",
     ROWS + "--max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
@@ -365,13 +348,13 @@ conflict(
     ROWS + "--max-drop 0.1 --precision int8",
 )
 conflict(
-    CERTIFICATE + "contradiction #3",
+    CERTIFICATE + "contradiction",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9 --macs 50%",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --macs 50%",
 )
 conflict(
-    CERTIFICATE + "contradiction #4",
+    "config.steps Heads._certifies_what_a_search_spends contradiction",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9 --keep 1",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --keep 1",
