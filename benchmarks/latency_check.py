@@ -25,8 +25,7 @@ from compressor import Recipe, compress
 from compressor.config.serve import ServeRequest
 from compressor.latency import CheckRequest, Outcome, Verdict, check
 from compressor.latency.request_batches import load_batches
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import Connection, TritonModel
 from compressor.measure.timing import alternate_calls, ratio_interval
 from compressor.serving import export
 from tests.serving import triton_server

@@ -13,8 +13,7 @@ import numpy as np
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.latency.local_engine import load_engine
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import Connection, TritonModel
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.tensor_specs import TensorSpec
 

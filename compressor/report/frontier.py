@@ -10,8 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
-from compressor.results import Report, Score, Speed, deciding_scores, headline_scores, is_within, keeps_metric
-from compressor.results.report import MissingTarget
+from compressor.results import (
+    MissingTarget,
+    Report,
+    Score,
+    Speed,
+    deciding_scores,
+    headline_scores,
+    is_within,
+    keeps_metric,
+)
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from compressor.report.templates import environment
+from compressor.report.html import environment
 from compressor.studies.cell_store import CSV_NAME, write_csv
 from compressor.studies.results import Findings
 from compressor.studies.svg import file_text, styled

@@ -15,8 +15,7 @@ import pytest
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, ServerError, UsageError
 from compressor.latency import check
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import Connection, TritonModel
 from tests.command import compress
 from tests.latency.grpc_server import request_for, serving
 from tests.latency.http_server import BINARY, Request, serving_http

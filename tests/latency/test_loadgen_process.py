@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from compressor.errors import CompressorError, ErrorCode, InputError
-from compressor.latency import CheckPhase, Outcome, artifacts, check, loadgen, loadgen_process
+from compressor.latency import CheckPhase, Outcome, artifacts, check, loadgen
 from tests.command import compress
 from tests.latency.graphs import softmax_graph
 from tests.latency.grpc_server import request_for, serving
@@ -44,7 +44,7 @@ def test_a_server_that_dies_in_a_scenario_ends_it(tmp_path: Path, capfd: pytest.
 def test_a_process_that_ends_without_a_result_is_an_error() -> None:
     request, silent = request_for("grpc://127.0.0.1:9"), itertools.chain  # takes any arguments and sends nothing
     with pytest.raises(CompressorError) as error:
-        loadgen_process.measure("Server", request, [], slowdown(), worker=silent)
+        loadgen.measure("Server", request, [], slowdown(), worker=silent)
     assert error.value.code is ErrorCode.PROCESS_ENDED
     assert (error.value.details["scenario"], error.value.details["exit_code"]) == ("Server", 0)
 
@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_process_starts_waits_for_its_arguments() -> None:
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            loadgen_process.measure("Server", request, [batch], slowdown())  # type: ignore[list-item]
+            loadgen.measure("Server", request, [batch], slowdown())  # type: ignore[list-item]
         assert batch.sent
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

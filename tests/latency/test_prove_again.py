@@ -14,7 +14,7 @@ from compressor.config.check import CheckRequest
 from compressor.environment import INT8_INSTRUCTIONS, machine
 from compressor.errors import ErrorCode, MismatchError
 from compressor.latency import check
-from compressor.latency.prove_again import changes_since
+from compressor.latency.local_engine import changes_since
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.results import NoteCode, ProofStage

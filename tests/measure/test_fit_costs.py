@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.measure.costs import CostTable, GroupCosts
-from compressor.measure.fit_costs import fit_times, with_curve
+from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.run.pruning.measure_times import measured_counts, timed_plans
 from compressor.units import PrunableGroup
 

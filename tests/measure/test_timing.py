@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.measure import interleave, saved_share, timing
+from compressor.measure import interleave, timing
 from compressor.measure.timing import (
     OVERTIME,
     PROBE_CALLS,
@@ -205,11 +205,3 @@ def test_messages() -> None:
     assert str(reason) == (
         "the runtime fused 12 of 12 attentions of the dense graph and 4 of 5 of the compressed graph"
     )
-
-
-def test_share_of_time_saved_over_share_of_arithmetic_removed() -> None:
-    speed, _ = timed(FakeEngine(10.0), FakeEngine(8.0))
-    assert saved_share(speed, 100, 80) == pytest.approx(1.0)
-    assert saved_share(speed, 100, 60) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="none were removed"):
-        saved_share(speed, 100, 100)
