@@ -10,7 +10,6 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from http.client import HTTPException
 from pathlib import Path
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import onnx_ir as ir
 
+from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, TargetMissingError, UsageError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
@@ -70,67 +70,11 @@ class Fault(Enum):
     """The server reports an internal error or an unknown status."""
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How a server is called.
-
-    Attributes:
-        url: `grpc://HOST:PORT`, `grpcs://`, `http://` or `https://`.
-        seconds: maximum duration of a call.
-        headers: name -> value of headers of every call, e.g. of credentials.
-        certificate: file of the authorities (PEM) that may have signed the server's certificate; None: the machine's.
-        gzip: whether requests and responses are compressed.
-    """
-
-    url: str
-    seconds: float
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    certificate: Path | None = None
-    gzip: bool = False
-
-    @property
-    def compression(self) -> str | None:
-        """Name of the compression for Triton's clients."""
-        return "gzip" if self.gzip else None
-
-    @property
-    def certificate_file(self) -> str | None:
-        """The certificate for Triton's clients.
-
-        Raises:
-            InputError: the file holds no certificates.
-        """
-        path = self.certificate
-        if path is None:
-            return None
-        try:
-            ssl.create_default_context(cafile=os.fspath(path))
-        except OSError as error:  # SSLError is one
-            raise InputError(
-                f"--certificate {path}: no certificates can be read from it ({error}); name a file in PEM with the"
-                " certificate of the authority that signed the server's",
-                code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
-                field="certificate",
-                path=path,
-            ) from error
-        return os.fspath(path)
-
-    def without_secrets(self, text: str) -> str:
-        """A text in which no value of a header occurs, nor its last word, such as a token, nor its longer parts."""
-        secrets: set[str] = set()
-        for value in self.headers.values():
-            parts = re.split(r"[\s;,=]+", value)
-            secrets |= {value, value.split()[-1], *(part for part in parts if len(part) >= _LONG)}
-        for secret in sorted(secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
-
-
 class TritonModel:
     """A model of a Triton server, or of another server with its protocol (KServe v2).
 
     Args:
-        connection: how the server is called.
+        request: the check, which says how the server is called.
         model: name of the model, or `NAME:VERSION`; without a version the server decides.
 
     Raises:
@@ -147,7 +91,7 @@ class TritonModel:
     has_random_inputs = True
     """A server knows names, types and shapes of the inputs only."""
 
-    def __init__(self, connection: Connection, model: str) -> None:
+    def __init__(self, request: CheckRequest, model: str) -> None:
         name, colon, version = model.partition(":")
         if colon and not (name and version.isdecimal()):
             raise UsageError(
@@ -156,11 +100,11 @@ class TritonModel:
                 field="model",
                 value=model,
             )
-        self.name, self.url, self._connection = model, connection.url, connection
+        self.name, self.url, self._request = model, request.server or "", request
         scheme, address = split_url(self.url)
         protocol = GrpcProtocol if scheme.startswith("grpc") else HttpProtocol
         try:
-            self._protocol: GrpcProtocol | HttpProtocol = protocol(connection, name, version)
+            self._protocol: GrpcProtocol | HttpProtocol = protocol(request, name, version)
         except ImportError as error:
             text = f"--server: Triton's client is not installed ({error})"
             raise TargetMissingError.of_package("tritonclient", "serving", text) from error
@@ -251,12 +195,12 @@ class TritonModel:
         except self._protocol.errors as error:
             fault = self._protocol.fault(error)
             code, fact, advice = fault.value
-            reason = self._connection.without_secrets(one_line(self._protocol.reason(error)))
-            reason = f"{fact.format(seconds=self._connection.seconds)} ({reason})" if fact else reason
+            reason = without_secrets(one_line(self._protocol.reason(error)), self._request.headers)
+            reason = f"{fact.format(seconds=self._request.deadline)} ({reason})" if fact else reason
             misfit = self._misfit(request) if request and fault is Fault.REFUSED else None
             kind, text = (ServerError if misfit is None else InputError), f"{reason}; {misfit or advice}"
             # The error of the client shows the response, in which a server may repeat headers.
-            cause = None if self._connection.headers else error
+            cause = None if self._request.headers else error
             raise kind(f"{self.url}: {self.name}: {text}", code=code, url=self.url, model=self.name) from cause
 
     def _misfit(self, request: Sequence[Any]) -> str | None:
@@ -288,18 +232,18 @@ class GrpcProtocol:
     server describes it; `encode` returns one of the client's class `InferInput`, which `infer` sends.
     """
 
-    def __init__(self, connection: Connection, model: str, version: str) -> None:
-        certificate = connection.certificate_file
+    def __init__(self, request: CheckRequest, model: str, version: str) -> None:
+        certificate = _certificate_file(request.certificate)
         import tritonclient.grpc as module
 
         self._module: Any = module
         self._exception = module.InferenceServerException
         self.errors: tuple[type[Exception], ...] = (self._exception,)
-        scheme, address = split_url(connection.url)
+        scheme, address = split_url(request.server or "")
         self._client = module.InferenceServerClient(address, ssl=scheme == "grpcs", root_certificates=certificate)
         # Names of gRPC's metadata are in lower case.
-        _add_headers(module, self._client, {name.lower(): value for name, value in connection.headers.items()})
-        self._seconds, self._compression = connection.seconds, connection.compression
+        _add_headers(module, self._client, {name.lower(): value for name, value in request.headers.items()})
+        self._seconds, self._compression = request.deadline, "gzip" if request.gzip else None
         self._model, self._version = model, version
 
     def deadline(self) -> contextlib.AbstractContextManager[Any]:
@@ -376,28 +320,28 @@ class HttpProtocol:
     extension of the protocol, and in JSON otherwise.
     """
 
-    def __init__(self, connection: Connection, model: str, version: str) -> None:
-        certificate = connection.certificate_file
+    def __init__(self, request: CheckRequest, model: str, version: str) -> None:
+        certificate = _certificate_file(request.certificate)
         import gevent
         import tritonclient.http as module
         from geventhttpclient.response import HTTPConnectionClosed
 
         self._module: Any = module
-        self._timeout, self._seconds = gevent.Timeout, connection.seconds
-        self._compression = connection.compression
+        self._timeout, self._seconds = gevent.Timeout, request.deadline
+        self._compression = "gzip" if request.gzip else None
         self._is_binary, self._outputs = False, list[str]()
         self._closed = HTTPConnectionClosed
         # geventhttpclient raises what the sockets raise.
         self.errors: tuple[type[Exception], ...] = (module.InferenceServerException, OSError, *_MALFORMED)
-        scheme, address = split_url(connection.url)
+        scheme, address = split_url(request.server or "")
         self._client = module.InferenceServerClient(
             address,
-            connection_timeout=connection.seconds,
-            network_timeout=connection.seconds,
+            connection_timeout=request.deadline,
+            network_timeout=request.deadline,
             ssl=scheme == "https",
             ssl_options=None if certificate is None else {"ca_certs": certificate},
         )
-        _add_headers(module, self._client, connection.headers)
+        _add_headers(module, self._client, request.headers)
         self._model, self._version = model, version
 
     def deadline(self) -> contextlib.AbstractContextManager[Any]:
@@ -461,6 +405,27 @@ class HttpProtocol:
         self._client.close()
 
 
+def _certificate_file(path: Path | None) -> str | None:
+    """A file of certificates for Triton's clients.
+
+    Raises:
+        InputError: the file holds no certificates.
+    """
+    if path is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=os.fspath(path))
+    except OSError as error:  # SSLError is one
+        raise InputError(
+            f"--certificate {path}: no certificates can be read from it ({error}); name a file in PEM with the"
+            " certificate of the authority that signed the server's",
+            code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
+            field="certificate",
+            path=path,
+        ) from error
+    return os.fspath(path)
+
+
 def _add_headers(module: Any, client: Any, headers: Mapping[str, str]) -> None:
     """Let one of Triton's clients send headers with every call."""
 
@@ -470,6 +435,17 @@ def _add_headers(module: Any, client: Any, headers: Mapping[str, str]) -> None:
 
     if headers:
         client.register_plugin(AddHeaders())
+
+
+def without_secrets(text: str, headers: Mapping[str, str]) -> str:
+    """A text in which no value of a header occurs, nor its last word, such as a token, nor its longer parts."""
+    secrets: set[str] = set()
+    for value in headers.values():
+        parts = re.split(r"[\s;,=]+", value)
+        secrets |= {value, value.split()[-1], *(part for part in parts if len(part) >= _LONG)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -284,7 +284,14 @@ def median_times(
     return [float(np.median([call for turn in turns for call in turn[index]])) for index in range(len(engines))]
 
 
-def paired_times(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> list[float]:
+def paired_times(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[float]:
     """Seconds of a call of each engine, whose ratios repeat on a machine that is disturbed.
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
@@ -295,14 +302,23 @@ def paired_times(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> lis
         engines: the engines; the first one is the control.
         feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
     """
-    medians = _medians(engines, feeds, seconds)
+    medians = _medians(engines, feeds, seconds, wait, clock)
     ratios = np.median(medians / medians[:, :1], axis=0)
     times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
     return times
 
 
-def paired_ratios(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:
+def paired_ratios(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[tuple[float, float]]:
     """The time of each engine but the control relative to the control's, and the standard error of this ratio.
 
     A ratio is the median over turns, as in `paired_times`; its error is by the bootstrap over turns.
@@ -311,25 +327,26 @@ def paired_ratios(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> li
         engines: the engines; the first one is the control.
         feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
     """
-    medians = _medians(engines, feeds, seconds)
+    medians = _medians(engines, feeds, seconds, wait, clock)
     ratios = medians[:, 1:] / medians[:, :1]
     draws = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES_OF_TURNS, len(ratios)))
     errors = np.median(ratios[draws], axis=1).std(axis=0)
     return list(zip(np.median(ratios, axis=0).tolist(), errors.tolist(), strict=True))
 
 
-def _medians(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> np.ndarray:
+def _medians(
+    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
+) -> np.ndarray:
     """Median seconds of a call of each engine in each turn, `[turns, engines]`."""
-    return np.array([[np.median(times) for times in turn] for turn in _turns(engines, feeds, seconds)])
+    turns = _turns(engines, feeds, seconds, wait, clock)
+    return np.array([[np.median(times) for times in turn] for turn in turns])
 
 
 def _turns(
-    engines: Sequence[Engine],
-    feeds: Feeds,
-    seconds: float,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
+    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
 ) -> Iterator[list[list[float]]]:
     """Seconds of every timed call of each engine, turn by turn; every second turn goes backwards."""
     clock = clock or time.perf_counter

@@ -320,7 +320,7 @@ def _(w: World) -> None:
         w.clear("server-unreachable", *command, f"{scheme}://127.0.0.1:9")
 
 
-@advice("latency.triton Connection.certificate_file code")
+@advice("latency.triton _certificate_file code")
 def _(w: World) -> None:
     import certifi
 
@@ -343,7 +343,7 @@ def denied(w: World, name: str, *request: Any) -> Any:
         "small",
         [TensorSpec("x", ir.DataType.FLOAT, (FREE, 4))],
     )
-    model._connection = SimpleNamespace(without_secrets=lambda text: text, seconds=1.0, headers={})
+    model._request = SimpleNamespace(deadline=1.0, headers={})
     model._protocol = SimpleNamespace(
         deadline=contextlib.nullcontext, errors=(RuntimeError,), fault=lambda error: Fault[name], reason=str
     )
