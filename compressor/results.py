@@ -345,6 +345,19 @@ def size_label(batch: int, seq: int | None) -> str:
     return f"batch {batch}" + (f", length {seq}" if seq else "")
 
 
+class SizedRow(Row):
+    """A measurement at one size of the inputs."""
+
+    batch: int
+    seq: int | None
+    """Length in tokens; None for a model of images or sound alone."""
+
+    @property
+    def size_label(self) -> str:
+        """The size of the inputs."""
+        return size_label(self.batch, self.seq)
+
+
 class Latency(Row):
     """Times of one engine in an interleaved measurement, in milliseconds per call; throughput in rows per second."""
 
@@ -358,16 +371,13 @@ class Latency(Row):
     """p50, p90 and p99 by the device's own clock, without transfers; None: the engine does not report them."""
 
 
-class Speed(Row):
+class Speed(SizedRow):
     """Times of the dense and the compressed engine, measured in turn, in one process, on the same inputs.
 
     `ratio` is dense p50 over compressed p50 (above one: compressed is faster); `low` and `high` are the bounds of its
     bootstrap interval over pairs of rounds. `void` says why the row must not be read as a result, or is None.
     """
 
-    batch: int
-    seq: int | None
-    """Length in tokens; None for a model of images or sound alone."""
     dense: Latency
     compressed: Latency
     ratio: float
@@ -375,11 +385,6 @@ class Speed(Row):
     high: float
     confidence: float = 0.95
     void: str | None = None
-
-    @property
-    def size_label(self) -> str:
-        """The size of the inputs."""
-        return size_label(self.batch, self.seq)
 
 
 class RowRates(Row):
@@ -389,23 +394,15 @@ class RowRates(Row):
     all_callers: float
 
 
-class Throughput(Row):
+class Throughput(SizedRow):
     """Rows per second of both engines at one size.
 
     Each of the `callers`, one per core, has an engine of its own with one thread.
     """
 
-    batch: int
-    seq: int | None
-    """Length in tokens; None for a model of images or sound alone."""
     callers: int
     dense: RowRates
     compressed: RowRates
-
-    @property
-    def size_label(self) -> str:
-        """The size of the inputs."""
-        return size_label(self.batch, self.seq)
 
 
 class ProofStage(StrEnum):

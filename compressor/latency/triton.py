@@ -225,24 +225,19 @@ class TritonModel:
         )
 
 
-class GrpcProtocol:
-    """Triton's client over gRPC for one model. Every call of it takes a deadline.
+class _Protocol:
+    """One of Triton's clients, called for one model.
 
-    `HttpProtocol` has the same methods, whose calls raise `errors` alone. An input is a name, a type and a shape, as a
-    server describes it; `encode` returns one of the client's class `InferInput`, which `infer` sends.
+    Attributes:
+        errors: every exception type that its calls raise.
+        options: options of each of its calls.
     """
 
-    def __init__(self, request: CheckRequest, model: str, version: str) -> None:
-        certificate = _certificate_file(request.certificate)
-        import tritonclient.grpc as module
+    errors: tuple[type[Exception], ...]
+    options: Mapping[str, Any] = MappingProxyType({})
+    _client: Any
 
-        self._module: Any = module
-        self._exception = module.InferenceServerException
-        self.errors: tuple[type[Exception], ...] = (self._exception,)
-        scheme, address = split_url(request.server or "")
-        self._client = module.InferenceServerClient(address, ssl=scheme == "grpcs", root_certificates=certificate)
-        # Names of gRPC's metadata are in lower case.
-        _add_headers(module, self._client, {name.lower(): value for name, value in request.headers.items()})
+    def __init__(self, request: CheckRequest, model: str, version: str) -> None:
         self._seconds, self._compression = request.deadline, "gzip" if request.gzip else None
         self._model, self._version = model, version
 
@@ -252,32 +247,53 @@ class GrpcProtocol:
 
     def check_live(self) -> None:
         """Raise one of `errors` unless the server responds."""
-        self._client.is_server_live(client_timeout=self._seconds)
+        self._client.is_server_live(**self.options)
 
     def is_ready(self) -> bool:
         """Whether the server has loaded the model."""
-        return bool(self._client.is_model_ready(self._model, self._version, client_timeout=self._seconds))
+        return bool(self._client.is_model_ready(self._model, self._version, **self.options))
+
+    def reason(self, error: Exception) -> str:
+        """The text of one of `errors`; that of the server as it is, where it sent one."""
+        return str(error)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class GrpcProtocol(_Protocol):
+    """Triton's client over gRPC. Every call of it takes a deadline."""
+
+    def __init__(self, request: CheckRequest, model: str, version: str) -> None:
+        super().__init__(request, model, version)
+        certificate = _certificate_file(request.certificate)
+        import tritonclient.grpc as module
+
+        self._module: Any = module
+        self._exception = module.InferenceServerException
+        self.errors, self.options = (self._exception,), {"client_timeout": self._seconds}
+        scheme, address = split_url(request.server or "")
+        self._client = module.InferenceServerClient(address, ssl=scheme == "grpcs", root_certificates=certificate)
+        # Names of gRPC's metadata are in lower case.
+        _add_headers(module, self._client, {name.lower(): value for name, value in request.headers.items()})
 
     def inputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        metadata = self._client.get_model_metadata(self._model, self._version, client_timeout=self._seconds)
+        """Name, type and shape of the inputs of the model."""
+        metadata = self._client.get_model_metadata(self._model, self._version, **self.options)
         return [(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
 
     def server(self) -> tuple[str, str]:
         """Name and version of the server."""
-        metadata = self._client.get_server_metadata(client_timeout=self._seconds)
+        metadata = self._client.get_server_metadata(**self.options)
         return metadata.name, metadata.version
 
     def encode(self, name: str, array: np.ndarray, datatype: str) -> Any:
         return self._module.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
     def infer(self, inputs: Sequence[Any]) -> Any:
-        return self._client.infer(
-            self._model,
-            inputs,
-            self._version,
-            client_timeout=self._seconds,
-            compression_algorithm=self._compression,
-        )
+        options = {**self.options, "compression_algorithm": self._compression}
+        return self._client.infer(self._model, inputs, self._version, **options)
 
     def output_names(self, response: Any) -> list[str]:
         return [output.name for output in response.get_response().outputs]
@@ -293,13 +309,6 @@ class GrpcProtocol:
         }
         return faults.get(status, Fault.SERVER_FAILED)
 
-    def reason(self, error: Exception) -> str:
-        """The text of an error; that of the server as it is, where it sent one."""
-        return str(error)
-
-    def close(self) -> None:
-        self._client.close()
-
 
 _BINARY = "binary_tensor_data"
 """Name of the extension by which a server says that tensors may follow the JSON of a request as bytes."""
@@ -312,8 +321,8 @@ _HTTP_FAULTS = {
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
 
 
-class HttpProtocol:
-    """Triton's client over HTTP for one model, of a server with and without the extensions of the KServe v2 protocol.
+class HttpProtocol(_Protocol):
+    """Triton's client over HTTP, for servers of the KServe v2 protocol with and without its extensions.
 
     The client's own timeouts bound a connection and a single read, but a response may take many reads. Therefore a
     deadline bounds the whole call. Tensors are sent and requested as bytes where the server says that it has that
@@ -321,18 +330,18 @@ class HttpProtocol:
     """
 
     def __init__(self, request: CheckRequest, model: str, version: str) -> None:
+        super().__init__(request, model, version)
         certificate = _certificate_file(request.certificate)
         import gevent
         import tritonclient.http as module
         from geventhttpclient.response import HTTPConnectionClosed
 
         self._module: Any = module
-        self._timeout, self._seconds = gevent.Timeout, request.deadline
-        self._compression = "gzip" if request.gzip else None
+        self._timeout = gevent.Timeout
         self._is_binary, self._outputs = False, list[str]()
         self._closed = HTTPConnectionClosed
         # geventhttpclient raises what the sockets raise.
-        self.errors: tuple[type[Exception], ...] = (module.InferenceServerException, OSError, *_MALFORMED)
+        self.errors = (module.InferenceServerException, OSError, *_MALFORMED)
         scheme, address = split_url(request.server or "")
         self._client = module.InferenceServerClient(
             address,
@@ -342,17 +351,10 @@ class HttpProtocol:
             ssl_options=None if certificate is None else {"ca_certs": certificate},
         )
         _add_headers(module, self._client, request.headers)
-        self._model, self._version = model, version
 
     def deadline(self) -> contextlib.AbstractContextManager[Any]:
         timeout: contextlib.AbstractContextManager[Any] = self._timeout(self._seconds, TimeoutError("timed out"))
         return timeout
-
-    def check_live(self) -> None:
-        self._client.is_server_live()
-
-    def is_ready(self) -> bool:
-        return bool(self._client.is_model_ready(self._model, self._version))
 
     def inputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         metadata = self._client.get_model_metadata(self._model, self._version)
@@ -400,9 +402,6 @@ class HttpProtocol:
             # The body is not the error object of the protocol, which the client then complains about.
             return f"[{error.status()}] {error.debug_details()}"
         return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-    def close(self) -> None:
-        self._client.close()
 
 
 def _certificate_file(path: Path | None) -> str | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from markupsafe import Markup
@@ -26,15 +25,10 @@ _IN_FILES = {COMPRESSED: "#0b7a75", INK: "#b3261e", LINE: "#dcdfe4", MUTED: "#59
 _PAGE_COLOURS = {colour: colour for colour in _IN_FILES}
 
 
-@dataclass(frozen=True)
-class CostPoint:
-    """One number of units that was timed.
+class CostPoint(NamedTuple):
+    """A number of units that was timed: what it adds to a call, and the share that all groups take of the whole model.
 
-    Attributes:
-        units: number of units that the group keeps.
-        ms: what the group adds to the time of a call, against none of its units.
-        share: share of the time of the whole model that all groups of the curve take.
-        faster: the next larger number of units, which takes less time, where this one is a cliff; else None.
+    `faster` is the next larger number of units where that takes less time, so that this one is a cliff; else None.
     """
 
     units: int
@@ -43,15 +37,10 @@ class CostPoint:
     faster: int | None = None
 
 
-@dataclass(frozen=True)
-class CostCurve:
-    """Groups that cost the same.
+class CostCurve(NamedTuple):
+    """Groups that cost the same: `5 attentions`, the type of their units, and their names with `*` where these differ.
 
-    Attributes:
-        title: their number and type: `5 attentions`.
-        unit: the type of their units.
-        pattern: their names, with `*` for the part that differs.
-        points: numbers of units, ascending; the last one is all.
+    The points are by ascending numbers of units, of which the last one is all.
     """
 
     title: str

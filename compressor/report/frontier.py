@@ -157,8 +157,8 @@ class Frontier(BaseModel):
     @property
     def endings(self) -> tuple[str, ...]:
         """Why no further rung of the ladder, or of a method beside it, follows; empty where all are finished."""
-        own = () if self.ended is None else (f"the ladder ends before {self.ended}",)
-        return (*own, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
+        ladder = () if self.ended is None else (f"the ladder ends before {self.ended}",)
+        return (*ladder, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
 
 
 def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:

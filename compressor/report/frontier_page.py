@@ -6,8 +6,8 @@ Figures contain numbers and names of methods only; engines of other tools have t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 from markupsafe import Markup
@@ -54,15 +54,10 @@ def render(frontier: Frontier) -> str:
     return page.render(frontier=frontier, figures=figures, tiles=tiles, tone=tone, **tables)
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One point of the figure.
+class Mark(NamedTuple):
+    """One point of the figure: its speed over dense and its metric, each with the ends of the interval.
 
-    Attributes:
-        speed: how many times as fast as dense, with the ends of the interval.
-        metric: the metric as it is shown, with the ends of the interval.
-        fills: whether it is filled: unless it loses more than is allowed.
-        is_void: whether its speed must not be read as a result.
+    It is not filled where it loses more than is allowed, and void where its speed must not be read as a result.
     """
 
     speed: tuple[float, float, float]
@@ -71,17 +66,8 @@ class Mark:
     is_void: bool = False
 
 
-@dataclass(frozen=True)
-class Series:
-    """Points that are drawn alike.
-
-    Attributes:
-        marks: the points.
-        colour: their colour.
-        marker: matplotlib's name of their shape.
-        label: text beside the last one.
-        is_line: whether a line joins them.
-    """
+class Series(NamedTuple):
+    """Points that are drawn alike, joined by a line if `is_line`, with a text beside the last one."""
 
     marks: tuple[Mark, ...]
     colour: str
