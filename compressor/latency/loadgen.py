@@ -84,18 +84,12 @@ def library() -> Any:
     return mlperf_loadgen
 
 
-def run_worker(
+def _run_worker(
     pipe: Connection, scratch: str, scenario: Scenario, request: CheckRequest, batches: Sequence[Feeds], times: Slowdown
 ) -> None:
-    """The main function of the process, which sends a ScenarioResult or the first error.
+    """The main function of the process, which sends a ScenarioResult or the first error to the parent.
 
-    Args:
-        pipe: the parent's end receives the result.
-        scratch: folder for temporary files; it outlives the process.
-        scenario: the scenario.
-        request: names the model, which the process loads or connects to.
-        batches: the queries, in turn.
-        times: times of model and baseline.
+    The arguments are as in `measure`; the folder for temporary files outlives the process.
     """
     tempfile.tempdir = scratch
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -123,7 +117,7 @@ def measure(
     request: CheckRequest,
     batches: Sequence[Feeds],
     times: Slowdown,
-    worker: Callable[..., object] = run_worker,
+    worker: Callable[..., object] = _run_worker,
 ) -> ScenarioResult:
     """Run one scenario for the model of a check, which a new process loads or connects to.
 

@@ -274,10 +274,7 @@ def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
 def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """Standard errors of fitted costs; larger in proportion where residuals exceed what the errors of times explain.
 
-    Args:
-        design: the weighted design, whose last row is the whole model.
-        residuals: relative errors of the fit.
-        errors: relative standard errors of the times of the plans.
+    The design is weighted, with the whole model as its last row; `errors` are relative ones of the times of the plans.
     """
     errors = np.append(errors, 0.0)  # other times are relative to that of the whole model
     inverse = np.linalg.pinv(design)

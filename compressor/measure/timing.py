@@ -190,12 +190,9 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
 
 
 def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) -> Latency:
-    """The latency of one engine.
+    """The latency of one engine from the milliseconds of its timed calls, `[rounds, calls]`.
 
-    Args:
-        times: milliseconds of every timed call `[rounds, calls]`.
-        batch: rows in a call.
-        device_seconds: seconds of every call by the device's clock, warm-up included; None: it has no clock.
+    `device_seconds` are those of every call by the device's clock, warm-up included; None: it has no clock.
     """
     p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
     rounds, calls = times.shape

@@ -289,14 +289,8 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
 def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: int, limit: int | None = None) -> int:
     """Maximum rows per batch; 0 where the model fixes its batch, so that the server can form no batches.
 
-    Args:
-        request: the request, whose `max_batch` may be set.
-        tensors: inputs and outputs.
-        default: the number where the request sets none.
-        limit: the largest number that the model takes; None: no limit.
-
     Raises:
-        UsageError: the request exceeds `limit`, or the model fixes its batch.
+        UsageError: the request exceeds `limit`, the largest number that the model takes, or the model fixes its batch.
     """
     requested = request.max_batch
     if not all(tensor.has_batch for tensor in tensors):
