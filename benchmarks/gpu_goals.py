@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.gpu_graphs import DENSE
-from compressor.measure import saved_share
 from compressor.results import Speed
 from compressor.targets import Engine
 from graph_passes import load
@@ -16,6 +15,24 @@ FASTER = {72: 0.175, 12: 0.33}
 """Number of heads -> minimum gain in examples per second over dense, from the papers."""
 MIN_BATCH = 8
 """Smallest batch to which the goals of speed apply."""
+
+
+def saved_share(speed: Speed, macs_dense: int, macs_compressed: int) -> float:
+    """Share of time saved divided by share of multiply-accumulates removed; 1 if time falls in proportion to them.
+
+    `(1 - p50_compressed / p50_dense) / (1 - macs_compressed / macs_dense)`
+
+    Args:
+        speed: times of both engines.
+        macs_dense: multiply-accumulates of the dense graph.
+        macs_compressed: multiply-accumulates of the compressed graph.
+
+    Raises:
+        ValueError: no multiply-accumulates were removed.
+    """
+    if macs_compressed >= macs_dense:
+        raise ValueError(f"{macs_dense} multiply-accumulates before and {macs_compressed} after: none were removed")
+    return (1 - 1 / speed.ratio) / (1 - macs_compressed / macs_dense)
 
 
 @dataclass

@@ -25,8 +25,7 @@ from compressor import Recipe, compress
 from compressor.config.serve import ServeRequest
 from compressor.latency import CheckRequest, Outcome, Verdict, check
 from compressor.latency.request_batches import load_batches
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import TritonModel
 from compressor.measure.timing import alternate_calls, ratio_interval
 from compressor.serving import export
 from tests.serving import triton_server
@@ -105,7 +104,7 @@ def client_overhead(url: str, request: CheckRequest, seconds: float) -> float:
     """Lower bound of the cost of the check's client, as a share of a call with Triton's client alone, timed in turn."""
     import tritonclient.grpc as client
 
-    model = TritonModel(Connection(url, request.deadline), "base")
+    model = TritonModel(request, "base")
     feeds = load_batches(model, request).feeds[0]
     encoded = model.encode(feeds)
     bare = []

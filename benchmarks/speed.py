@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from benchmarks.gpu_goals import saved_share
 from benchmarks.machine import machine
 from compressor.export import export_reference
-from compressor.measure import interleave, macs, saved_share
+from compressor.measure import interleave, macs
 from compressor.results import Speed
 from compressor.targets import Engine, target
 from compressor.targets.random_inputs import random_feeds

@@ -15,7 +15,7 @@ from benchmarks.studies.cell_store import Result
 from benchmarks.studies.figures import file_text, styled
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import Interval
-from compressor.report.templates import environment
+from compressor.report.html import environment
 from compressor.tasks.base import Task
 from compressor.tasks.metrics import accuracy
 from graph_passes.files import atomic_replace, write_text

@@ -25,7 +25,7 @@ from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.block_masks.masks_from_maps import build_masks, unreached_share
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
-from compressor.results import AnyNote, CurvePoint, Note, NoteCode
+from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import training_curves
@@ -43,7 +43,7 @@ EPOCHS = 3.0
 """Number of epochs, unless the step sets it."""
 _ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "planned.json"
 """Checkpoint folders of the trainings with entmax and with masks, and files of the selected plan, notes and times."""
-_NOTES = TypeAdapter(tuple[AnyNote, ...])
+_NOTES = TypeAdapter(tuple[Note, ...])
 logger = logging.getLogger(__name__)
 
 

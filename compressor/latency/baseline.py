@@ -12,8 +12,7 @@ import pydantic
 
 from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.errors import ErrorCode, InputError
-from compressor.results.rows import renamed_keys
-from compressor.results.times import size_label
+from compressor.results import size_label
 from compressor.targets.base import Feeds
 from compressor.targets.relative_error import as_bytes
 from graph_passes.files import write_text
@@ -74,12 +73,6 @@ class Baseline(pydantic.BaseModel):
     outputs: tuple[dict[str, Array], ...]
     machine: dict[str, str]
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _read_former_key(cls, values: Any) -> Any:
-        """Files of version 0.1 have `answers` for `outputs`."""
-        return renamed_keys(values, {"answers": "outputs"})
-
     @classmethod
     def load(cls, path: Path) -> Baseline:
         """Read a file that `save` wrote.
@@ -120,12 +113,6 @@ class Baseline(pydantic.BaseModel):
         """Milliseconds of every call `[call]`, by round."""
         return [np.array(calls) for calls in self.times]
 
-    def differences(self, host: str) -> dict[str, tuple[str | None, str | None]]:
-        """Fields in which the baseline's machine and host differ from the present ones: name -> (then, now)."""
-        then, now = {**self.machine, "host": self.host}, {**machine(), "host": host}
-        pairs = {name: (then.get(name), now.get(name)) for name in (*COMPARABLE_FIELDS, "host")}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
 
 def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], host: str, *, force: bool) -> None:
     """Make sure that new times may be compared with those of a saved baseline.
@@ -140,9 +127,10 @@ def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], h
     Raises:
         InputError: the baseline was measured on another machine or on other inputs, or lacks outputs of a batch.
     """
-    differences = baseline.differences(host)
+    then, now = {**baseline.machine, "host": baseline.host}, {**machine(), "host": host}
+    differences = [name for name in (*COMPARABLE_FIELDS, "host") if then.get(name) != now.get(name)]
     if differences and not force:
-        text = ", ".join(f"{name} {then} then, {now} now" for name, (then, now) in differences.items())
+        text = ", ".join(f"{name} {then.get(name)} then, {now.get(name)} now" for name in differences)
         raise InputError(
             f"{path}: the baseline was measured on another machine ({text}); measure it here (--save-baseline), or add"
             " --force to compare nevertheless",

@@ -8,27 +8,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from compressor.config.check import CheckRequest
 from compressor.environment import machine
 from compressor.errors import CompressorError, MismatchError
-from compressor.latency import loadgen, loadgen_process
+from compressor.latency import loadgen
 from compressor.latency.baseline import Baseline, check_comparable, digest
 from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint
-from compressor.latency.local_engine import LocalEngine
-from compressor.latency.output_check import ExpectedOutputs, Outputs, check_finite, expected_outputs
-from compressor.latency.prove_again import prove_again
-from compressor.latency.request_batches import Batches, load_batches
-from compressor.latency.round_times import RoundTimes
-from compressor.latency.verdict import CheckPhase, OutputAgreement, ScenarioResult, Slowdown, Verdict
-from compressor.measure.timing import alternate_calls
+from compressor.latency.local_engine import LocalEngine, prove_again
+from compressor.latency.output_check import Outputs, check_finite, expected_outputs
+from compressor.latency.request_batches import load_batches
+from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
+from compressor.measure.timing import alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
-from compressor.results import Note, NoteCode, Proof
+from compressor.results import Note, NoteCode
 
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
 _LABELS = {
     CheckPhase.LOADING: "loading the models",
     CheckPhase.COMPARING: "comparing the outputs",
@@ -38,64 +37,9 @@ _LABELS = {
 """Progress lines of the phases; scenarios have a line each."""
 _log = logging.getLogger(__name__)
 
-
-class Timer(Protocol):
-    """A function that times two calls in turn, such as `compressor.measure.timing.alternate_calls`."""
-
-    def __call__(
-        self,
-        first: Callable[[], object],
-        second: Callable[[], object],
-        seconds: float,
-        /,
-        *,
-        wait: Callable[[], None],
-        needs_more: Callable[[], bool],
-        on_progress: ProgressCallback,
-    ) -> Iterator[np.ndarray]:
-        """Yield the seconds of each call, `[2, call]`, for one pair of rounds after another."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One side of the comparison: a model, and the batches in the form that it takes."""
-
-    endpoint: Endpoint
-    requests: Sequence[Any]
-
-    def outputs(self) -> list[Outputs]:
-        """The outputs of every batch."""
-        return [self.endpoint.infer(request) for request in self.requests]
-
-    def caller(self) -> Callable[[], object]:
-        """A function that sends the next batch at each call, in turn."""
-        requests: Iterator[Any] = itertools.cycle(self.requests)
-        return lambda: self.endpoint.call(next(requests))
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """The model of a check and what it is compared with: a second model, or a saved baseline."""
-
-    request: CheckRequest
-    batches: Batches
-    model: _Side
-    baseline: _Side | Baseline
-
-    @property
-    def seq(self) -> int:
-        return self.batches.length(self.request.seq)
-
-
-@dataclass
-class _Measurements:
-    """The measurements of a check so far, and its present phase."""
-
-    times: RoundTimes
-    scenarios: list[ScenarioResult]
-    phase: CheckPhase = CheckPhase.TIMING
-    interrupted: str = ""
+Timer = Callable[..., Iterator[np.ndarray]]
+"""A function that times two calls in turn, with the arguments of `compressor.measure.timing.alternate_calls`: it yields
+the seconds of each call, `[2, call]`, for one pair of rounds after another."""
 
 
 def check(request: CheckRequest, listener: Listener | None = None, timer: Timer = alternate_calls) -> Verdict:
@@ -118,176 +62,227 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
         TargetMissingError: a client or a runtime is not installed.
         UsageError: texts are given without a tokenizer, or the name of a model is malformed.
     """
-    listener, start = listener or NullListener(), time.perf_counter()
     if request.scenarios:
         loadgen.library()  # raises before any work if it is missing
     with ExitStack() as stack:
-        with _phase(CheckPhase.LOADING, listener):
-            comparison = _load(request, stack)
-        if comparison.batches.random:
-            listener.note(
+        return _Check(request, listener or NullListener(), stack).run(timer)
+
+
+class _Check:
+    """A check with its models, batches and rounds; the stack closes the models.
+
+    `sides` are the model and the baseline, each with the batches in the form that it takes; a saved baseline has none.
+    """
+
+    def __init__(self, request: CheckRequest, listener: Listener, stack: ExitStack) -> None:
+        self.request, self.listener, self.start = request, listener, time.perf_counter()
+        self.scenarios: list[ScenarioResult] = []
+        path, self.saved = request.baseline_file, None
+        with self.phase(CheckPhase.LOADING):
+            self.model = stack.enter_context(open_endpoint(request, request.model))
+            endpoints = [self.model]
+            if path is not None:
+                self.saved = Baseline.load(path)
+            else:
+                endpoints.append(stack.enter_context(open_endpoint(request, request.baseline)))
+            self.batches = load_batches(self.model, request)
+            if self.saved is not None and path is not None:
+                check_comparable(self.saved, path, self.batches.feeds, self.model.host, force=request.force)
+            self.sides = [(endpoint, encode_batches(endpoint, self.batches.feeds)) for endpoint in endpoints]
+        self.times = RoundTimes(None if self.saved is None else self.saved.rounds)
+
+    def phase(self, phase: CheckPhase) -> AbstractContextManager[ProgressCallback]:
+        """The progress line of a phase."""
+        _log.debug("phase %s", phase)
+        return self.listener.stage(_LABELS[phase])
+
+    def run(self, timer: Timer) -> Verdict:
+        """All phases after loading; a failure of a server or an engine interrupts those that measure."""
+        request = self.request
+        if self.batches.random:
+            self.listener.note(
                 Note(
                     text="the inputs are random; --inputs sends the model real ones, whose times count",
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )
-        proofs = _prove_again(comparison, listener)
-        with _phase(CheckPhase.COMPARING, listener):
-            expected, outputs, agreement = _compare_outputs(comparison)
-        measured = _measure(comparison, expected, listener, timer)
-        verdict = _verdict(comparison, agreement, measured, proofs, time.perf_counter() - start)
-        _save_baseline(comparison, verdict, outputs, measured.times, listener)
-    return verdict
-
-
-def _phase(phase: CheckPhase, listener: Listener) -> AbstractContextManager[ProgressCallback]:
-    """The progress line of a phase."""
-    _log.debug("phase %s", phase)
-    return listener.stage(_LABELS[phase])
-
-
-def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
-    """Open the models and read the batches; the stack closes the models."""
-    model = stack.enter_context(open_endpoint(request, request.model))
-    if request.baseline_file is not None:
-        saved = Baseline.load(request.baseline_file)
-        batches = load_batches(model, request)
-        check_comparable(saved, request.baseline_file, batches.feeds, model.host, force=request.force)
-        return _Comparison(request, batches, _Side(model, encode_batches(model, batches.feeds)), saved)
-    baseline = stack.enter_context(open_endpoint(request, request.baseline))
-    batches = load_batches(model, request)
-    sides = [_Side(endpoint, encode_batches(endpoint, batches.feeds)) for endpoint in (model, baseline)]
-    return _Comparison(request, batches, *sides)
-
-
-def _prove_again(comparison: _Comparison, listener: Listener) -> tuple[Proof, ...]:
-    """The proofs of engines in int8 or bfloat16 on this machine that were proven on another one."""
-    endpoints = [side.endpoint for side in (comparison.model, comparison.baseline) if isinstance(side, _Side)]
-    engines = {endpoint.name: endpoint for endpoint in endpoints if isinstance(endpoint, LocalEngine)}
-    return tuple(proof for engine in engines.values() for proof in prove_again(engine, listener))
-
-
-def _compare_outputs(comparison: _Comparison) -> tuple[ExpectedOutputs, list[Outputs], OutputAgreement]:
-    """The expected outputs, the model's outputs, and how far they agree."""
-    request, baseline, model = comparison.request, comparison.baseline, comparison.model
-    if isinstance(baseline, Baseline):
-        reference: Sequence[Outputs] = baseline.outputs
-    else:
-        reference = baseline.outputs()
-        for number, batch in enumerate(reference):
-            check_finite(baseline.endpoint.name, number, batch)
-    expected = expected_outputs(model.endpoint, comparison.batches.feeds, reference, request.expect, request.tolerance)
-    outputs = model.outputs()
-    return expected, outputs, expected.compare(model.endpoint.name, outputs)
-
-
-def _measure(comparison: _Comparison, expected: ExpectedOutputs, listener: Listener, timer: Timer) -> _Measurements:
-    """Run the phases that measure; an error interrupts them and is recorded."""
-    saved = comparison.baseline.rounds if isinstance(comparison.baseline, Baseline) else None
-    measured = _Measurements(RoundTimes(saved), [])
-    try:
-        measured.phase = CheckPhase.TIMING
-        _time_rounds(comparison, measured.times, listener, timer)
-        measured.phase = CheckPhase.SCENARIOS
-        _run_scenarios(comparison, measured, listener)
-        measured.phase = CheckPhase.CONFIRMING
-        _confirm_outputs(comparison, expected, listener)
-        measured.phase = CheckPhase.DONE
-    except MismatchError:
-        raise
-    except CompressorError as error:
-        measured.interrupted = str(error)
-    return measured
-
-
-def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener, timer: Timer) -> None:
-    """Time model and baseline in turn, or the model alone where the baseline is saved."""
-    request, model = comparison.request, comparison.model
-    call = model.caller()
-    second = call if isinstance(comparison.baseline, Baseline) else comparison.baseline.caller()
-
-    def undecided() -> bool:
-        slowdown = _slowdown(request, times)
-        return slowdown is not None and slowdown.low <= request.max_slowdown < slowdown.high
-
-    with _phase(CheckPhase.TIMING, listener) as on_progress:
-        rounds = timer(
-            call,
-            second,
-            request.seconds,
-            wait=model.endpoint.wait_until_idle,
-            needs_more=undecided,
-            on_progress=on_progress,
+        # Engines in int8 or bfloat16 that were proven on another machine.
+        engines = {side.name: side for side, _ in self.sides if isinstance(side, LocalEngine)}
+        proofs = tuple(proof for engine in engines.values() for proof in prove_again(engine, self.listener))
+        with self.phase(CheckPhase.COMPARING):
+            reference = self.reference()
+            feeds, expect, tolerance = self.batches.feeds, request.expect, request.tolerance
+            expected = expected_outputs(self.model, feeds, reference, expect, tolerance)
+            outputs = _outputs(*self.sides[0])
+            agreement = expected.compare(self.model.name, outputs)
+        phase, interrupted = CheckPhase.TIMING, ""
+        try:
+            self.time_rounds(timer)
+            phase = CheckPhase.SCENARIOS
+            self.run_scenarios()
+            phase = CheckPhase.CONFIRMING
+            with self.phase(phase):  # a model may change, or fail under load
+                expected.compare(self.model.name, _outputs(*self.sides[0]))
+            phase = CheckPhase.DONE
+        except MismatchError:
+            raise
+        except CompressorError as error:
+            interrupted = str(error)
+        verdict = Verdict(
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            model=request.model,
+            baseline=request.baseline,
+            host=self.model.host,
+            inputs=self.batches.source,
+            batch=request.batch,
+            seq=self.batches.length(request.seq),
+            outputs=agreement,
+            proofs=proofs,
+            slowdown=self.slowdown,
+            scenarios=tuple(self.scenarios),
+            phase=phase,
+            interrupted=interrupted,
+            machine=machine(),
+            seconds=round(time.perf_counter() - self.start, 3),
         )
-        for pair in rounds:
-            times.add(1e3 * pair)
+        self.save_baseline(verdict, outputs)
+        return verdict
+
+    def reference(self) -> Sequence[Outputs]:
+        """The outputs of the baseline."""
+        if self.saved is not None:
+            return self.saved.outputs
+        baseline, requests = self.sides[1]
+        outputs = _outputs(baseline, requests)
+        for number, batch in enumerate(outputs):
+            check_finite(baseline.name, number, batch)
+        return outputs
+
+    def time_rounds(self, timer: Timer) -> None:
+        """Time model and baseline in turn, or the model alone where the baseline is saved."""
+        callers = [_caller(*side) for side in self.sides]
+
+        def undecided() -> bool:
+            slowdown = self.slowdown
+            return slowdown is not None and slowdown.low <= self.request.max_slowdown < slowdown.high
+
+        with self.phase(CheckPhase.TIMING) as on_progress:
+            wait = self.model.wait_until_idle
+            seconds = self.request.seconds
+            for pair in timer(
+                callers[0], callers[-1], seconds, wait=wait, needs_more=undecided, on_progress=on_progress
+            ):
+                self.times.add(1e3 * pair)
+
+    @property
+    def slowdown(self) -> Slowdown | None:
+        """The slowdown over the rounds so far."""
+        return self.times.slowdown(self.request.max_slowdown, self.request.seed)
+
+    def run_scenarios(self) -> None:
+        """Run LoadGen's scenarios, each in a process of its own."""
+        slowdown = self.slowdown
+        if slowdown is None:
+            return
+        for scenario in self.request.scenarios:
+            with self.listener.stage(f"LoadGen, {scenario}"):
+                self.scenarios.append(loadgen.measure(scenario, self.request, self.batches.feeds, slowdown))
+
+    def save_baseline(self, verdict: Verdict, outputs: Sequence[Outputs]) -> None:
+        """Write the baseline file of a check that passed, where one is requested."""
+        path = self.request.save_baseline
+        if path is None:
+            return
+        if not verdict.passed:
+            text = f"{path} is not written: the check did not pass"
+            self.listener.note(Note(text=text, code=NoteCode.BASELINE_NOT_SAVED))
+            return
+        Baseline(
+            model=self.model.name,
+            host=verdict.host,
+            inputs=digest(self.batches.feeds),
+            batch=verdict.batch,
+            seq=verdict.seq,
+            times=tuple(tuple(calls.tolist()) for calls in self.times.model),
+            outputs=tuple(outputs),
+            machine=verdict.machine,
+        ).save(path)
 
 
-def _run_scenarios(comparison: _Comparison, measured: _Measurements, listener: Listener) -> None:
-    """Run LoadGen's scenarios, each in a process of its own."""
-    request, slowdown = comparison.request, _slowdown(comparison.request, measured.times)
-    if slowdown is None:
-        return
-    for scenario in request.scenarios:
-        with listener.stage(f"LoadGen, {scenario}"):
-            result = loadgen_process.measure(scenario, request, comparison.batches.feeds, slowdown)
-            measured.scenarios.append(result)
+def _outputs(endpoint: Endpoint, requests: Sequence[Any]) -> list[Outputs]:
+    """The outputs of every batch."""
+    return [endpoint.infer(request) for request in requests]
 
 
-def _confirm_outputs(comparison: _Comparison, expected: ExpectedOutputs, listener: Listener) -> None:
-    """Compare the outputs once more: a model may change, or fail under load."""
-    with _phase(CheckPhase.CONFIRMING, listener):
-        expected.compare(comparison.model.endpoint.name, comparison.model.outputs())
+def _caller(endpoint: Endpoint, requests: Sequence[Any]) -> Callable[[], object]:
+    """A function that sends the next batch at each call, in turn."""
+    batches = itertools.cycle(requests)
+    return lambda: endpoint.call(next(batches))
 
 
-def _slowdown(request: CheckRequest, times: RoundTimes) -> Slowdown | None:
-    return times.slowdown(request.max_slowdown, request.seed)
+class RoundTimes:
+    """Milliseconds of calls, one array `[call]` per round.
+
+    Args:
+        saved: rounds of a baseline that was measured earlier; None where both sides are measured in turn.
+
+    Attributes:
+        model: the rounds of the model.
+        baseline: the rounds of the baseline.
+        interleaved: whether rounds of model and baseline alternate.
+    """
+
+    def __init__(self, saved: Sequence[np.ndarray] | None = None) -> None:
+        self.model: list[np.ndarray] = []
+        self.baseline: list[np.ndarray] = list(saved or ())
+        self.interleaved = saved is None
+
+    def add(self, pair: np.ndarray) -> None:
+        """Add two rounds `[2, call]`: of model and baseline, or both of the model where the baseline is saved."""
+        self.model.append(pair[0])
+        (self.baseline if self.interleaved else self.model).append(pair[1])
+
+    def slowdown(self, limit: float, seed: int) -> Slowdown | None:
+        """The slowdown over all rounds; None before the first.
+
+        Args:
+            limit: maximum slowdown.
+            seed: seed of the bootstrap.
+        """
+        if not self.model:
+            return None
+        model, baseline = np.stack(self.model), np.stack(self.baseline)
+        if self.interleaved:
+            low, high = ratio_interval(np.stack([model, baseline]), seed, CONFIDENCE)
+        else:
+            low, high = _unpaired_interval(model, baseline, seed)
+        ratio = float(np.median(model) / np.median(baseline))
+        (baseline_p50, baseline_p99), (model_p50, model_p99) = (
+            np.quantile(side, [0.5, 0.99]) for side in (baseline, model)
+        )
+        return Slowdown(
+            baseline_p50=baseline_p50,
+            model_p50=model_p50,
+            baseline_p99=baseline_p99,
+            model_p99=model_p99,
+            slowdown=ratio - 1,
+            low=min(low, ratio) - 1,
+            high=max(high, ratio) - 1,
+            confidence=CONFIDENCE,
+            limit=limit,
+            rounds=len(model),
+            calls=model.shape[1],
+            interleaved=self.interleaved,
+        )
 
 
-def _verdict(
-    comparison: _Comparison,
-    agreement: OutputAgreement,
-    measured: _Measurements,
-    proofs: tuple[Proof, ...],
-    seconds: float,
-) -> Verdict:
-    request = comparison.request
-    return Verdict(
-        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        model=request.model,
-        baseline=request.baseline,
-        host=comparison.model.endpoint.host,
-        inputs=comparison.batches.source,
-        batch=request.batch,
-        seq=comparison.seq,
-        outputs=agreement,
-        proofs=proofs,
-        slowdown=_slowdown(request, measured.times),
-        scenarios=tuple(measured.scenarios),
-        phase=measured.phase,
-        interrupted=measured.interrupted,
-        machine=machine(),
-        seconds=round(seconds, 3),
-    )
-
-
-def _save_baseline(
-    comparison: _Comparison, verdict: Verdict, outputs: Sequence[Outputs], times: RoundTimes, listener: Listener
-) -> None:
-    """Write the baseline file of a check that passed, where one is requested."""
-    path = comparison.request.save_baseline
-    if path is None:
-        return
-    if not verdict.passed:
-        listener.note(Note(text=f"{path} is not written: the check did not pass", code=NoteCode.BASELINE_NOT_SAVED))
-        return
-    Baseline(
-        model=comparison.model.endpoint.name,
-        host=verdict.host,
-        inputs=digest(comparison.batches.feeds),
-        batch=verdict.batch,
-        seq=verdict.seq,
-        times=tuple(tuple(calls.tolist()) for calls in times.model),
-        outputs=tuple(outputs),
-        machine=verdict.machine,
-    ).save(path)
+def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
+    """Bootstrap bounds of the ratio of medians, for sides that were measured at different times."""
+    rng = np.random.default_rng(seed)
+    # One draw at a time: all of them together take gigabytes where rounds are many and long.
+    medians = [
+        np.array([np.median(side[draw]) for draw in rng.integers(0, len(side), (_RESAMPLES, len(side)))])
+        for side in (model, baseline)
+    ]
+    low, high = np.quantile(medians[0] / medians[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)

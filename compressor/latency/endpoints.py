@@ -13,8 +13,7 @@ import numpy as np
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.latency.local_engine import load_engine
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import TritonModel
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.tensor_specs import TensorSpec
 
@@ -74,10 +73,7 @@ def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
         ServerError: the server does not respond or lacks the model.
     """
     if request.server is not None:
-        connection = Connection(
-            request.server, request.deadline, request.headers, request.certificate, gzip=request.gzip
-        )
-        with contextlib.closing(TritonModel(connection, name)) as model:
+        with contextlib.closing(TritonModel(request, name)) as model:
             yield model
     else:
         with tempfile.TemporaryDirectory() as scratch:

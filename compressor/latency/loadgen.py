@@ -1,18 +1,36 @@
-"""Latency bounds and throughput, measured by the scenarios of MLCommons LoadGen: SingleStream, Server and Offline."""
+"""Latency bounds and throughput, measured by the scenarios of MLCommons LoadGen: SingleStream, Server and Offline.
+
+A scenario runs in a process of its own, because LoadGen cannot be stopped but a process can: it keeps to its schedule
+however many queries fail. The first error of a query is reported at once and ends the process.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import logging
+import multiprocessing
+import os
+import queue
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from compressor.config.check import Scenario
-from compressor.errors import TargetMissingError
-from compressor.latency.loadgen_workers import LateError, query_workers
-from compressor.latency.verdict import ScenarioResult
+from compressor.config.check import CheckRequest, Scenario
+from compressor.errors import CompressorError, ErrorCode, TargetMissingError
+from compressor.latency.endpoints import encode_batches, open_endpoint
+from compressor.latency.verdict import ScenarioResult, Slowdown
+from compressor.silence_libraries import one_line
+from compressor.targets.base import Feeds
+from graph_passes.interrupts import interrupts_deferred
 
 PERCENTILE = 0.99
 MIN_QUERIES = 662
@@ -21,6 +39,12 @@ MORE_QUERIES = 4 * MIN_QUERIES
 """Queries of the second run, where the first run kept the bound without proving it."""
 _PATIENCE = 10
 """A scenario sends queries for at most this many times its expected duration, and waits as long for their responses."""
+_WARM_UPS = 3
+"""Calls before the scenario: the first ones of a process and of an engine take longer."""
+_MIN_CONCURRENCY = 4
+_WAITING_SHARE = 0.25
+"""Share of its deadline that a call may wait for concurrent ones, as long as `_MIN_CONCURRENCY` calls are permitted."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,13 +70,149 @@ class ScenarioSettings:
     min_queries: int = MIN_QUERIES
 
 
+def library() -> Any:
+    """LoadGen's module.
+
+    Raises:
+        TargetMissingError: it is not installed.
+    """
+    try:
+        import mlperf_loadgen
+    except ImportError as error:
+        text = "MLCommons LoadGen is not installed"
+        raise TargetMissingError.of_package("mlcommons-loadgen", "serving", text) from error
+    return mlperf_loadgen
+
+
+def _run_worker(
+    pipe: Connection, scratch: str, scenario: Scenario, request: CheckRequest, batches: Sequence[Feeds], times: Slowdown
+) -> None:
+    """The main function of the process, which sends a ScenarioResult or the first error to the parent.
+
+    The arguments are as in `measure`; the folder for temporary files outlives the process.
+    """
+    tempfile.tempdir = scratch
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        with open_endpoint(request, request.model) as model:
+            calls = [functools.partial(model.call, batch) for batch in encode_batches(model, batches)]
+            for call in calls[:_WARM_UPS]:
+                call()
+            waiting = _WAITING_SHARE * 1e3 * request.deadline
+            settings = ScenarioSettings(
+                batch=request.batch,
+                p50=times.model_p50,
+                bound=None if scenario == "Offline" else request.p99,
+                rate=request.rate or 500 / times.baseline_p50,
+                seconds=request.load_seconds,
+                concurrency=max(_MIN_CONCURRENCY, min(model.concurrency, int(waiting / times.model_p50))),
+            )
+            pipe.send(run_until_proven(scenario, calls, settings, functools.partial(_send_error, pipe)))
+    except Exception as error:
+        _send_error(pipe, error)
+
+
+def measure(
+    scenario: Scenario,
+    request: CheckRequest,
+    batches: Sequence[Feeds],
+    times: Slowdown,
+    worker: Callable[..., object] = _run_worker,
+) -> ScenarioResult:
+    """Run one scenario for the model of a check, which a new process loads or connects to.
+
+    Without a `rate` the Server scenario sends half as many queries per second as one caller of the baseline could, so
+    that a slower model receives as many queries as a faster one.
+
+    Args:
+        scenario: the scenario.
+        request: names the model and sets the bound.
+        batches: the queries, in turn.
+        times: times of model and baseline.
+        worker: main function of the process.
+
+    Raises:
+        CompressorError: the first error of a call, or the process ended without a result.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with receiver, tempfile.TemporaryDirectory() as scratch:
+        process = context.Process(target=worker, args=(sender, scratch, scenario, request, batches, times), daemon=True)
+        try:
+            with _interrupts_deferred():
+                process.start()
+            sender.close()  # else the pipe would stay open when the process ends
+            result = receiver.recv()
+        except EOFError as error:
+            process.join()
+            raise CompressorError(
+                f"LoadGen, {scenario}: its process ended without a result (exit code {process.exitcode}); check that"
+                " there is memory to load the model once more",
+                code=ErrorCode.PROCESS_ENDED,
+                scenario=scenario,
+                exit_code=process.exitcode,
+            ) from error
+        finally:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    if isinstance(result, CompressorError):
+        raise result
+    assert isinstance(result, ScenarioResult)
+    _log.debug("%s: %s", scenario, result)
+    return result
+
+
+def _send_error(pipe: Connection, error: BaseException) -> None:
+    """Send an error to the parent. Errors of libraries are replaced, since some cannot be pickled."""
+    if not isinstance(error, CompressorError):
+        error = CompressorError(f"{type(error).__name__}: {one_line(error)}", code=ErrorCode.CHECK_INTERRUPTED)
+    pipe.send(error)
+
+
+def _exit_with_parent() -> None:
+    """End the process when the parent has ended, since nobody would end it later."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them.
+
+    The parent is interrupted at the end of the context, since a process that is starting reads its arguments from it.
+    """
+    resource_tracker.ensure_running()  # it would unblock interrupts while it starts
+    with interrupts_deferred():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit a mask, but no handler
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def run_until_proven(
+    scenario: Scenario,
+    calls: Sequence[Callable[[], object]],
+    settings: ScenarioSettings,
+    on_error: Callable[[BaseException], object] = lambda error: None,
+) -> ScenarioResult:
+    """`run_scenario`, and once more with more queries if the first run keeps the bound without proving it."""
+    result = run_scenario(scenario, calls, settings, on_error)
+    if result.unproven:
+        result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), on_error)
+    return result
+
+
 def run_scenario(
     scenario: Scenario,
     calls: Sequence[Callable[[], object]],
     settings: ScenarioSettings,
     on_error: Callable[[BaseException], object] = lambda error: None,
 ) -> ScenarioResult:
-    """Run one scenario to its end: LoadGen cannot be stopped (see `compressor.latency.loadgen_process`).
+    """Run one scenario to its end.
 
     - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
       above the true one with 99% confidence.
@@ -70,25 +230,30 @@ def run_scenario(
         Exception: the first exception of a call.
     """
     loadgen = library()
-    expected = _expected_milliseconds(scenario, settings)
+    queries = 1 if scenario == "Offline" else settings.min_queries
+    expected = queries * settings.p50
+    if scenario == "Server":
+        expected = max(expected, 1e3 * queries / settings.rate)
     limit = _PATIENCE * max(1e3 * settings.seconds, expected)
     errors = list[BaseException]()
-    workers = query_workers(loadgen, calls, settings.concurrency, 2e-3 * limit, errors, on_error)
+    workers = _query_workers(loadgen, calls, settings.concurrency, 2e-3 * limit, errors, on_error)
     with tempfile.TemporaryDirectory() as folder, workers as issue:
         output = loadgen.LogOutputSettings()
         output.outdir, output.copy_summary_to_stdout = folder, False
         log = loadgen.LogSettings()
         log.log_output, log.enable_trace = output, False
+        test = _test_settings(loadgen, scenario, settings, queries, limit)
         system = loadgen.ConstructSUT(issue, lambda: None)
-        samples = loadgen.ConstructQSL(len(calls), len(calls), _load_samples, _load_samples)
+        # The samples are in memory: there is nothing to load or unload.
+        samples = loadgen.ConstructQSL(len(calls), len(calls), lambda samples: None, lambda samples: None)
         try:
-            loadgen.StartTestWithLogSettings(system, samples, _test_settings(loadgen, scenario, settings, limit), log)
+            loadgen.StartTestWithLogSettings(system, samples, test, log)
         finally:
             loadgen.DestroyQSL(samples)
             loadgen.DestroySUT(system)
         if not errors:
             return _read_result(scenario, settings, _read_log(Path(folder) / "mlperf_log_detail.txt"))
-    if isinstance(errors[0], LateError):
+    if isinstance(errors[0], _LateError):
         return ScenarioResult(
             scenario=scenario,
             queries=0,
@@ -100,64 +265,62 @@ def run_scenario(
     raise errors[0]
 
 
-def run_until_proven(
-    scenario: Scenario,
+class _LateError(Exception):
+    """The time limit of the scenario has passed."""
+
+
+@contextlib.contextmanager
+def _query_workers(
+    loadgen: Any,
     calls: Sequence[Callable[[], object]],
-    settings: ScenarioSettings,
-    on_error: Callable[[BaseException], object] = lambda error: None,
-) -> ScenarioResult:
-    """Run a scenario, and once more with more queries if the first run keeps the bound without proving it.
+    count: int,
+    seconds: float,
+    errors: list[BaseException],
+    on_error: Callable[[BaseException], object],
+) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """Start `count` threads that answer queries, and yield the function with which LoadGen issues its samples to them.
 
-    Args:
-        scenario: the scenario.
-        calls: the queries, in turn; each makes one call.
-        settings: sizes and bounds of the first run.
-        on_error: receives the first exception of a call, at once and in the thread of that call.
-
-    Raises:
-        TargetMissingError: LoadGen is not installed.
-        Exception: the first exception of a call.
+    The index of a sample selects its call. After the first error or the time limit, queries are completed without a
+    call, because LoadGen waits for every query that it has issued. `errors` receives the exceptions of calls, and
+    _LateError after the time limit.
     """
-    result = run_scenario(scenario, calls, settings, on_error)
-    if result.unproven:
-        result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), on_error)
-    return result
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    end = time.monotonic() + seconds
 
+    def work() -> None:
+        while (sample := waiting.get()) is not None:
+            if not errors and time.monotonic() > end:
+                errors.append(_LateError())
+            if not errors:
+                try:
+                    calls[sample.index]()
+                except BaseException as error:
+                    errors.append(error)
+                    if error is errors[0]:  # calls in other threads may fail at the same moment
+                        on_error(error)
+            loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0)])
 
-def library() -> Any:
-    """LoadGen's module.
+    def issue(samples: Sequence[Any]) -> None:
+        for sample in samples:
+            waiting.put(sample)
 
-    Raises:
-        TargetMissingError: it is not installed.
-    """
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
     try:
-        import mlperf_loadgen
-    except ImportError as error:
-        text = "MLCommons LoadGen is not installed"
-        raise TargetMissingError.of_package("mlcommons-loadgen", "serving", text) from error
-    return mlperf_loadgen
+        yield issue
+    finally:
+        issue([None] * len(threads))
+        for thread in threads:
+            thread.join()
 
 
-def _load_samples(samples: object) -> None:
-    """Nothing to do: the samples are in memory."""
-
-
-def _min_queries(scenario: Scenario, settings: ScenarioSettings) -> int:
-    return 1 if scenario == "Offline" else settings.min_queries
-
-
-def _expected_milliseconds(scenario: Scenario, settings: ScenarioSettings) -> float:
-    """How long the minimum number of queries should take."""
-    expected = _min_queries(scenario, settings) * settings.p50
-    return max(expected, 1e3 * settings.min_queries / settings.rate) if scenario == "Server" else expected
-
-
-def _test_settings(loadgen: Any, scenario: Scenario, settings: ScenarioSettings, limit: float) -> Any:
+def _test_settings(loadgen: Any, scenario: Scenario, settings: ScenarioSettings, queries: int, limit: float) -> Any:
     """LoadGen's settings; `limit` is the maximum duration in milliseconds."""
     test = loadgen.TestSettings()
     test.mode = loadgen.TestMode.PerformanceOnly
     test.scenario = getattr(loadgen.TestScenario, scenario)
-    test.min_query_count = _min_queries(scenario, settings)
+    test.min_query_count = queries
     test.min_duration_ms = int(1e3 * settings.seconds)
     test.max_duration_ms = int(limit)
     if scenario == "SingleStream":
@@ -187,7 +350,7 @@ def _read_result(scenario: Scenario, settings: ScenarioSettings, log: Mapping[st
         return ScenarioResult(scenario=scenario, queries=count, samples_per_second=throughput)
     observed = 1e-6 * float(log[f"result_{100 * PERCENTILE:.2f}_percentile_latency_ns"])
     estimate = 1e-6 * float(log.get("early_stopping_latency_ss") or 0) or observed
-    why = _missed_bound(scenario, settings.bound, observed, estimate, log)
+    why = "" if settings.bound is None else _missed_bound(scenario, settings.bound, observed, estimate, log)
     return ScenarioResult(
         scenario=scenario,
         queries=int(log["result_query_count"]),
@@ -201,21 +364,12 @@ def _read_result(scenario: Scenario, settings: ScenarioSettings, log: Mapping[st
     )
 
 
-def _missed_bound(
-    scenario: Scenario, bound: float | None, observed: float, estimate: float, log: Mapping[str, Any]
-) -> str:
-    """The reason why a bound does not hold or is not proven; empty where it is proven.
+def _missed_bound(scenario: Scenario, bound: float, observed: float, estimate: float, log: Mapping[str, Any]) -> str:
+    """The reason why a bound of the 99th percentile does not hold or is not proven; empty where it is proven.
 
-    Args:
-        scenario: the scenario.
-        bound: maximum of the 99th percentile in milliseconds, or None.
-        observed: 99th percentile of the queries, in milliseconds.
-        estimate: LoadGen's upper bound of the true percentile, in milliseconds.
-        log: LoadGen's results by key.
+    `observed` is the percentile of the queries, `estimate` LoadGen's upper bound of the true one, in milliseconds.
     """
     queries = int(log["result_query_count"])
-    if bound is None:
-        return ""
     if queries < MIN_QUERIES:
         return f"{queries} queries are too few to bound a 99th percentile"
     if observed > bound:

@@ -1,4 +1,7 @@
-"""An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or an engine built ahead of time."""
+"""An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or an engine built ahead of time.
+
+Where an engine was proven on another instruction set or runtime version, proofs of engines below fp32 are run again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import io
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor import report as reports
+from compressor.environment import INSTRUCTIONS, machine
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.measure import timing
+from compressor.progress import Listener
+from compressor.results import Note, NoteCode, Proof, ProofStage, Report
 from compressor.silence_libraries import one_line
-from compressor.targets import BuildOptions, Engine, Target, target_of
+from compressor.targets import QUANTIZED, BuildOptions, Engine, Target, target, target_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import is_quantized
 from compressor.targets.id_limits import id_limits
 from compressor.targets.quantized_graph import write_mixed
-from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
 from graph_passes import load
 from graph_passes.errors import GraphPassError
@@ -31,31 +36,33 @@ from graph_passes.errors import GraphPassError
 _log = logging.getLogger(__name__)
 
 
-@dataclass
 class LocalEngine:
     """An engine that is loaded in this process; see `compressor.latency.endpoints.Endpoint`.
 
-    Attributes:
-        name: path of the file.
+    Args:
+        path: the file.
         engine: the loaded engine.
-        inputs: the inputs that it takes.
-        precision: numeric precision of its outputs.
-        host: runtime and device.
         graph: ONNX file of the function that it computes.
-        tolerance: largest relative error against it.
-        lock: held during a call; only an engine with one execution context needs more than a null context.
-        concurrency: maximum number of calls that are useful at the same time.
+        runtime: its target.
+        precision: numeric precision of its outputs; None: that of the engine.
+
+    Attributes:
+        tolerance: largest relative error against the graph.
     """
 
-    name: str
-    engine: Engine
-    inputs: tuple[TensorSpec, ...]
-    precision: Precision
-    host: str
-    graph: Path
-    tolerance: float
-    lock: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
-    concurrency: int = 4
+    concurrency = 4
+
+    def __init__(
+        self, path: Path, engine: Engine, graph: Path, runtime: Target, precision: Precision | None = None
+    ) -> None:
+        self.name, self.engine, self.graph = str(path), engine, graph
+        self.inputs, self.host = engine.specs, engine.host
+        self.precision: Precision = precision or engine.precision
+        self.tolerance = runtime.tolerance[self.precision]
+        # Only an engine with one execution context has to be locked during a call.
+        self._lock: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if engine.is_reentrant else threading.Lock()
+        )
 
     @cached_property
     def _model(self) -> ir.Model:
@@ -96,7 +103,7 @@ class LocalEngine:
 
     def infer(self, request: Feeds) -> dict[str, np.ndarray]:
         """The outputs of one batch, by name."""
-        with self.lock:
+        with self._lock:
             return self.engine.run(request)
 
     call = infer
@@ -152,7 +159,7 @@ def _load_built(runtime: Target, path: Path, scratch: Path, threads: int | None,
     graph = graph if graph.is_file() else path.with_name("model.onnx")
     if engine.quantized is not None and graph.is_file():
         graph = write_mixed(graph, engine.quantized.float_widths, scratch / f"mixed-{graph.name}")
-    return _local(path, engine, engine.precision, graph, runtime)
+    return LocalEngine(path, engine, graph, runtime)
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
@@ -160,17 +167,11 @@ def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kern
     model = load(path)
     if is_quantized(model) or path.name == runtime.engine_file:  # fusion is for graphs of float operators
         engine = runtime.load(path, threads=threads, kernel=kernel)
-        return _local(path, engine, engine.precision, path, runtime)
+        return LocalEngine(path, engine, path, runtime)
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
     out = scratch / runtime.engine_file
     engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
-    return _local(path, engine, "fp16" if half else "fp32", path, runtime)
-
-
-def _local(path: Path, engine: Engine, precision: Precision, graph: Path, runtime: Target) -> LocalEngine:
-    lock = contextlib.nullcontext() if engine.is_reentrant else threading.Lock()
-    tolerance = runtime.tolerance[precision]
-    return LocalEngine(str(path), engine, engine.specs, precision, engine.host, graph, tolerance, lock)
+    return LocalEngine(path, engine, path, runtime, "fp16" if half else "fp32")
 
 
 @contextlib.contextmanager
@@ -191,3 +192,85 @@ def library_errors(path: Path) -> Iterator[None]:
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
         ) from error
+
+
+def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
+    """The proofs of a run's engine in 8 bits or bfloat16, run again where this machine differs from the run's.
+
+    Args:
+        engine: an engine; one that is not in the folder of the run that built it has no proofs.
+        listener: receives a note about what differs.
+
+    Returns:
+        The proofs, which hold; empty where nothing differs, and for engines in fp32 or fp16.
+
+    Raises:
+        MismatchError: the engine computes something else on this machine.
+    """
+    report = _report_of(Path(engine.name))
+    changes = [] if report is None else list(changes_since(report, machine(), engine.engine.session))
+    if report is None or not changes:
+        return ()
+    proofs: tuple[Proof, ...] = ()
+    outcome = "its numbers are compared with those of its graph only"
+    if engine.precision in QUANTIZED or report.compressed.reduced_products:
+        try:
+            with listener.stage(f"proving the {engine.precision} engine on this machine"):
+                proofs = _prove(engine, report)
+            outcome = f"its {engine.precision} proofs were run again on this machine, and hold"
+        except InputError as error:
+            outcome = f"its {engine.precision} proofs cannot be run again on this machine: {error}"
+    text = f"{engine.name} was proven on another machine ({'; '.join(changes)}); {outcome}"
+    listener.note(Note(code=NoteCode.PROVEN_ELSEWHERE, text=text))
+    return proofs
+
+
+def changes_since(report: Report, present: Mapping[str, str], session: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between the machine of a report and the present one, in a few words each.
+
+    Args:
+        report: the report of the run that proved the engine.
+        present: facts about this machine, as in `Report.machine`.
+        session: runtime and options of the engine on this machine.
+    """
+    pairs = {
+        "runtime": (report.session.get("runtime"), session.get("runtime")),
+        "inference_precision": (report.session.get("inference_precision"), session.get("inference_precision")),
+    }
+    if "CPU" in str(session.get("provider")):
+        pairs |= {name: (report.machine.get(name), present.get(name)) for name in INSTRUCTIONS}
+    for name, (before, now) in pairs.items():
+        if before is not None and before != now:
+            yield f"{name}: {before} there, {now} here"
+
+
+def _report_of(path: Path) -> Report | None:
+    """The report of the run that built an engine; None where the file is not the engine of a run."""
+    if not (path.parent / reports.JSON_NAME).is_file():
+        return None
+    report = reports.load(path.parent)
+    return report if report.compressed.file == path.name else None
+
+
+def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
+    """The proofs of an engine in 8 bits or bfloat16; here it may compute in fp32.
+
+    Raises:
+        InputError: a file of the run is missing, or is not the proven one.
+        MismatchError: a proof does not hold, or products are computed in floats.
+    """
+    # A check that proves nothing, and the process of each of its scenarios, need not wait for PyTorch and transformers.
+    from compressor.run.finished_run import load_run
+    from compressor.run.variant import prove_build, require_precision
+
+    path = Path(engine.name)
+    run = load_run(path.parent, {})
+    stages = {proof.stage for proof in report.proofs if proof.variant == "compressed"}
+    config = run.recipe.engine
+    file = target(config.target).quantized_graph(config.definite_precision)
+    quantized = path.with_name(file) if file is not None and ProofStage.PRODUCTS in stages else None
+    require_precision(engine.engine, config)
+    graph = run.graphs["compressed"]
+    products = engine.engine.quantized
+    options = BuildOptions(float_widths=frozenset(() if products is None else products.float_widths))
+    return prove_build(engine.engine, graph, config, options, run.cases, "compressed", quantized=quantized)

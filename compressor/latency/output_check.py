@@ -150,20 +150,16 @@ def expected_outputs(
         source, outputs_of = "the baseline", lambda number, _: baseline[number]
     else:
         source, outputs_of = expect, _read_expected(Path(expect))
+    permitted = endpoint.tolerance if isinstance(endpoint, LocalEngine) else TOLERANCE[endpoint.precision]
     return ExpectedOutputs(
         source=source,
         outputs=[outputs_of(number, batch) for number, batch in enumerate(batches)],
         batches=batches,
-        tolerance=_tolerance(endpoint) if tolerance is None else tolerance,
+        tolerance=permitted if tolerance is None else tolerance,
         exact_integers=tolerance is None,
         shapes_only=expect == ANY,
         hint=hint,
     )
-
-
-def _tolerance(endpoint: Endpoint) -> float:
-    """The largest relative error of a model by its precision."""
-    return endpoint.tolerance if isinstance(endpoint, LocalEngine) else TOLERANCE[endpoint.precision]
 
 
 def check_finite(model: str, number: int, outputs: Outputs) -> None:
@@ -174,29 +170,15 @@ def check_finite(model: str, number: int, outputs: Outputs) -> None:
     """
     for name, array in outputs.items():
         if array.size == 0:
-            raise MismatchError(
-                f"{model}: output {name} is empty (batch {number})",
-                code=ErrorCode.TENSOR_MISMATCH,
-                model=model,
-                tensor=name,
-                batch=number,
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise MismatchError(
-                f"{model}: output {name} holds NaN or infinity (batch {number})",
-                code=ErrorCode.NOT_FINITE,
-                model=model,
-                tensor=name,
-                batch=number,
-            )
+            fault, code = f"output {name} is empty", ErrorCode.TENSOR_MISMATCH
+        elif array.dtype.kind == "f" and not np.isfinite(array).all():
+            fault, code = f"output {name} holds NaN or infinity", ErrorCode.NOT_FINITE
+        else:
+            continue
+        raise MismatchError(f"{model}: {fault} (batch {number})", code=code, model=model, tensor=name, batch=number)
     if not outputs:
-        raise MismatchError(
-            f"{model}: there are no outputs (batch {number})",
-            code=ErrorCode.TENSOR_MISMATCH,
-            model=model,
-            tensor=None,
-            batch=number,
-        )
+        text, code = f"{model}: there are no outputs (batch {number})", ErrorCode.TENSOR_MISMATCH
+        raise MismatchError(text, code=code, model=model, tensor=None, batch=number)
 
 
 def _read_expected(path: Path) -> _Source:

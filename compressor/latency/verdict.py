@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from compressor.environment import COMPARABLE_FIELDS
 from compressor.results import Proof
-from compressor.results.rows import renamed_keys
 
-# Unknown keys are ignored: a history may hold lines that a later version wrote.
-_RECORD = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+class _Record(BaseModel):
+    # Unknown keys are ignored: a history may hold lines that a later version wrote.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class CheckPhase(StrEnum):
@@ -38,7 +37,7 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class OutputAgreement(BaseModel):
+class OutputAgreement(_Record):
     """How far a model's outputs are from the expected ones, over every batch.
 
     Attributes:
@@ -48,15 +47,13 @@ class OutputAgreement(BaseModel):
         batches: number of batches compared.
     """
 
-    model_config = _RECORD
-
     expected: str
     error: float | None
     tolerance: float
     batches: int
 
 
-class Slowdown(BaseModel):
+class Slowdown(_Record):
     """Median time of the model over that of the baseline, minus one, with a bootstrap interval over rounds.
 
     Attributes:
@@ -66,8 +63,6 @@ class Slowdown(BaseModel):
         rounds: number of rounds of each side; a round has `calls` timed calls.
         interleaved: whether the rounds of both sides alternate; False where the baseline was measured earlier.
     """
-
-    model_config = _RECORD
 
     baseline_p50: float
     model_p50: float
@@ -82,11 +77,6 @@ class Slowdown(BaseModel):
     calls: int
     interleaved: bool
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former_keys(cls, values: Any) -> Any:
-        return renamed_keys(values, {"blocks": "rounds"})
-
     @property
     def holds(self) -> bool:
         """Whether the limit holds. It is exceeded only where the whole interval lies above it."""
@@ -100,7 +90,7 @@ class Slowdown(BaseModel):
         return "passed" if self.high <= self.limit else "passed, but a larger slowdown cannot be excluded"
 
 
-class ScenarioResult(BaseModel):
+class ScenarioResult(_Record):
     """One scenario of MLCommons LoadGen.
 
     Attributes:
@@ -115,8 +105,6 @@ class ScenarioResult(BaseModel):
         holds: whether the bound holds and is proven; True where there is no bound.
         why: why the bound does not hold or is not proven; empty where it holds.
     """
-
-    model_config = _RECORD
 
     scenario: str
     queries: int
@@ -136,7 +124,7 @@ class ScenarioResult(BaseModel):
         return within and not self.holds
 
 
-class Verdict(BaseModel):
+class Verdict(_Record):
     """The result of one check.
 
     Attributes:
@@ -156,8 +144,6 @@ class Verdict(BaseModel):
         seconds: duration of the check.
     """
 
-    model_config = _RECORD
-
     time: str
     model: str
     baseline: str
@@ -173,14 +159,6 @@ class Verdict(BaseModel):
     interrupted: str = ""
     machine: dict[str, str]
     seconds: float
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former_keys(cls, values: Any) -> Any:
-        values = renamed_keys(values, {"answers": "outputs", "loads": "scenarios"})
-        if isinstance(values, Mapping) and values.get("interrupted") and "phase" not in values:
-            return {**values, "phase": CheckPhase.TIMING}
-        return values
 
     @property
     def title(self) -> str:

@@ -1,12 +1,10 @@
 """Measurements: interleaved times, multiply-accumulates, paired bootstrap intervals."""
 
-from compressor.measure.bench import BenchResult, bench, require_run
-from compressor.measure.bench_folder import bench_folder
+from compressor.measure.bench import BenchResult, bench, bench_folder, require_run
 from compressor.measure.bootstrap import Interval, paired_interval
 from compressor.measure.engine_facts import facts, file_bytes
 from compressor.measure.macs import macs
-from compressor.measure.timing import interleave, saved_share
-from compressor.measure.turns import median_times, paired_ratios, paired_times
+from compressor.measure.timing import interleave, median_times, paired_ratios, paired_times
 
 __all__ = [
     "BenchResult",
@@ -22,5 +20,4 @@ __all__ = [
     "paired_ratios",
     "paired_times",
     "require_run",
-    "saved_share",
 ]

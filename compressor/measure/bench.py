@@ -1,10 +1,10 @@
-"""Build two ONNX files for one runtime and time them in turn."""
+"""Build two ONNX files for one runtime, or the graph of a run for several, and time the engines in turn."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure.engine_facts import facts
-from compressor.measure.timing import interleave
+from compressor.measure.throughput import rows_per_second
+from compressor.measure.timing import interleave, median_times, wait_until_idle
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
 from compressor.targets.random_inputs import has_integer_rows, has_lengths
 from compressor.targets.trial_inputs import draws_ids, trial_feeds
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
+
+GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "bf16": "model.onnx", "int8": QUANTIZED_GRAPH}
+"""Graphs of a run by the precision of the engines that are built from them."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +112,28 @@ def bench(
         for engine, path in zip(engines, (dense, compressed), strict=True):
             for (batch, seq), feeds in inputs.items():
                 require_run(engine, path, feeds, batch, seq or 1)
-        speeds = tuple(_speeds(engines, inputs, seconds, seed, listener))
+        speeds = []
+        for (batch, seq), feeds in inputs.items():
+            with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
+                speeds.append(
+                    interleave(
+                        engines[0],
+                        engines[1],
+                        feeds,
+                        batch=batch,
+                        seq=seq,
+                        seconds=seconds,
+                        seed=seed,
+                        on_progress=on_progress,
+                    )
+                )
         with listener.stage("measure memory"):
             counted = [seq or 1 for seq in lengths]
             first, second = (
                 facts(engine, path, batch=sizes[0][0], lengths=counted, file=str(path))
                 for engine, path in zip(engines, (dense, compressed), strict=True)
             )
-    return BenchResult(first, second, speeds, dict(engines[0].session))
-
-
-def _speeds(
-    engines: list[Engine], inputs: Mapping[tuple[int, int | None], Feeds], seconds: float, seed: int, listener: Listener
-) -> Iterator[Speed]:
-    """Time two engines on each of `inputs`, which are feeds by batch size and length, None for graphs without one."""
-    for (batch, seq), feeds in inputs.items():
-        with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
-            yield interleave(
-                engines[0], engines[1], feeds, batch=batch, seq=seq, seconds=seconds, seed=seed, on_progress=on_progress
-            )
+    return BenchResult(first, second, tuple(speeds), dict(engines[0].session))
 
 
 def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -> None:
@@ -154,19 +162,19 @@ def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) ->
     Raises:
         InputError: the graph fixes another size.
     """
-    fixed = [(name, value) for name, value in _fixed_lengths(model) if value != seq]
-    if fixed:
-        name, length = fixed[0]
-        raise InputError(
-            f"{path}: the graph fixes the length of {name} at {length}, and {seq} was requested (--seq); request"
-            f" {length}, or export the graph with a free length",
-            code=ErrorCode.TENSOR_MISMATCH,
-            path=path,
-            field="seq",
-            tensor=name,
-            value=seq,
-            expected=length,
-        )
+    for value in model.graph.inputs:
+        length = value.shape[1] if value.shape is not None and has_integer_rows(value) else None
+        if isinstance(length, int) and length != seq:
+            raise InputError(
+                f"{path}: the graph fixes the length of {value.name} at {length}, and {seq} was requested (--seq);"
+                f" request {length}, or export the graph with a free length",
+                code=ErrorCode.TENSOR_MISMATCH,
+                path=path,
+                field="seq",
+                tensor=str(value.name),
+                value=seq,
+                expected=length,
+            )
     try:
         return trial_feeds(model, batch, seq, seed=seed)
     except InputError as error:
@@ -177,14 +185,6 @@ def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
     """A note on a graph that is timed on random ids, if it is."""
     text = f"{path}: the graph carries no example rows, as those of compress do; it is timed on random ids"
     return [Note(code=NoteCode.RANDOM_INPUTS, text=text)] if draws_ids(model) else []
-
-
-def _fixed_lengths(model: ir.Model) -> Iterator[tuple[str, int]]:
-    """Inputs of token rows whose length the graph fixes, with that length."""
-    for value in model.graph.inputs:
-        length = value.shape[1] if value.shape is not None and has_integer_rows(value) else None
-        if isinstance(length, int):
-            yield str(value.name), length
 
 
 def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
@@ -212,3 +212,185 @@ def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) 
             batch=batch,
             seq=seq,
         ) from error
+
+
+@dataclass(frozen=True)
+class FolderRow:
+    """One engine at one size.
+
+    Attributes:
+        target: name of the target.
+        precision: numeric precision of the engine.
+        batch: rows of a call.
+        seq: their length in tokens; 0 where the model has one size.
+        p50: median milliseconds of a call, with all cores.
+        throughput: rows a second, with one caller on all cores.
+        callers: number of callers at once, with one thread each.
+        throughput_of_callers: rows a second of all callers; None with one caller.
+        fused: attentions that the runtime fuses, and attentions of the graph.
+        failure: why there is no such engine; empty where there is.
+    """
+
+    target: str
+    precision: Precision
+    batch: int = 0
+    seq: int = 0
+    p50: float = 0.0
+    throughput: float = 0.0
+    callers: int = 1
+    throughput_of_callers: float | None = None
+    fused: tuple[int, int] = (0, 0)
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """The settings of the engine, e.g. `openvino int8`."""
+        return f"{self.target} {self.precision}"
+
+
+def bench_folder(
+    out: Path,
+    targets: Sequence[str],
+    batches: Sequence[int],
+    seqs: Sequence[int],
+    *,
+    callers: int = 1,
+    threads: int | None = None,
+    seconds: float = 10.0,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> list[FolderRow]:
+    """Build the graphs of a run for several runtimes, in fp32, bf16 and int8 where they can, and time all in turn.
+
+    Args:
+        out: the folder of the run.
+        targets: names of the runtimes.
+        batches: batch sizes to time, each with every length.
+        seqs: lengths to time, in tokens.
+        callers: callers at once whose throughput is measured too, with one thread each.
+        threads: threads per call of the single caller; None: one per core.
+        seconds: approximate duration for each engine and size.
+        seed: of the inputs.
+        listener: receives the progress.
+
+    Returns:
+        A row for each engine and size, and one for each engine that cannot be built.
+
+    Raises:
+        InputError: the folder has no graph, or no engine can be built.
+        UsageError: a target does not exist.
+    """
+    listener, graph = listener or NullListener(), out / GRAPHS["fp32"]
+    if not graph.is_file():
+        raise InputError(
+            f"{out}: no {graph.name} here; give the output folder of a run, or two ONNX files",
+            code=ErrorCode.FILE_MISSING,
+            path=out,
+        )
+    model = load(graph)
+    for note in random_inputs_notes(model, graph):
+        listener.note(note)
+    sizes = itertools.product(batches, seqs if has_lengths(model) else (0,))
+    inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
+    options = BuildOptions(batch=span(batches), seq=span(seqs))
+
+    def build(source: Path, name: str, precision: Precision, path: Path) -> _Engines:
+        runtime = target(name)
+        provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
+        engine = runtime.build(source, path, precision=precision, provider=provider, threads=threads, options=options)
+        count = callers if callers > 1 else 0
+        loaded = [runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(count)]
+        for (batch, seq), feeds in inputs.items():
+            require_run(engine, graph, feeds, batch, seq)
+        return engine, loaded
+
+    with tempfile.TemporaryDirectory() as folder:
+        built, rows = _build_all(out, targets, Path(folder), build, listener)
+        for (batch, seq), feeds in inputs.items():
+            with listener.stage(f"time {size_label(batch, seq or None)}"):
+                medians = median_times([engine for engine, _ in built.values()], feeds, seconds * len(built))
+                for ((name, precision), (engine, loaded)), median in zip(built.items(), medians, strict=True):
+                    throughput = None
+                    if loaded:
+                        wait_until_idle()
+                        throughput = rows_per_second(loaded, feeds, batch=batch, seconds=seconds)
+                    rows.append(
+                        FolderRow(
+                            target=name,
+                            precision=precision,
+                            batch=batch,
+                            seq=seq,
+                            p50=1e3 * median,
+                            throughput=batch / median,
+                            callers=max(1, len(loaded)),
+                            throughput_of_callers=throughput,
+                            fused=(engine.fused, engine.attentions),
+                        )
+                    )
+    return rows
+
+
+_Engines = tuple[Engine, list[Engine]]
+"""The engine for all cores, and one for each of several callers."""
+
+
+def _build_all(
+    out: Path,
+    targets: Sequence[str],
+    folder: Path,
+    build: Callable[[Path, str, Precision, Path], _Engines],
+    listener: Listener,
+) -> tuple[dict[tuple[str, Precision], _Engines], list[FolderRow]]:
+    """The engines that can be built and run, and rows with the reasons for those that cannot.
+
+    Raises:
+        InputError: no engine can be built.
+        CompressorError: the only engine that was tried cannot be built.
+    """
+    built: dict[tuple[str, Precision], _Engines] = {}
+    failed, errors = list[FolderRow](), list[CompressorError]()
+    for name, precision in _settings(out, targets):
+        failures: list[str] = []
+        with listener.stage(f"build {name} {precision}"):
+            for source in _sources(out, name, precision):
+                scratch = folder / f"{name}-{precision}{len(failures)}"
+                scratch.mkdir()
+                try:
+                    built[name, precision] = build(out / source, name, precision, scratch / target(name).engine_file)
+                    break
+                except CompressorError as error:
+                    failures.append(f"{source}: {error}")
+                    errors.append(error)
+            else:
+                failed.append(FolderRow(name, precision, failure="; ".join(failures)))
+    if not built and len(errors) == 1:
+        raise errors[0]
+    if not built:
+        raise InputError(
+            f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=out,
+        )
+    return built, failed
+
+
+def _settings(out: Path, targets: Sequence[str]) -> Iterator[tuple[str, Precision]]:
+    """The targets and precisions of which engines are built; what every machine has is tried in any case."""
+    for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
+        runtime = target(name)
+        if not (out / (runtime.quantized_graph(precision) or file)).is_file():
+            continue
+        if precision == "bf16":
+            if precision not in runtime.tried_precisions:
+                continue
+            try:
+                runtime.check(precision=precision)
+            except CompressorError:
+                continue
+        yield name, precision
+
+
+def _sources(out: Path, name: str, precision: Precision) -> list[str]:
+    """Files of the graphs that an engine can be built from, in the order to try them."""
+    files = [file or GRAPHS["fp32"] for file in target(name).sources(precision)]
+    return [file for file in files if (out / file).is_file()]

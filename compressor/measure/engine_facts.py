@@ -47,12 +47,10 @@ def facts(engine: Engine, graph: Path, *, batch: int, lengths: Sequence[int], fi
 
 def file_bytes(engine: Engine, graph: Path) -> int:
     """Bytes of the graph that an engine was built from, or of the files of an int8 engine, with their weights."""
-    return sum(path.stat().st_size for path in _files(graph if engine.quantized is None else engine.path))
-
-
-def _files(graph: Path) -> set[Path]:
-    """The file of a graph or engine, and the files with its weights."""
-    if target_of(graph).metadata_file is not None:
-        return {graph, *(path for path in [graph.with_suffix(".bin")] if path.is_file())}
-    tensors = (value.const_value for value in load(graph).graph.initializers.values())
-    return {graph, *(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))}
+    file = graph if engine.quantized is None else engine.path
+    if target_of(file).metadata_file is not None:
+        weights = {path for path in [file.with_suffix(".bin")] if path.is_file()}
+    else:
+        tensors = (value.const_value for value in load(file).graph.initializers.values())
+        weights = {Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    return sum(path.stat().st_size for path in {file, *weights})

@@ -3,33 +3,5 @@
 from compressor.report.files import HTML_NAME, JSON_NAME, load, write, write_page
 from compressor.report.terminal import summary
 from compressor.report.verdict import verdict
-from compressor.results import (
-    CurvePoint,
-    EngineFacts,
-    Latency,
-    Proof,
-    Refusal,
-    Report,
-    Score,
-    SiteBlocks,
-    Speed,
-)
 
-__all__ = [
-    "HTML_NAME",
-    "JSON_NAME",
-    "CurvePoint",
-    "EngineFacts",
-    "Latency",
-    "Proof",
-    "Refusal",
-    "Report",
-    "Score",
-    "SiteBlocks",
-    "Speed",
-    "load",
-    "summary",
-    "verdict",
-    "write",
-    "write_page",
-]
+__all__ = ["HTML_NAME", "JSON_NAME", "load", "summary", "verdict", "write", "write_page"]

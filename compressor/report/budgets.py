@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from compressor.report import formatting
-from compressor.results import BudgetRow, CostShare, CostUnit
-from compressor.results.budgets import WHOLE_MODEL
+from compressor.results import WHOLE_MODEL, BudgetRow, CostShare, CostUnit
 
 UNIT_NAMES: dict[CostUnit, str] = {
     "ms": "time",
@@ -16,19 +14,6 @@ UNIT_NAMES: dict[CostUnit, str] = {
     "heads": "heads",
 }
 """What each unit of a cost counts."""
-
-
-@dataclass(frozen=True)
-class CostTableRows:
-    """Where the cost goes at one size: a row for each type of layer, and their sum.
-
-    Attributes:
-        title: what is counted, and at which size.
-        rows: type, cost before, share of the whole, cost after, share of the plan, and change.
-    """
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
 
 
 def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
@@ -59,13 +44,16 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     return lines
 
 
-def cost_tables(costs: Sequence[CostShare]) -> list[CostTableRows]:
-    """One table for each size and unit."""
+def cost_tables(costs: Sequence[CostShare]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """For each size and unit what is counted, and a row for each type of layer and for their sum.
+
+    A row has the type, cost before, share of the whole, cost after, share of the plan, and change.
+    """
     tables = []
     for label, unit, members in _by_size(costs):
         before, after = sum(row.before for row in members), sum(row.after for row in members)
         sums = [(row.type, row.before, row.after) for row in members]
-        rows = tuple(
+        rows: list[tuple[str, ...]] = [
             (
                 name,
                 cost(first, unit),
@@ -75,8 +63,8 @@ def cost_tables(costs: Sequence[CostShare]) -> list[CostTableRows]:
                 formatting.change(first, second),
             )
             for name, first, second in (*sums, ("sum", before, after))
-        )
-        tables.append(CostTableRows(f"{UNIT_NAMES[unit].capitalize()}, {label}", rows))
+        ]
+        tables.append((f"{UNIT_NAMES[unit].capitalize()}, {label}", rows))
     return tables
 
 

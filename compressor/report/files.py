@@ -68,14 +68,12 @@ def load(path: str | os.PathLike[str]) -> Report:
     path = path / JSON_NAME if path.is_dir() else path
     try:
         data = path.read_bytes()
-    except FileNotFoundError as fault:
-        raise InputError(
-            f"{path}: no such report; name the folder of a finished run", code=ErrorCode.FILE_MISSING, path=path
-        ) from fault
     except OSError as fault:
+        is_missing = isinstance(fault, FileNotFoundError)
+        unreadable = f"cannot read the report ({fault.strerror}); correct the permissions of the file"
         raise InputError(
-            f"{path}: cannot read the report ({fault.strerror}); correct the permissions of the file",
-            code=ErrorCode.FILE_UNREADABLE,
+            f"{path}: {'no such report; name the folder of a finished run' if is_missing else unreadable}",
+            code=ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE,
             path=path,
         ) from fault
     try:

@@ -1,4 +1,4 @@
-"""Numbers as text, in one form for the verdict, the page and the terminal."""
+"""Numbers and names as text, in one form for the verdict, the page and the terminal."""
 
 from __future__ import annotations
 
@@ -124,6 +124,21 @@ def _places(low: float, high: float) -> int:
     """Decimals that distinguish the ends of an interval: two significant digits of its width, at least two."""
     width = high - low
     return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
+
+
+def common_labels(names: Sequence[str]) -> tuple[list[str], str]:
+    """The part of each module path that differs from the others, and what they share, with `*` for that part.
+
+    The second is empty where the paths share nothing. At least one part of each path remains.
+    """
+    paths = [name.split(".") for name in names]
+    most = min(map(len, paths)) - 1 if len(paths) > 1 else 0
+    before = next((part for part in range(most) if len({path[part] for path in paths}) > 1), most)
+    rest = most - before
+    after = next((part for part in range(rest) if len({path[-1 - part] for path in paths}) > 1), rest)
+    first = paths[0]
+    pattern = ".".join([*first[:before], "*", *first[len(first) - after :]]) if before or after else ""
+    return [".".join(path[before : len(path) - after]) for path in paths], pattern
 
 
 def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

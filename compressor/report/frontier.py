@@ -10,8 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
-from compressor.results import Report, Score, Speed, deciding_scores, headline_scores, is_within, keeps_metric
-from compressor.results.report import MissingTarget
+from compressor.results import (
+    MissingTarget,
+    Report,
+    Score,
+    Speed,
+    deciding_scores,
+    headline_scores,
+    is_within,
+    keeps_metric,
+)
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
 
@@ -149,8 +157,8 @@ class Frontier(BaseModel):
     @property
     def endings(self) -> tuple[str, ...]:
         """Why no further rung of the ladder, or of a method beside it, follows; empty where all are finished."""
-        own = () if self.ended is None else (f"the ladder ends before {self.ended}",)
-        return (*own, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
+        ladder = () if self.ended is None else (f"the ladder ends before {self.ended}",)
+        return (*ladder, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
 
 
 def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:

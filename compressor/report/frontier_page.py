@@ -1,15 +1,29 @@
-"""The page of a ladder of budgets: its frontier as figures, and its rungs as a table."""
+"""The page of a ladder of budgets: its frontier as figures, the metric against the speed, and its rungs as a table.
+
+Figures contain numbers and names of methods only; engines of other tools have the numbers of their rows in the table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from compressor.report import formatting
-from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, frontier_rows, point_rows
-from compressor.report.frontier_figure import figure
-from compressor.report.templates import environment
+from compressor.report.comparison_points import dense_p50
+from compressor.report.figures import COMPRESSED, DENSE, INK, MUTED, STYLE, inline
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, Rung, frontier_rows, point_rows
+from compressor.report.html import environment
 from compressor.workdir import write_json
 from graph_passes.files import write_text
+
+_WIDTH, _HEIGHT = 4.4, 2.8  # inches
 
 
 def write(frontier: Frontier, folder: Path) -> None:
@@ -25,7 +39,7 @@ def render(frontier: Frontier) -> str:
     measured = {tuple(speed.size_label for speed in rung.speeds) for rung in frontier.all_rungs}
     are_alike = len(measured) == 1 and all(rung.scores for rung in frontier.all_rungs)
     sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and are_alike else range(0)
-    figures = [(frontier.rungs[0].speeds[size].size_label, figure(frontier, size)) for size in sizes]
+    figures = [(frontier.rungs[0].speeds[size].size_label, _figure(frontier, size)) for size in sizes]
     tiles = [
         (
             rung.name,
@@ -38,3 +52,85 @@ def render(frontier: Frontier) -> str:
     page = environment().get_template("frontier_page.html")
     tables = {"headings": headings, "rows": rows, "points": point_rows(frontier)}
     return page.render(frontier=frontier, figures=figures, tiles=tiles, tone=tone, **tables)
+
+
+class Mark(NamedTuple):
+    """One point of the figure: its speed over dense and its metric, each with the ends of the interval.
+
+    It is not filled where it loses more than is allowed, and void where its speed must not be read as a result.
+    """
+
+    speed: tuple[float, float, float]
+    metric: tuple[float, float, float]
+    fills: bool = True
+    is_void: bool = False
+
+
+class Series(NamedTuple):
+    """Points that are drawn alike, joined by a line if `is_line`, with a text beside the last one."""
+
+    marks: tuple[Mark, ...]
+    colour: str
+    marker: str
+    label: str = ""
+    is_line: bool = True
+
+
+def _figure(frontier: Frontier, size: int) -> Markup:
+    """The metric of the rungs against their speed at one size, with intervals on both axes."""
+    score = frontier.rungs[0].headline[0]
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure((_WIDTH, _HEIGHT), layout="constrained")
+        axes = drawn.add_subplot()
+        axes.axhline(score.unit.scale * score.dense, color=DENSE, linewidth=1)
+        for series in all_series(frontier, size):
+            _draw(axes, series)
+        axes.set(xlabel="times the speed of dense", ylabel=formatting.metric_name(score))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.grid(axis="y")
+        return inline(drawn)
+
+
+def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
+    """The engines of other tools, the rungs of the methods that the ladder is compared with, and those of the ladder.
+
+    Args:
+        frontier: rungs with at least one score.
+        size: index of the size among the speeds of a rung.
+    """
+    dense, scale = dense_p50([rung.speeds[size] for rung in frontier.rungs]), frontier.rungs[0].headline[0].unit.scale
+    for number, point in enumerate(frontier.points, 1):
+        if point.is_at(frontier.rungs[0].speeds[size]):
+            low, high = point.metric_interval or (point.metric, point.metric)
+            mark = Mark(point.speed_over(dense), (scale * point.metric, scale * low, scale * high))
+            yield Series((mark,), INK, "D", f"{number}", is_line=False)
+    for method, rungs in frontier.others.items():
+        yield Series(tuple(_mark(rung, size) for rung in rungs), MUTED, "s", method)
+    yield Series(tuple(_mark(rung, size) for rung in frontier.rungs), COMPRESSED, "o")
+
+
+def _mark(rung: Rung, size: int) -> Mark:
+    """The point of a rung."""
+    speed, score = rung.speeds[size], rung.headline[0]
+    shown = (score.compressed, score.dense + score.low, score.dense + score.high)
+    value, low, high = (score.unit.scale * number for number in shown)
+    return Mark((speed.ratio, speed.low, speed.high), (value, low, high), rung.holds is not False, bool(speed.void))
+
+
+def _draw(axes: Axes, series: Series) -> None:
+    """Draw points with both of their intervals."""
+    if series.is_line:
+        line = [(mark.speed[0], mark.metric[0]) for mark in series.marks]
+        axes.plot(*zip(*line, strict=True), color=series.colour, linewidth=1)
+    for mark in series.marks:
+        colour = MUTED if mark.is_void else series.colour
+        (ratio, *speed_ends), (value, *metric_ends) = mark.speed, mark.metric
+        axes.plot(speed_ends, (value, value), color=colour, linewidth=2)
+        axes.plot((ratio, ratio), metric_ends, color=colour, linewidth=2)
+        fillstyle = "full" if mark.fills else "none"
+        axes.plot(ratio, value, series.marker, color=colour, ms=6, fillstyle=fillstyle)
+    if series.label:
+        last = series.marks[-1]
+        end = last.speed[0], last.metric[0]
+        axes.annotate(series.label, end, (4, -9), textcoords="offset points", color=series.colour)

@@ -6,7 +6,6 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -14,19 +13,17 @@ from markupsafe import Markup
 
 from compressor.report import figures, formatting
 from compressor.report.budgets import budget_table, cost_tables
-from compressor.report.templates import environment
-from compressor.report.unit_maps import head_maps, neuron_map
-from compressor.report.verdict import UnitCount, tone, unit_counts, unit_names, valid_rows
+from compressor.report.verdict import tone, unit_counts, unit_names, valid_rows
 from compressor.results import Report, Speed, headline_scores
+from graph_passes import Kind, Plan, SitePlan
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure with its title and a description in words; `svg` is None where nothing can be drawn."""
-
-    title: str
-    description: str
-    svg: Markup | None
+_KINDS: dict[Kind, str] = {
+    "bidirectional": "Bidirectional self-attention",
+    "causal": "Causal self-attention",
+    "cross": "Cross-attention",
+}
+Figure = tuple[str, str, Markup | None]
+"""A figure: its title, a description in words, and the picture; None where nothing can be drawn."""
 
 
 def render(report: Report) -> str:
@@ -53,13 +50,70 @@ def render(report: Report) -> str:
     )
 
 
+def environment() -> jinja2.Environment:
+    """The templates of the pages, which extend `frame.html`; every value is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("compressor", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 @functools.cache
 def _templates() -> jinja2.Environment:
     templates = environment()
     templates.globals["formatting"] = formatting
     templates.globals["facts_of"] = _facts_of
-    templates.filters["data"] = _data
+    templates.filters["data"] = functools.partial(json.dumps, ensure_ascii=False, default=str, indent=1)
     return templates
+
+
+def head_maps(plan: Plan) -> list[dict[str, Any]]:
+    """A map of heads for each kind of attention, in the order of the first call.
+
+    Each has a row for each site: its label, the site, and a cell for each column: the state of the head (`kept`,
+    `dropped`, or `absent` where the site has no head of this number), its tooltip, and whether a gap is drawn before
+    it, because it is the first query head of a shared key/value head.
+    """
+    maps = []
+    for kind in dict.fromkeys(site.kind for site in plan.sites):
+        sites = [site for site in plan.sites if site.kind == kind]
+        labels, pattern = formatting.common_labels([site.name for site in sites])
+        width = max(site.heads for site in sites)
+        maps.append(
+            {
+                "title": _KINDS[kind],
+                "pattern": pattern,
+                "kept": sum(len(site.kept) for site in sites),
+                "heads": sum(site.heads for site in sites),
+                "columns": range(width),
+                "rows": [(label, site, _cells(site, width)) for label, site in zip(labels, sites, strict=True)],
+            }
+        )
+    return maps
+
+
+def _cells(site: SitePlan, width: int) -> list[tuple[str, str, bool]]:
+    served = site.heads // site.kv_heads
+    cells = []
+    for head, gate in enumerate(site.gate):
+        kept = head in site.kept
+        tooltip = f"{site.name}, head {head}: " + (f"kept, scale {gate:.4g}" if kept else "dropped")
+        if served > 1:
+            tooltip += f"; key/value head {head // served}"
+        cells.append(("kept" if kept else "dropped", tooltip, served > 1 and head > 0 and head % served == 0))
+    return [*cells, *[("absent", "", False)] * (width - site.heads)]
+
+
+def neuron_map(plan: Plan) -> dict[str, Any] | None:
+    """The feed-forwards of a plan with their labels, and what their names share; None where it lists none."""
+    if not plan.feed_forwards:
+        return None
+    labels, pattern = formatting.common_labels([group.name for group in plan.feed_forwards])
+    rows = list(zip(labels, plan.feed_forwards, strict=True))
+    return {"pattern": pattern, "kept": plan.neurons_kept, "neurons": plan.neurons, "rows": rows}
 
 
 def _facts_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -71,10 +125,6 @@ def _facts_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         for name, value in values.items()
     ]
-
-
-def _data(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str, indent=1)
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -90,14 +140,21 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     """The main numbers of the report: name, number, and what it is based on."""
     plan, dense, compressed = report.plan, report.dense, report.compressed
     layers = {"heads": ("attention layer", len(plan.sites)), "neurons": ("feed-forward", len(plan.feed_forwards))}
-    tiles = [
-        *(_unit_tile(count, _plural(*layers[count.type])) for count in unit_counts(plan)),
+    tiles = []
+    for count in unit_counts(plan):
+        name, number = layers[count.type]
+        kept, where = f"{count.kept:,} of {count.units:,}", f"in {number} {name}{'s' if number != 1 else ''}"
+        if count.type == "heads":
+            tiles.append(("heads kept", kept, where))
+        else:
+            tiles.append(("neurons kept", f"{count.kept / count.units:.1%}", f"{kept}, {where}"))
+    tiles.append(
         (
             "parameters",
             formatting.change(dense.parameters, compressed.parameters),
             f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
-        ),
-    ]
+        )
+    )
     if compressed.reduced_products:
         sizes = f"{formatting.size(dense.file_bytes)} → {formatting.size(compressed.file_bytes)}"
         tiles = [
@@ -124,17 +181,6 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _unit_tile(count: UnitCount, layers: str) -> tuple[str, str, str]:
-    kept = f"{count.kept:,} of {count.units:,}"
-    if count.type == "heads":
-        return "heads kept", kept, f"in {layers}"
-    return "neurons kept", f"{count.kept / count.units:.1%}", f"{kept}, in {layers}"
-
-
-def _plural(name: str, count: int) -> str:
-    return f"{count} {name}{'s' if count != 1 else ''}"
-
-
 def _curves(report: Report) -> list[Figure]:
     """One figure per logged quantity: loss first, then temperature, evaluations, and the others by name."""
     names = {name for point in report.curves for name in point.values}
@@ -157,18 +203,14 @@ def _curve(report: Report, name: str) -> Figure:
     if 0 < len(points) < len(logged):
         description += f"; {len(logged) - len(points)} of {len(logged)} points are not finite numbers and are not drawn"
     svg = figures.curve(*zip(*points, strict=True)) if points else None
-    return Figure(name.replace("_", " "), description, svg)
+    return name.replace("_", " "), description, svg
 
 
 def _latencies(speed: Speed) -> Figure:
     end = figures.axis_end(speed)
-    counts = {variant: len(engine.samples) for variant, engine in _engines(speed).items()}
-    description = f"{counts['dense']} dense and {counts['compressed']} compressed calls, in turn"
-    beyond = [sample for engine in _engines(speed).values() for sample in engine.samples if sample > end]
+    dense, compressed = speed.dense.samples, speed.compressed.samples
+    description = f"{len(dense)} dense and {len(compressed)} compressed calls, in turn"
+    beyond = [sample for sample in (*dense, *compressed) if sample > end]
     if beyond:
         description += f"; {len(beyond)} beyond the axis, the slowest {formatting.ms(max(beyond))}"
-    return Figure(speed.size_label, description, figures.latencies(speed))
-
-
-def _engines(speed: Speed) -> dict[str, Any]:
-    return {"dense": speed.dense, "compressed": speed.compressed}
+    return speed.size_label, description, figures.latencies(speed)

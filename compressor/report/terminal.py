@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -122,15 +123,12 @@ def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:
     """Rows per second with one caller and with several, at each size."""
     for row in report.throughputs:
         label, dense, compressed = row.size_label, row.dense, row.compressed
-        yield _rate(f"rows/s, {label}, one caller", dense.one_caller, compressed.one_caller)
-        yield _rate(f"rows/s, {label}, {row.callers} callers", dense.all_callers, compressed.all_callers)
-
-
-def _rate(name: str, dense: float, compressed: float) -> tuple[str, str, str, str]:
-    return name, formatting.significant(dense), formatting.significant(compressed), formatting.change(dense, compressed)
+        number = formatting.significant
+        yield _row(f"rows/s, {label}, one caller", dense.one_caller, compressed.one_caller, number)
+        yield _row(f"rows/s, {label}, {row.callers} callers", dense.all_callers, compressed.all_callers, number)
 
 
 def _row(
-    name: str, dense: int | None, compressed: int | None, format_number: Callable[[int | None], str]
+    name: str, dense: float | None, compressed: float | None, format_number: Callable[[Any], str]
 ) -> tuple[str, str, str, str]:
     return name, format_number(dense), format_number(compressed), formatting.change(dense, compressed)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from compressor.report import formatting
 from compressor.results import (
-    BudgetRow,
     DropStatus,
     EngineFacts,
-    MissingTarget,
     Proof,
     Refusal,
     Report,
@@ -37,85 +35,45 @@ class UnitCount:
     kept: int
 
 
-def verdict(
-    *,
-    plan: Plan,
-    dense: EngineFacts,
-    compressed: EngineFacts,
-    speeds: Sequence[Speed] = (),
-    speeds_over_rewritten: Sequence[Speed] = (),
-    scores: Sequence[Score] = (),
-    proofs: Sequence[Proof] = (),
-    drop_status: DropStatus = DropStatus.NOT_CHECKED,
-    refused: Sequence[Refusal] = (),
-    blocks: Sequence[SiteBlocks] = (),
-    max_drop: float | None = None,
-    missing: MissingTarget | None = None,
-    budget: Sequence[BudgetRow] = (),
-) -> str:
+def verdict(*, max_drop: float | None = None, **facts: Any) -> str:
     """The result of a run in one sentence: what was gained, or that nothing was.
 
     Args:
-        plan: the plan as it was carried out.
-        dense: facts about the dense engine.
-        compressed: facts about the compressed engine.
-        speeds: times of both engines.
-        speeds_over_rewritten: times of the rewritten dense engine and the compressed one.
-        scores: the metric of both engines.
-        proofs: comparisons of the products of the run.
-        drop_status: whether the metric fell by more than `max_drop`.
-        refused: sites that could not be shrunk.
-        blocks: sites from which blocks were to be dropped.
         max_drop: the loss of the metric that the run allows.
-        missing: the requested target, if this machine lacks it and another one was measured.
-        budget: what the plan was allowed to cost, and what it costs.
+        facts: the fields of its `Report` by name, of which `plan`, `dense` and `compressed` are required.
     """
-    warnings = warnings_of(plan, speeds, proofs, drop_status, budget, is_reduced=bool(compressed.reduced_products))
-    if missing is not None:
-        warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
+    report = Report.model_construct(**facts)
+    warnings = _warnings(report)
+    if report.missing is not None:
+        warnings.insert(0, f"no {report.missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
-        _units(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
-        _speed(speeds) + _speed_beyond_rewrites(speeds_over_rewritten),
-        _metric(scores),
-        _proof(proofs),
-        _refusals(refused),
+        _units(report.plan, report.dense, report.compressed) + _blocks(report.blocks, len(report.plan.sites)),
+        _speed(report.speeds) + _speed_beyond_rewrites(report.speeds_over_rewritten),
+        _metric(report.scores),
+        _proof(report.proofs),
+        _refusals(report.refused),
     ]
-    if drop_status is DropStatus.FAILED:
+    if report.drop_status is DropStatus.FAILED:
         clauses.insert(0, _drop(clauses.pop(2), max_drop))
-    if any(not proof.holds for proof in proofs):
+    if any(not proof.holds for proof in report.proofs):
         clauses.insert(0, clauses.pop(3))
     sentence = "; ".join(clause for clause in clauses if clause and clause not in warnings)
     sentence = f"{', '.join(warnings)}: {sentence}" if warnings else sentence
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def warnings_of(
-    plan: Plan,
-    speeds: Sequence[Speed],
-    proofs: Sequence[Proof],
-    drop_status: DropStatus,
-    budget: Sequence[BudgetRow] = (),
-    *,
-    is_reduced: bool = False,
-) -> list[str]:
-    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested.
-
-    Args:
-        plan: the plan as it was carried out.
-        speeds: times of both engines.
-        proofs: comparisons of the products of the run.
-        drop_status: whether the metric fell by more than the run allows.
-        budget: what the plan was allowed to cost, and what it costs.
-        is_reduced: whether the compressed engine computes in less than fp32, which is a gain without removed units.
-    """
-    warnings = []
-    if any(not proof.holds for proof in proofs):
+def _warnings(report: Report) -> list[str]:
+    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested."""
+    plan, speeds, warnings = report.plan, report.speeds, []
+    if any(not proof.holds for proof in report.proofs):
         warnings.append("numbers differ")
-    if drop_status is DropStatus.FAILED:
+    if report.drop_status is DropStatus.FAILED:
         warnings.append("the metric fell too far")
-    if missed := sum(not row.met for row in budget):
-        warnings.append("the budget was missed" if len(budget) == 1 else f"{missed} of {len(budget)} budgets missed")
-    if keeps_all_units(plan) and not _masked(plan) and not is_reduced:
+    if missed := sum(not row.met for row in report.budget):
+        of_several = f"{missed} of {len(report.budget)} budgets missed"
+        warnings.append("the budget was missed" if len(report.budget) == 1 else of_several)
+    # An engine that computes in less than fp32 is a gain without removed units.
+    if keeps_all_units(plan) and not _masked(plan) and not report.compressed.reduced_products:
         return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
@@ -127,7 +85,7 @@ def warnings_of(
         warnings.append("not faster")
     elif faster < len(rows):
         warnings.append(f"faster at {faster} of {len(rows)} sizes only")
-    if not proofs:
+    if not report.proofs:
         warnings.append(_NOT_PROVEN)
     return warnings
 
@@ -136,11 +94,7 @@ def tone(report: Report) -> Tone:
     """The tone of the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
     if report.drop_status is DropStatus.FAILED or any(not proof.holds for proof in report.proofs):
         return "bad"
-    is_reduced = bool(report.compressed.reduced_products)
-    warnings = warnings_of(
-        report.plan, report.speeds, report.proofs, report.drop_status, report.budget, is_reduced=is_reduced
-    )
-    return "mixed" if report.missing or report.refused or warnings else "good"
+    return "mixed" if report.missing or report.refused or _warnings(report) else "good"
 
 
 def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:

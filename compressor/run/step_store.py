@@ -20,8 +20,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
 from compressor.config.steps import Blocks, Step, Units
 from compressor.errors import ErrorCode, UsageError
-from compressor.results import AnyNote, BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
-from compressor.results.rows import Row
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from compressor.workdir import CHOSEN_ENGINE, DELIVERED_ENGINE, MAPS, TIMES, TRIALS
@@ -50,7 +49,7 @@ class _FinishedPlan(Row):
 
     trained: bool
     curves: tuple[CurvePoint, ...]
-    notes: tuple[AnyNote, ...]
+    notes: tuple[Note, ...]
     budget: tuple[BudgetRow, ...] = ()
     costs: tuple[CostShare, ...] = ()
     certificate: CertifiedLoss | None = None

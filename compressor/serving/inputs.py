@@ -63,7 +63,12 @@ def real_rows(
     sentence, encoded, limits = read_sentence_texts(folder), [], id_limits(model)
     for text in model_texts(texts, sentence):
         tokens = tokenize(tokenizer, [text], sentence, shortest=shortest, longest=longest)
-        _check_tokens(tokens["attention_mask"][0], text)
+        if not any(tokens["attention_mask"][0]):
+            raise InputError(
+                f"{text[0]!r}: the tokenizer makes no token of this text; remove the row",
+                code=ErrorCode.INVALID_ROWS,
+                value=text[0],
+            )
         encoded.append({name: np.array(values) for name, values in tokens.items()})
         require_ids(encoded[-1], limits, f"{text[0]!r:.60}")
     return _completed(encoded, model, inputs, longest)
@@ -113,13 +118,3 @@ def _completed(
     example = read_example_rows(model)
     provided = {*encoded[0], *(example.inputs if example is not None else ())}
     return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in provided))
-
-
-def _check_tokens(mask: Sequence[int], text: tuple[str, ...]) -> None:
-    """Raise InputError if a text has no token."""
-    if not any(mask):
-        raise InputError(
-            f"{text[0]!r}: the tokenizer makes no token of this text; remove the row",
-            code=ErrorCode.INVALID_ROWS,
-            value=text[0],
-        )

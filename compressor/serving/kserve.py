@@ -51,7 +51,8 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     if runtime_version:
         predictor["runtimeVersion"] = runtime_version
     args = [arg for arg in predictor.pop("args", None) or () if arg not in tensorrt_engines.VERSION_COMPATIBLE]
-    if _has_version_compatible_engine(models):
+    engines = (file.with_suffix("") for model in models for file in model.glob("*/*.plan.json"))
+    if any(read_metadata(engine).version_compatible for engine in engines):
         args += tensorrt_engines.VERSION_COMPATIBLE
     if args:
         predictor["args"] = args
@@ -97,11 +98,6 @@ def _read_or_create(repository: Path) -> dict[str, Any]:
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
         ) from error
-
-
-def _has_version_compatible_engine(models: Sequence[Path]) -> bool:
-    files = (file for model in models for file in model.glob("*/*.plan.json"))
-    return any(read_metadata(file.with_suffix("")).version_compatible for file in files)
 
 
 def _resources(models: Sequence[Path]) -> dict[str, str]:

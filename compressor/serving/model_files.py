@@ -1,8 +1,11 @@
-"""The files of a served model: which files of a run's folder go into the version folder, for each backend."""
+"""The files of a served model: which files of a run's folder go into the version folder, for each backend.
+
+The number of instances and their threads is as requested, else as the throughput of the run suggests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +16,8 @@ from compressor import report as reports
 from compressor.config.run import definite_fields
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.report import Report
-from compressor.results import Note, NoteCode
+from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
-from compressor.serving.placement import Placement, choose_placement
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
@@ -26,6 +27,21 @@ _RECENT_IR = 10
 """First IR version that servers of some years ago cannot read."""
 _DEFAULT_BATCH, _DEFAULT_LENGTH = 8, 128
 """Maximum batch and length where the run timed none."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a model is spread over the processor.
+
+    Attributes:
+        instances: number of instances, on the CPU or on each GPU.
+        threads: threads per call on the CPU; None: as the server's runtime decides.
+        reason: what the number of instances is based on, in one line; empty where it was requested or nothing measured.
+    """
+
+    instances: int = 1
+    threads: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,11 +91,13 @@ def find_files(request: ServeRequest) -> ModelFiles:
         )
     report = reports.load(request.out)
     engines = tensorrt_engines.find_engines(request.out, request.engine)
-    openvino = _openvino_engine(request, report)
-    backend = request.backend or ("tensorrt" if engines else "python" if openvino else "onnxruntime")
+    runtime = target("openvino")
+    openvino = request.out / runtime.engine_file
+    serves_openvino = report.target == runtime.name and openvino.is_file() and not request.plain
+    backend = request.backend or ("tensorrt" if engines else "python" if serves_openvino else "onnxruntime")
     if backend == "tensorrt":
         return _tensorrt_files(request, engines)
-    if backend == "python" and openvino:
+    if backend == "python" and serves_openvino:
         return _openvino_files(request, report, openvino)
     return _graph_files(request, report, backend)
 
@@ -98,35 +116,19 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         )
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
-    files = _version_folder(path, graph)
-    if backend == "python":
-        files |= _python_files("onnxruntime")
-    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
-    max_batch = _max_batch(request, (*inputs, *outputs), _measured_batch(report))
     measured_on_gpu = target(report.target).needs_device or "CUDA" in str(report.session.get("provider"))
     device: Device = request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
-    return ModelFiles(
+    return _model_files(
+        request,
+        report,
+        (path, graph),
+        path,
         backend=backend,
         device=device,
-        graph=graph,
-        inputs=inputs,
-        outputs=outputs,
-        max_batch=max_batch,
-        lengths=_lengths(inputs, report),
-        files=files,
-        default="model.py" if backend == "python" else GRAPH,
-        placement=choose_placement(
-            request, report, device, serves_measured=report.target == DEFAULT_TARGET and path == engine
-        ),
-        notes=(*_requirements(graph, backend, device), *_limits(request, report, path, max_batch)),
+        files=_version_folder(path, graph) | (_python_files("onnxruntime") if backend == "python" else {}),
+        serves_measured=report.target == DEFAULT_TARGET and path == engine,
+        requirements=_requirements(graph, backend, device),
     )
-
-
-def _openvino_engine(request: ServeRequest, report: Report) -> Path | None:
-    """The engine of a run that was measured with OpenVINO; None for other runs, or where the plain graph is served."""
-    runtime = target("openvino")
-    path = request.out / runtime.engine_file
-    return path if report.target == runtime.name and path.is_file() and not request.plain else None
 
 
 def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> ModelFiles:
@@ -145,27 +147,51 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
             field=field_,
         )
     path = request.out / GRAPH
-    graph = graph_passes.load(path)
-    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
-    max_batch = _max_batch(request, (*inputs, *outputs), _measured_batch(report))
     version = str(report.session.get("runtime", "openvino"))
     text = f"the server's Python needs {version} or newer and numpy<2, which Triton's own images lack"
-    return ModelFiles(
+    files = {file.name: file for file in (engine, engine.with_suffix(".bin"))}
+    return _model_files(
+        request,
+        report,
+        (path, graph_passes.load(path)),
+        engine,
         backend="python",
         device="cpu",
+        files={**files, **_python_files("openvino"), "batches.py": Path(batches.__file__)},
+        serves_measured=True,
+        requirements=[Note(text=text, code=NoteCode.SERVER_REQUIREMENT)],
+    )
+
+
+def _model_files(
+    request: ServeRequest,
+    report: Report,
+    source: tuple[Path, ir.Model],
+    served: Path,
+    *,
+    backend: Backend,
+    device: Device,
+    files: Mapping[str, Path],
+    serves_measured: bool,
+    requirements: Iterable[Note],
+) -> ModelFiles:
+    """The files of a graph (`source`) whose engine `served` is in a backend, and what follows from the run."""
+    path, graph = source
+    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
+    measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
+    max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
+    return ModelFiles(
+        backend=backend,
+        device=device,
         graph=graph,
         inputs=inputs,
         outputs=outputs,
         max_batch=max_batch,
         lengths=_lengths(inputs, report),
-        files={
-            **{file.name: file for file in (engine, engine.with_suffix(".bin"))},
-            **_python_files("openvino"),
-            "batches.py": Path(batches.__file__),
-        },
-        default="model.py",
-        placement=choose_placement(request, report, "cpu", serves_measured=True),
-        notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT), *_limits(request, report, engine, max_batch)),
+        files=files,
+        default="model.py" if backend == "python" else GRAPH,
+        placement=choose_placement(request, report, device, serves_measured=serves_measured),
+        notes=(*requirements, *_limits(request, report, served, max_batch)),
     )
 
 
@@ -173,10 +199,6 @@ def _python_files(runtime: str) -> dict[str, Path]:
     """The files of a model in the Python backend, for a runtime."""
     folder = Path(__file__).with_name("python_backend")
     return {"model.py": folder / "model.py", "session.py": folder / f"{runtime}_session.py"}
-
-
-def _measured_batch(report: Report) -> int:
-    return max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
 
 
 def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:
@@ -267,14 +289,8 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
 def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: int, limit: int | None = None) -> int:
     """Maximum rows per batch; 0 where the model fixes its batch, so that the server can form no batches.
 
-    Args:
-        request: the request, whose `max_batch` may be set.
-        tensors: inputs and outputs.
-        default: the number where the request sets none.
-        limit: the largest number that the model takes; None: no limit.
-
     Raises:
-        UsageError: the request exceeds `limit`, or the model fixes its batch.
+        UsageError: the request exceeds `limit`, the largest number that the model takes, or the model fixes its batch.
     """
     requested = request.max_batch
     if not all(tensor.has_batch for tensor in tensors):
@@ -296,3 +312,26 @@ def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: in
             maximum=limit,
         )
     return requested or default
+
+
+def choose_placement(request: ServeRequest, report: Report, device: Device, *, serves_measured: bool) -> Placement:
+    """One instance for each caller where several callers had more rows per second in the run, else one instance.
+
+    Args:
+        request: the request, whose numbers of instances and threads count first.
+        report: the report of the run.
+        device: device of the instances.
+        serves_measured: whether the server runs the engine that the run measured.
+    """
+    rows = report.throughputs if serves_measured and device == "cpu" else ()
+    if request.instances is not None or request.threads is not None or not rows:
+        return Placement(request.instances or 1, request.threads)
+    single = max(row.compressed.one_caller for row in rows)
+    several = max(rows, key=lambda row: row.compressed.all_callers)
+    rates = (
+        f"the run measured at most {single:.0f} rows per second with one caller on all cores, and at most"
+        f" {several.compressed.all_callers:.0f} with {several.callers} callers on one core each"
+    )
+    if several.compressed.all_callers <= single:
+        return Placement(1, None, f"one instance: {rates}")
+    return Placement(several.callers, 1, f"one instance for each of {several.callers} cores, with one thread: {rates}")

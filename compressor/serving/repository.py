@@ -14,7 +14,7 @@ from pathlib import Path
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
-from compressor.serving import inputs, kserve, model_files, triton_config, warmup
+from compressor.serving import inputs, kserve, model_files, triton_config
 from compressor.serving.model_files import ModelFiles
 from compressor.targets.tensor_specs import PIXELS
 from compressor.workdir import locked, replace_folder
@@ -66,12 +66,13 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
     _check_output(request)
     files = model_files.find_files(request)
     rows = _warmup_rows(request, files)
-    requests = warmup.warmups(rows.feeds, files.max_batch)
+    requests = triton_config.warmups(rows.feeds, files.max_batch)
     config = triton_config.to_text(triton_config.model_config(request, files, requests), files.placement.reason)
     with _temporary_folder(request.repository) as temporary:
         model = temporary / "model"
         _write_model(model, files, config, requests)
-        models = [*_remaining_models(request), model]
+        served = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
+        models = [*(path for path in served if path.name != request.model), model]
         text = service(request.repository, models, request.storage_uri, request.runtime_version)
         service_file = temporary / kserve.FILE_NAME
         service_file.write_text(text, encoding="utf-8")
@@ -104,22 +105,16 @@ def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[N
         )
 
 
-def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence[warmup.Warmup]) -> None:
+def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence[triton_config.Warmup]) -> None:
     """Write the folder of a model."""
     for name, file in files.files.items():
         target = model / VERSION / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    (model / warmup.FOLDER).mkdir()
+    (model / triton_config.WARMUP_FOLDER).mkdir()
     for request in requests:
-        request.write(model / warmup.FOLDER)
+        request.write(model / triton_config.WARMUP_FOLDER)
     (model / triton_config.FILE_NAME).write_text(config, encoding="utf-8")
-
-
-def _remaining_models(request: ServeRequest) -> list[Path]:
-    """Folders of the other models of the repository."""
-    folders = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
-    return [path for path in folders if path.name != request.model]
 
 
 def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
@@ -135,18 +130,13 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
             longest=longest,
             column=request.image_column,
         )
-    texts = _texts(request)
+    texts: Sequence[tuple[str, ...]] = [inputs.SENTENCE]
+    if request.data is not None:
+        from compressor.model_folder.sentence_modules import read_sentence_texts
+        from compressor.tasks.raw_texts import read_texts
+
+        texts = read_texts(request.data, request.text_columns, _MAX_ROWS, read_sentence_texts(request.out))
     return inputs.real_rows(request.out, files.graph, files.inputs, texts, shortest=shortest, longest=longest)
-
-
-def _texts(request: ServeRequest) -> list[tuple[str, ...]]:
-    """The texts of the warm-up."""
-    if request.data is None:
-        return [inputs.SENTENCE]
-    from compressor.model_folder.sentence_modules import read_sentence_texts
-    from compressor.tasks.raw_texts import read_texts
-
-    return read_texts(request.data, request.text_columns, _MAX_ROWS, read_sentence_texts(request.out))
 
 
 def _check_output(request: ServeRequest) -> None:

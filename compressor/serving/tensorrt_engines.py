@@ -104,9 +104,8 @@ class EngineSet:
 
     def outputs(self, of_graph: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """The graph's outputs in the types of the engines; integers may be narrower than the graph's."""
-        return tuple(
-            TensorSpec(tensor.name, _dtype(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph
-        )
+        types = {name: ir.DataType.from_numpy(np.dtype(dtype)) for name, dtype in self.first.outputs.items()}
+        return tuple(TensorSpec(tensor.name, types[tensor.name], tensor.dims) for tensor in of_graph)
 
 
 def find_engines(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
@@ -208,7 +207,7 @@ def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet)
             " type for each; build all with one version of TensorRT",
             *("types", path),
         )
-    if _fixed_sizes(metadata) != _fixed_sizes(first):
+    if {tensor.name: tensor.dims for tensor in metadata.specs} != {tensor.name: tensor.dims for tensor in first.specs}:
         raise _conflict(
             f"{path}: the engine fixes other sizes than another one, and a configuration has one shape for each input;"
             " build all for sizes of the same kind (--batch, --seq)",
@@ -218,11 +217,3 @@ def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet)
 
 def _conflict(message: str, difference: str, path: Path | None = None) -> UsageError:
     return UsageError(message, code=ErrorCode.CONTRADICTION, field="engine", difference=difference, path=path)
-
-
-def _fixed_sizes(metadata: EngineMetadata) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.dims for tensor in metadata.specs}
-
-
-def _dtype(name: str) -> ir.DataType:
-    return ir.DataType.from_numpy(np.dtype(name))

@@ -1,15 +1,21 @@
-"""Write and read `config.pbtxt` with Triton's own protobuf classes."""
+"""Write and read `config.pbtxt` with Triton's own protobuf classes, with requests that warm a server up.
+
+A server runs these requests before it reports ready: real texts, alone and in the largest batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.serving.model_files import ModelFiles
-from compressor.serving.warmup import Warmup
+from compressor.targets import Feeds
 from compressor.targets.tensor_specs import TensorSpec
 
 try:
@@ -19,9 +25,49 @@ except ImportError as error:
     text = "tritonclient is not installed, whose classes write Triton's configuration"
     raise TargetMissingError.of_package("tritonclient", "serving", text) from error
 
-FILE_NAME = "config.pbtxt"
+FILE_NAME, WARMUP_FOLDER = "config.pbtxt", "warmup"
+"""The configuration of a model, and the folder in which Triton looks for the files that it names."""
 WITHOUT_TF32 = {"use_tf32": "0"}
 """Options of the CUDA provider: TensorFloat-32 keeps ten bits of a number, which is not fp32."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """One warm-up request.
+
+    Attributes:
+        row: number of the row.
+        batch: number of times that the server repeats the row in one batch.
+        feeds: input name -> array `[batch, ...]` of the row.
+    """
+
+    row: int
+    batch: int
+    feeds: Feeds
+
+    @property
+    def name(self) -> str:
+        """Name of the request in the server's log."""
+        return f"row {self.row}, batch {self.batch}"
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """File name of each input."""
+        return {name: f"row{self.row}.{index}" for index, name in enumerate(self.feeds)}
+
+    def write(self, folder: Path) -> None:
+        """Write the inputs as the server reads them: raw bytes, row by row."""
+        for name, file in self.files.items():
+            (folder / file).write_bytes(np.ascontiguousarray(self.feeds[name]).tobytes())
+
+
+def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
+    """The shortest and the longest row, each alone and, where the server forms batches, as the largest batch."""
+    by_size = {sum(array.size for array in row.values()): row for row in reversed(rows)}
+    extremes = [by_size[size] for size in sorted({min(by_size), max(by_size)})]
+    return tuple(
+        Warmup(index, batch, row) for index, row in enumerate(extremes) for batch in sorted({1, max_batch or 1})
+    )
 
 
 def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[Warmup]) -> Any:
@@ -55,17 +101,13 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     if files.placement.threads is not None:
         config.parameters["intra_op_thread_count"].string_value = str(files.placement.threads)
     for warmup in warmups:
-        _add_warmup(config, files, warmup, leading)
+        entry = config.model_warmup.add(name=warmup.name, batch_size=warmup.batch)
+        for tensor in files.inputs:
+            dims, file = warmup.feeds[tensor.name].shape[leading:], warmup.files[tensor.name]
+            entry.inputs[tensor.name].CopyFrom(
+                pb.ModelWarmup.Input(data_type=_data_type(tensor), dims=dims, input_data_file=file)
+            )
     return config
-
-
-def _add_warmup(config: Any, files: ModelFiles, warmup: Warmup, leading: int) -> None:
-    entry = config.model_warmup.add(name=warmup.name, batch_size=warmup.batch)
-    for tensor in files.inputs:
-        dims = warmup.feeds[tensor.name].shape[leading:]
-        entry.inputs[tensor.name].CopyFrom(
-            pb.ModelWarmup.Input(data_type=_data_type(tensor), dims=dims, input_data_file=warmup.files[tensor.name])
-        )
 
 
 def to_text(config: Any, comment: str = "") -> str:

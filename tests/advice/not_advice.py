@@ -24,7 +24,7 @@ NOT_ADVICE: dict[str, str] = {
     "serving.python_backend.openvino_session _options code": "an error inside a server of another processor",
     "cli.commands Command.parse_args text": "the end of flags",
     "config.fields flag_of text": "the flag of any field",
-    "latency.history_plot _plot_slowdowns text": "the style of a line",
+    "latency.artifacts _plot_slowdowns text": "the style of a line",
     "studies.figures lines_with_ranges text": "the style of a line",
     "tasks.segment_streams Streams.__init__ text": "a fact",
     "serving.tensorrt_engines constant text": "a flag of Triton's server, which a note names",

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from benchmarks.gpu import BATCHES, SEQS, Benchmark
-from benchmarks.gpu_goals import Goals, missed_goals
+from benchmarks.gpu_goals import Goals, missed_goals, saved_share
 from benchmarks.gpu_graphs import DENSE, KEPT, draw_weights, remove_weights
 from compressor.errors import InputError
 from compressor.results import Speed
@@ -141,3 +141,11 @@ def test_messages() -> None:
     assert str(Goals(["a", "b"], ["c"])) == "missed: a; b\nunknown: c"
     row = speed(8, 128, 1.0, 1.0).model_copy(update={"ratio": 1.1})
     assert missed_goals(72, row, 0.79) == ["share 0.79", "10.0% faster"]
+
+
+def test_share_of_time_saved_over_share_of_arithmetic_removed() -> None:
+    faster = speed(1, 128, 10.0, 8.0).model_copy(update={"ratio": 1.25})
+    assert saved_share(faster, 100, 80) == pytest.approx(1.0)
+    assert saved_share(faster, 100, 60) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="none were removed"):
+        saved_share(faster, 100, 100)

@@ -124,13 +124,12 @@ def test_the_model_is_not_trained_if_no_mask_saves_time(tmp_path: Path) -> None:
     assert NoteCode.SITES_UNMASKED in [note.code for note in trained.notes]
 
 
-def test_selected_masks_of_version_01_are_read(tmp_path: Path) -> None:
-    """Version 0.1 stored notes as strings."""
+def test_selected_masks_are_read_with_their_notes(tmp_path: Path) -> None:
     recipe, store = masked_recipe(training_steps=1), tmp_path / "store"
     expected = train(store, recipe)
     stored = json.loads((store / "planned.json").read_text())
     assert stored["notes"] == [note.model_dump(mode="json") for note in expected.notes]
-    stored["notes"] = ["a text"]
+    stored["notes"] = [{"text": "a text", "code": NoteCode.UNSPECIFIED}]
     (store / "planned.json").write_text(json.dumps(stored))
     resumed = train(store, recipe)
     assert resumed.plan == expected.plan

@@ -9,7 +9,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError
 from compressor.latency import artifacts
-from compressor.latency.history_plot import comparable, plot_history
+from compressor.latency.artifacts import comparable, plot_history
 from compressor.latency.verdict import CheckPhase
 from tests.latency.verdicts import scenario, slowdown, verdict
 

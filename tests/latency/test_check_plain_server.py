@@ -15,8 +15,7 @@ import pytest
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, ServerError, UsageError
 from compressor.latency import check
-from compressor.latency.triton_client import TritonModel
-from compressor.latency.triton_protocols import Connection
+from compressor.latency.triton import TritonModel
 from tests.command import compress
 from tests.latency.grpc_server import request_for, serving
 from tests.latency.http_server import BINARY, Request, serving_http
@@ -77,7 +76,7 @@ def test_the_text_of_the_server_is_shown(body: Any, text: str, status: int) -> N
 def test_inputs_are_named_where_their_shape_is_at_fault(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 5), np.float32))
     with serving_http(small=lambda x: {"error": "no"}, status=400) as url:
-        model = TritonModel(Connection(url, 10.0), "small")
+        model = TritonModel(request_for(url), "small")
         request = model.encode({"x": np.zeros((4, 5), np.float32)})
         with pytest.raises(InputError) as error:
             model.call(request)

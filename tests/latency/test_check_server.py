@@ -13,7 +13,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, UsageError
 from compressor.latency import CheckPhase, Outcome, Verdict, check
-from compressor.latency.triton_protocols import split_url
+from compressor.latency.triton import split_url
 from compressor.results import NoteCode
 from tests.faults import fails_with
 from tests.latency.grpc_server import MODELS, linear, request_for, serving

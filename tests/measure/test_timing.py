@@ -1,16 +1,19 @@
-"""Timing: rounds alternate, the interval covers the true ratio, and engines that are not comparable are named."""
+"""Timing in turn: rounds alternate, intervals cover the truth, ratios repeat, and some times are not comparable."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from compressor.measure import interleave, saved_share, timing
+from compressor.measure import interleave, median_times, paired_ratios, paired_times, timing
 from compressor.measure.timing import (
     OVERTIME,
     PROBE_CALLS,
@@ -21,6 +24,7 @@ from compressor.measure.timing import (
     wait_until_idle,
 )
 from compressor.results import NoteCode, Speed
+from compressor.targets.base import Feeds
 from tests.targets.engines import FakeClock, FakeEngine, NoisyEngine
 
 
@@ -207,9 +211,116 @@ def test_messages() -> None:
     )
 
 
-def test_share_of_time_saved_over_share_of_arithmetic_removed() -> None:
-    speed, _ = timed(FakeEngine(10.0), FakeEngine(8.0))
-    assert saved_share(speed, 100, 80) == pytest.approx(1.0)
-    assert saved_share(speed, 100, 60) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="none were removed"):
-        saved_share(speed, 100, 100)
+MINIMUM_TURNS = 4
+
+
+def median_times_of(*engines: FakeEngine, seconds: float = 1.0) -> tuple[list[float], FakeClock]:
+    """Median seconds of engines on a clock that advances only with their calls."""
+    clock = FakeClock(*engines)
+    return median_times(engines, {}, seconds, wait=do_not_wait, clock=clock.read), clock
+
+
+def rounds_of(clock: FakeClock, engines: int, turns: int) -> list[FakeEngine]:
+    """The engine of every round, in order; all rounds have the same number of calls."""
+    calls = clock.calls[engines * WARM_UP_CALLS :]
+    length, rest = divmod(len(calls), engines * turns)
+    assert rest == 0
+    rounds = [calls[start : start + length] for start in range(0, len(calls), length)]
+    assert all(len(set(sample)) == 1 for sample in rounds)
+    return [sample[0] for sample in rounds]
+
+
+def test_each_engine_has_its_own_median() -> None:
+    medians, _ = median_times_of(FakeEngine(3.0), FakeEngine(1.0), FakeEngine(20.0))
+    assert medians == pytest.approx([3e-3, 1e-3, 20e-3])
+
+
+def test_a_rare_slow_call_does_not_move_the_median() -> None:
+    medians, _ = median_times_of(NoisyEngine(3.0, 1), NoisyEngine(2.0, 2), seconds=5.0)
+    assert medians == pytest.approx([3e-3, 2e-3], rel=0.05)
+
+
+def test_an_engine_against_itself_has_the_same_median() -> None:
+    engine = FakeEngine(5.0)
+    (first, second), _ = median_times_of(engine, engine)
+    assert first == pytest.approx(second)
+
+
+def test_engines_take_turns_and_every_second_turn_goes_backwards() -> None:
+    first, second, third = FakeEngine(32.0), FakeEngine(28.0), FakeEngine(26.0)
+    _, clock = median_times_of(first, second, third, seconds=0.0)
+    forwards = [first, second, third]
+    assert rounds_of(clock, 3, MINIMUM_TURNS) == 2 * [*forwards, *reversed(forwards)]
+
+
+@pytest.mark.parametrize("milliseconds", [0.1, 30.0, 900.0])
+def test_each_engine_is_timed_in_at_least_four_rounds(milliseconds: float) -> None:
+    first, second = FakeEngine(milliseconds), FakeEngine(milliseconds)
+    _, clock = median_times_of(first, second, seconds=0.0)
+    rounds = rounds_of(clock, 2, MINIMUM_TURNS)
+    assert rounds.count(first) == rounds.count(second) == MINIMUM_TURNS
+
+
+def test_more_seconds_give_more_rounds() -> None:
+    engines = FakeEngine(30.0), FakeEngine(30.0)
+    _, short = median_times_of(*engines, seconds=0.0)
+    _, long = median_times_of(*engines, seconds=5.0)
+    assert len(long.calls) > 2 * len(short.calls)
+    assert 5.0 < long.now < 2 * 5.0
+
+
+def test_every_engine_is_called_before_timing_begins() -> None:
+    first, second = FakeEngine(1.0), FakeEngine(2.0)
+    _, clock = median_times_of(first, second, seconds=0.0)
+    assert clock.calls[: 2 * WARM_UP_CALLS] == WARM_UP_CALLS * [first] + WARM_UP_CALLS * [second]
+
+
+def test_each_round_waits_for_the_threads_of_the_other_engine() -> None:
+    engines = FakeEngine(30.0), FakeEngine(30.0)
+    clock = FakeClock(*engines)
+    waits: list[int] = []
+    median_times(engines, {}, 0.0, wait=lambda: waits.append(len(clock.calls)), clock=clock.read)
+    first = 2 * WARM_UP_CALLS
+    length = (len(clock.calls) - first) // (2 * MINIMUM_TURNS)
+    assert waits == [first + number * length for number in range(2 * MINIMUM_TURNS)]
+
+
+class DisturbedEngine(FakeEngine):
+    """An engine that is slowed down in the first seconds of every ten."""
+
+    def __init__(self, milliseconds: float, disturbed: float) -> None:
+        super().__init__(milliseconds)
+        self.undisturbed, self.disturbed = milliseconds, disturbed
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Advance the clock."""
+        assert self.clock is not None
+        self.milliseconds = self.undisturbed * (2.0 if self.clock.now % 10 < self.disturbed else 1.0)
+        return super().run(feeds)
+
+
+def turns_of(function: Callable[..., Any], *engines: FakeEngine, seconds: float = 20.0) -> Any:
+    clock = FakeClock(*engines)
+    return function(engines, {}, seconds, wait=lambda: None, clock=clock.read)
+
+
+@given(st.floats(0.0, 10.0), st.floats(0.5, 40.0))
+def test_the_ratio_of_two_engines_is_that_of_an_undisturbed_machine(disturbed: float, milliseconds: float) -> None:
+    control, engine = turns_of(paired_times, DisturbedEngine(10.0, disturbed), DisturbedEngine(milliseconds, disturbed))
+    assert engine / control == pytest.approx(milliseconds / 10.0)
+
+
+def test_ratios_have_the_standard_error_of_their_repetitions() -> None:
+    measured = [
+        turns_of(paired_ratios, NoisyEngine(4.0, seed), NoisyEngine(2.0, seed + 100), seconds=2.0) for seed in range(60)
+    ]
+    ratios, errors = np.array(measured)[:, 0].T
+    assert np.mean(ratios) == pytest.approx(0.5, rel=0.02)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(ratios), rel=0.3)
+    assert turns_of(paired_ratios, FakeEngine(40.0), FakeEngine(20.0)) == [(pytest.approx(0.5), pytest.approx(0.0))]
+
+
+def test_the_control_has_its_median_time() -> None:
+    engines = FakeEngine(3.0), FakeEngine(1.0), FakeEngine(20.0)
+    assert turns_of(paired_times, *engines) == pytest.approx([3e-3, 1e-3, 20e-3])
+    assert turns_of(paired_times, *engines) == pytest.approx(turns_of(median_times, *engines))

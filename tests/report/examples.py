@@ -11,6 +11,7 @@ from compressor.report import verdict
 from compressor.results import (
     CurvePoint,
     DropStatus,
+    MetricUnit,
     Note,
     Refusal,
     Report,
@@ -87,7 +88,9 @@ def encoder_decoder() -> Report:
         for kind, name in shapes
         for layer, width in enumerate(widths)
     ]
-    scores = (accuracy(18.21, 18.94, metric="perplexity", low=0.52, high=0.97, higher_is_better=False),)
+    scores = (
+        accuracy(18.21, 18.94, metric="perplexity", unit=MetricUnit.RAW, low=0.52, high=0.97, higher_is_better=False),
+    )
     return report(model="wide-bart", family="bart", task="text2text", plan=Plan(sites=tuple(sites)), scores=scores)
 
 

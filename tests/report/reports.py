@@ -16,6 +16,7 @@ from compressor.results import (
     DropStatus,
     EngineFacts,
     Latency,
+    MetricUnit,
     Note,
     Proof,
     Report,
@@ -124,7 +125,7 @@ def proofs(error: float = 3.1e-7) -> tuple[Proof, ...]:
 def accuracy(dense: float = 0.915, compressed: float = 0.909, **fields: Any) -> Score:
     """A score on test rows with an interval of one point to either side."""
     difference = compressed - dense
-    defaults = {"metric": "accuracy", "split": "test", "rows": 1821}
+    defaults = {"metric": "accuracy", "split": "test", "rows": 1821, "unit": MetricUnit.POINTS}
     measured = {
         "dense": dense,
         "compressed": compressed,

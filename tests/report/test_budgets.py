@@ -62,9 +62,9 @@ def test_a_prediction_without_a_budget_has_no_outcome() -> None:
 
 
 def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
-    (table,) = cost_tables(COSTS)
-    assert table.title == "Time, batch 1, length 128"
-    assert [row[:1] + row[2:5:2] for row in table.rows] == [
+    ((title, rows),) = cost_tables(COSTS)
+    assert title == "Time, batch 1, length 128"
+    assert [row[:1] + row[2:5:2] for row in rows] == [
         ("attention", "25.0%", "12.5%"),
         ("feed-forward", "50.0%", "37.5%"),
         ("rest", "25.0%", "50.0%"),

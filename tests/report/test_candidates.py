@@ -99,7 +99,7 @@ PLAIN: dict[str, Any] = {"speeds": (), "curves": ()}
 
 def report_of(*candidates: Candidate, **fields: Any) -> Report:
     """A run that tried several engines and delivered one in int8."""
-    compressed = reports.engine(20_936_834, file_bytes=23_100_000, quantized=PRODUCTS)
+    compressed = reports.engine(20_936_834, file_bytes=23_100_000, quantized=PRODUCTS, products=PRODUCTS.by_precision)
     defaults = {"target": "openvino", "precision": "int8", "compressed": compressed}
     return reports.report(candidates=candidates or CANDIDATES, **{**defaults, **fields})
 

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from compressor.report.frontier import Frontier, Rung, frontier_rows, rung_of
-from compressor.report.frontier_figure import all_series
-from compressor.report.frontier_page import render
+from compressor.report.frontier_page import all_series, render
 from compressor.report.html import render as render_report
 from compressor.report.terminal import frontier_summary, summary
 from tests.report import reports

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compressor.report.html import render
-from compressor.report.unit_maps import head_maps
-from compressor.results import AnsweredRow, Refusal, Report, TaskCode
+from compressor.report.html import head_maps, render
+from compressor.results import AnsweredRow, MetricUnit, Note, Refusal, Report, TaskCode
 from graph_passes import Plan
 from tests.report import examples, reports
 
@@ -56,7 +55,7 @@ def _report_with(text: str, *, pictures: bool = False) -> Report:
         family=text,
         task=text,
         plan=plan,
-        notes=(text,),
+        notes=(Note(text=text),),
         curves=curves if pictures else (),
         scores=(reports.accuracy(metric=text),),
         answers=(AnsweredRow(number=1, texts=(text, text), dense=text, compressed="", expected=text or "e"),),
@@ -122,31 +121,32 @@ def test_the_page_shows_the_cosines_of_embeddings() -> None:
 def test_page_renders_without_samples_and_with_infinite_scores() -> None:
     without_samples = reports.latency(2.0, 1).model_copy(update={"samples": ()})
     row = reports.speed(1, 128, 3.0, 2.0).model_copy(update={"dense": without_samples, "compressed": without_samples})
-    infinite = reports.accuracy(18.2, math.inf, metric="perplexity", low=math.nan, high=math.inf)
+    infinite = reports.accuracy(18.2, math.inf, metric="perplexity", unit=MetricUnit.RAW, low=math.nan, high=math.inf)
     page = render(reports.report(speeds=(row,), scores=(infinite,)))
     assert "0 dense and 0 compressed calls" in page
     assert "perplexity on the test rows 18.2 → ∞" in page
 
 
 def test_map_shows_original_heads_kinds_and_missing_heads() -> None:
-    maps = {kind.title: kind for kind in head_maps(examples.encoder_decoder().plan)}
+    maps = {kind["title"]: kind for kind in head_maps(examples.encoder_decoder().plan)}
     assert list(maps) == ["Bidirectional self-attention", "Causal self-attention", "Cross-attention"]
     cross = maps["Cross-attention"]
-    assert cross.pattern == "model.decoder.layers.*.encoder_attn"
-    assert [row.label for row in cross.rows] == ["0", "1", "2", "3", "4", "5"]
-    assert [sum(cell.state != "absent" for cell in row.cells) for row in cross.rows] == [16, 16, 12, 8, 16, 4]
-    grouped = maps["Causal self-attention"].rows[0].cells
-    assert [head for head, cell in enumerate(grouped) if cell.group] == [4, 8, 12]
+    assert cross["pattern"] == "model.decoder.layers.*.encoder_attn"
+    assert [label for label, _, _ in cross["rows"]] == ["0", "1", "2", "3", "4", "5"]
+    assert [sum(state != "absent" for state, _, _ in cells) for _, _, cells in cross["rows"]] == [16, 16, 12, 8, 16, 4]
+    _, _, grouped = maps["Causal self-attention"]["rows"][0]
+    assert [head for head, (_, _, is_first) in enumerate(grouped) if is_first] == [4, 8, 12]
 
 
 def test_tooltips_of_the_map_name_site_head_and_scale() -> None:
     site = reports.SitePlan("layer.10.attn", "bidirectional", 2, 2, 8, (1,), (0.5,))
     (head_map,) = head_maps(Plan(sites=(site,)))
-    assert [cell.tooltip for cell in head_map.rows[0].cells] == [
+    label, _, cells = head_map["rows"][0]
+    assert [tooltip for _, tooltip, _ in cells] == [
         "layer.10.attn, head 0: dropped",
         "layer.10.attn, head 1: kept, scale 0.5",
     ]
-    assert head_map.rows[0].label == "layer.10.attn"
+    assert label == "layer.10.attn"
 
 
 def test_small_numbers_on_the_axes_are_not_rounded_away() -> None:

@@ -17,9 +17,10 @@ from compressor.config.serve import ServeRequest
 from compressor.models.sentence_encoder import EMBEDDING, STATES
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
-from compressor.serving import export, input_specs, real_rows
+from compressor.serving import export, real_rows
 from compressor.serving.model_files import GRAPH
 from compressor.targets import BuildOptions, target, target_of
+from compressor.targets.tensor_specs import input_specs
 from compressor.workdir import QUANTIZED_GRAPH
 from tests import folders
 from tests.command import compress

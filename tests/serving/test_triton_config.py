@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.serving import triton_config
-from compressor.serving.model_files import ModelFiles
-from compressor.serving.placement import Placement
-from compressor.serving.warmup import warmups
+from compressor.serving.model_files import ModelFiles, Placement
+from compressor.serving.triton_config import warmups
 from compressor.targets.tensor_specs import TensorSpec
 from tests.targets.graphs import parsed
 

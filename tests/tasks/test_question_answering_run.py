@@ -12,8 +12,7 @@ import torch
 import compressor
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
-from compressor.report import Report
-from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode
+from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode, Report
 from compressor.tasks import open_data, statistics
 from compressor.tasks.squad import Answer
 from tests.folders import rows_config

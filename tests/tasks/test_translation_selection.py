@@ -18,8 +18,7 @@ from compressor.config.run import Recipe
 from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.report import Report
-from compressor.results import MetricUnit, NoteCode
+from compressor.results import MetricUnit, NoteCode, Report
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.learn import learn
 from compressor.tasks import Data, batches, open_data, statistics

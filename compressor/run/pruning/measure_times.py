@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compressor.measure import paired_ratios, paired_times
-from compressor.measure.costs import CostTable, GroupCosts
-from compressor.measure.fit_costs import fit_times, with_curve
+from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback
 from compressor.run.pruning.partial_shares import PartialShares, Share
 from compressor.run.pruning.plan_engines import PlanEngines

@@ -85,7 +85,7 @@ def _(w: World) -> None:
     w.right(*command, "--inputs", "others.npz", "--baseline", "base.json")
 
 
-@advice("latency.check check random-inputs")
+@advice("latency.check _Check.run random-inputs")
 def _(w: World) -> None:
     command = check_command(w)
     w.notes(*command)
@@ -251,14 +251,14 @@ def _(w: World) -> None:
     w.right(*command, "--tokenizer", "texts")
 
 
-@advice("latency.triton_client TritonModel.trial_batch missing-value")
+@advice("latency.triton TritonModel.trial_batch missing-value")
 def _(w: World) -> None:
     from types import SimpleNamespace
 
     import pytest
 
     pytest.importorskip("tritonclient.http")
-    from compressor.latency.triton_client import TritonModel
+    from compressor.latency.triton import TritonModel
 
     spec = SimpleNamespace(name="x", dtype=ir.DataType.STRING)
     model: Any = TritonModel.__new__(TritonModel)
@@ -275,7 +275,7 @@ def _(w: World) -> None:
     w.right(load_batches, endpoint, request)
 
 
-@advice("latency.triton_client TritonModel._send text")
+@advice("latency.triton Fault text")
 def _(w: World) -> None:
     import pytest
 
@@ -303,7 +303,7 @@ def _two_rounds(first: Any, second: Any, seconds: float, /, **_: Any) -> Any:
         yield 1e-3 * np.ones((2, 10)) + 1e-6 * np.arange(20).reshape(2, 10)
 
 
-@advice("latency.triton_client connect text", unfollowed="installs a package")
+@advice("latency.triton TritonModel.__init__ text", unfollowed="installs a package")
 def _(w: World) -> None:
     import sys
 
@@ -312,7 +312,7 @@ def _(w: World) -> None:
     w.fails("check", "--server", "http://127.0.0.1:9", "--model", "small", "--baseline", "dense")
 
 
-@advice("latency.triton_protocols split_url invalid-value")
+@advice("latency.triton split_url invalid-value")
 def _(w: World) -> None:
     command = ("check", "--model", "small", "--baseline", "dense", "--server")
     w.fails(*command, "127.0.0.1:9")
@@ -320,7 +320,7 @@ def _(w: World) -> None:
         w.clear("server-unreachable", *command, f"{scheme}://127.0.0.1:9")
 
 
-@advice("latency.triton_client _check_certificate code")
+@advice("latency.triton _certificate_file code")
 def _(w: World) -> None:
     import certifi
 
@@ -332,8 +332,7 @@ def _(w: World) -> None:
 def denied(w: World, name: str, *request: Any) -> Any:
     """A server whose client reports a fault, as which the message ends; returns the client."""
     pytest.importorskip("tritonclient.http")
-    from compressor.latency.triton_client import TritonModel
-    from compressor.latency.triton_protocols import Fault
+    from compressor.latency.triton import Fault, TritonModel
 
     def call() -> None:
         raise RuntimeError("no luck")
@@ -344,7 +343,7 @@ def denied(w: World, name: str, *request: Any) -> Any:
         "small",
         [TensorSpec("x", ir.DataType.FLOAT, (FREE, 4))],
     )
-    model._connection = SimpleNamespace(without_secrets=lambda text: text, seconds=1.0, headers={})
+    model._request = SimpleNamespace(deadline=1.0, headers={})
     model._protocol = SimpleNamespace(
         deadline=contextlib.nullcontext, errors=(RuntimeError,), fault=lambda error: Fault[name], reason=str
     )
@@ -352,14 +351,14 @@ def denied(w: World, name: str, *request: Any) -> Any:
     return model
 
 
-@advice("latency.triton_client TritonModel._send text #2")
+@advice("latency.triton Fault text #2")
 def _(w: World) -> None:
     denied(w, "FORBIDDEN")
     command = ("check", "--model", "small", "--baseline", "dense", "--server", "https://127.0.0.1:9")
     w.clear("server-unreachable", *command, "--header", "Authorization: Bearer TOKEN")
 
 
-@advice("latency.triton_client TritonModel._send text #3")
+@advice("latency.triton Fault text #3")
 def _(w: World) -> None:
     import certifi
 
@@ -368,7 +367,7 @@ def _(w: World) -> None:
     w.clear("server-unreachable", *command, "--certificate", certifi.where())
 
 
-@advice("latency.triton_client TritonModel._misfit text")
+@advice("latency.triton TritonModel._misfit text")
 def _(w: World) -> None:
     def sent(width: int) -> list[Any]:
         return [SimpleNamespace(shape=lambda: [2, width])]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compressor.config.sections import EngineConfig
 from compressor.environment import BFLOAT16_INSTRUCTIONS
 from compressor.errors import ErrorCode, MismatchError, TargetMissingError
-from compressor.latency.prove_again import changes_since
+from compressor.latency.local_engine import changes_since
 from compressor.run.variant import require_precision
 from compressor.targets import target
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner

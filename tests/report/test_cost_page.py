@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.report.cost_curves import CostCurve, CostPoint, curve_bars, curve_rows, curves_of, headline
-from compressor.report.cost_page import picture, render
+from compressor.report.cost_page import (
+    CostCurve,
+    CostPoint,
+    curve_bars,
+    curve_rows,
+    curves_of,
+    headline,
+    picture,
+    render,
+)
 
 LAYERS = tuple(f"encoder.layer.{layer}.output.dense" for layer in range(3))
 TABLE = CostTable(

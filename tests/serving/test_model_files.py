@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compressor.config.serve import ServeRequest
 from compressor.results import RowRates, Throughput
 from compressor.serving import export, triton_config
-from compressor.serving.placement import Placement, choose_placement
+from compressor.serving.model_files import Placement, choose_placement
 from tests.serving.outputs import report, run_folder
 
 _RATES = st.floats(1, 1e6)

@@ -1,0 +1,862 @@
+"""The results of a run as data: `report.json`. The page, the command's output and the exit code derive from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from graph_passes import Kind, Plan
+
+# JSON has no infinity: an error without bound is written as "Infinity" and read back as the number.
+STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Row(BaseModel):
+    """A frozen part of the results, which refuses fields that it does not have."""
+
+    model_config = STRICT
+
+
+class NoteCode(StrEnum):
+    """The subject of a note, for programs and tests: codes are stable, texts may change."""
+
+    UNSPECIFIED = "unspecified"
+
+    # Models and rows.
+    TENSORS_UNUSED = "tensors-unused"
+    LENGTHS_UNPROVEN = "lengths-unproven"
+    """The model may compute something else above a length that is not served, and that no proof covers."""
+    BLOCKS_AS_MASK = "blocks-as-mask"
+    """Block-sparse attention of the model is exported as full attention with a mask."""
+    PREFIX_REMOVED = "prefix-removed"
+    """The names of tensors had the prefix of a compiled, parallel or wrapped model."""
+    ADAPTER_MERGED = "adapter-merged"
+    FILES_COPIED = "files-copied"
+    """Files that another library runs on the outputs are in the output folder as they are."""
+    FILES_UNREAD = "files-unread"
+    """Files of the model folder are neither read nor copied."""
+    SPLIT_CHOSEN = "split-chosen"
+    """Evaluation or test rows are a split of the training data that was recognized by its name."""
+    ROWS_UNLABELLED = "rows-unlabelled"
+    """Training rows without labels, which are enough to choose units under a budget."""
+    ROWS_DRAWN = "rows-drawn"
+    """Only some of many training rows were encoded, because a run needs no more."""
+    SPLIT_UNUSED = "split-unused"
+    """A split was left out because its labels are withheld."""
+    ROWS_SET_ASIDE = "rows-set-aside"
+    """Evaluation or test rows were taken out of other rows."""
+    ROWS_REPEATED = "rows-repeated"
+    """Many test rows are among the training or evaluation rows."""
+    LABELS_NUMBERED = "labels-numbered"
+    """Names of labels that the model lacks are numbered in the order of the alphabet."""
+    METRIC_CHOSEN = "metric-chosen"
+    """The metric follows from the rows: pairs of one query are ordered."""
+    THRESHOLDS = "thresholds"
+    """The probabilities from which a model that assigns several classes to a row assigns them."""
+    LABELS_PERMUTED = "labels-permuted"
+    """The dense model is far better if its classes have another order, which the note names."""
+    DENSE_UNINFORMED = "dense-uninformed"
+    """The dense model scores no better than an answer that is the same for every row."""
+    ANSWERS_UNCHANGED = "answers-unchanged"
+    """No test row's result changed, so that the interval of the difference has no width."""
+    ROWS_LEFT_OUT = "rows-left-out"
+    """Rows of text without a token that is scored, such as empty lines."""
+    FILES_SKIPPED = "files-skipped"
+    """Files of a folder of images that are no images, or of a format that is not read."""
+    ROWS_CUT = "rows-cut"
+    """Some rows are longer than the maximum row length, and their rest is not read."""
+    ANSWERS_CUT = "answers-cut"
+    """Some answers lie in no window of their text, so that no model can give them."""
+    WORDS_CUT = "words-cut"
+    """Words beyond the maximum length of a row have tags that are not scored."""
+    TEST_IS_EVAL = "test-is-eval"
+    """No test rows were named, so the reported metric is of the evaluation rows, which also select the result."""
+    SEGMENT_SHORTENED = "segment-shortened"
+    TEXT_COLUMNS = "text-columns"
+    """Which columns hold the texts of a task that reads two, and how they are truncated."""
+    METRIC_SETTINGS = "metric-settings"
+    """How the metric is computed, and which other metric selects heads and checkpoints."""
+
+    # The run.
+    POSITIONS_DROPPED = "positions-dropped"
+    """Products compute only the positions that are read."""
+    POSITIONS_UNCERTAIN = "positions-uncertain"
+    """The graph lacks the positions that are not read, and the runtime is known to compute some such graphs wrongly."""
+    TARGET_MISSING = "target-missing"
+    """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
+    NO_EFFECT = "no-effect"
+    """Fields were set that this run does not use."""
+    LENGTH_LIMITED = "length-limited"
+    """Rows are cut at the model's maximum length, below the requested one."""
+    NOTHING_LEARNED = "nothing-learned"
+    PLAN_FOLLOWED = "plan-followed"
+    EMBEDDINGS_CHANGED = "embeddings-changed"
+    """How far the embeddings of the compressed model are from those of the dense one."""
+    TRAINED_ALONG = "trained-along"
+    """The compressed model was trained, the dense one was not."""
+    WEIGHTS_CHANGED = "weights-changed"
+    """The weights of the compressed model were adjusted without training."""
+    DISTILLED_IN_VAIN = "distilled-in-vain"
+    """No checkpoint is closer to the teacher than the weights before the distillation."""
+    OUTPUTS_NOT_KEPT = "outputs-not-kept"
+    """The teacher's outputs do not fit on the disk, have no rows and positions, or several processes compute them."""
+    RUNG_FINISHED = "rung-finished"
+    RUNG_OUTDATED = "rung-outdated"
+    """A finished rung is not used, because its recipe, its task or a file that it reads has changed."""
+    LADDER_ENDED = "ladder-ended"
+    """The budget of a rung cannot be met, or a rung of a method to compare with fails; those before it are finished."""
+    MACS_FOLLOWED = "macs-followed"
+    """A method to compare with meets no budget of time: its rungs keep the multiply-accumulates of those of the ladder.
+    """
+    DISTILLED = "distilled"
+    """The compressed model was trained on the outputs of a whole one."""
+    SEGMENT_MEMORY = "segment-memory"
+    NO_CACHE = "no-cache"
+    NO_METRIC = "no-metric"
+    MASKS_LONGER = "masks-longer"
+    """Masks cover longer rows than some that are measured."""
+    MASKS_TIMED_ELSEWHERE = "masks-timed-elsewhere"
+    """Whether masks pay was timed with another runtime than the target."""
+    NORM_OVER_ALL_HEADS = "norm-over-all-heads"
+    """Dropped heads are computed up to a norm over the queries or keys of all heads."""
+    HEADS_EMPTIED = "heads-emptied"
+    """Heads were dropped because their masks keep no block."""
+    MEMORY_UNMEASURED = "memory-unmeasured"
+    RESUMED = "resumed"
+    """Work of an interrupted run was used."""
+    STARTED_AFRESH = "started-afresh"
+    """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
+    KERNEL_UNUSED = "kernel-unused"
+    NO_DENSE_GRAPH = "no-dense-graph"
+    """An engine was built from a folder without dense.onnx, which `--save-dense` writes, so that neither its speed nor
+    its metric was measured."""
+    EARLIER_REPORT_KEPT = "earlier-report-kept"
+    ROWS_MISSING = "rows-missing"
+    """The rows or the model of a run are not on this machine, so the metric was not measured again."""
+
+    EVALUATED = "evaluated"
+    """The metric of an evaluation while a model is trained."""
+    FILE_WRITTEN = "file-written"
+
+    # Selection of heads and blocks.
+    NOTHING_REMOVED = "nothing-removed"
+    """A search found no head that may be removed within the loss allowed."""
+    MORE_HEADS_KEPT = "more-heads-kept"
+    """A search could not remove exactly as many heads as requested."""
+    COSTS_DECREASED = "costs-decreased"
+    """Heads cost less than a search assumed, so it may have missed cheaper ones."""
+    CERTIFIED = "certified"
+    NOT_CERTIFIED = "not-certified"
+    """A certificate was requested, and it covers no removed head."""
+    CERTIFICATION_COST = "certification-cost"
+    MAPS_DIFFER = "maps-differ"
+    """Masks are derived from attention maps of other rows or weights."""
+    MAPS_CROPPED = "maps-cropped"
+    """Attention maps cover longer rows than there are."""
+    BLOCKS_UNREACHED = "blocks-unreached"
+    """Blocks are kept because no row reaches them."""
+    SITES_UNMASKED = "sites-unmasked"
+    """Sites keep every block because masking them would not be faster on this machine."""
+
+    # Latency checks and serving.
+    RANDOM_INPUTS = "random-inputs"
+    """Inputs were drawn at random because no rows provide them."""
+    BASELINE_NOT_SAVED = "baseline-not-saved"
+    ENGINE_MISSING = "engine-missing"
+    """A run for TensorRT has no engine, so its graph is served."""
+    ENGINE_NOT_SERVED = "engine-not-served"
+    """The server runs a graph with another runtime than the run was measured with."""
+    KERNEL_NOT_SERVED = "kernel-not-served"
+    """A run was measured with a compiled kernel that the server does not load."""
+    SERVER_REQUIREMENT = "server-requirement"
+    """The server needs a version, a package or a flag."""
+    NO_BATCHING = "no-batching"
+    """The server cannot form batches because the graph fixes its batch size."""
+    STORAGE_URI = "storage-uri"
+    """The storage URI of a KServe service is a placeholder."""
+
+    # Budgets.
+    COSTS_REUSED = "costs-reused"
+    """The cost table of an earlier run on this machine is used."""
+    COSTS_REMEASURED = "costs-remeasured"
+    """Stored cost tables of the model are of another machine, runtime, engine or size, or hold no longer."""
+    COSTS_NOT_STORED = "costs-not-stored"
+    """The cost table that was measured could not be stored for later runs."""
+    COSTS_NOT_COUNTED = "costs-not-counted"
+    """The parameters and multiply-accumulates of units are not known, because the model could not be exported."""
+    COSTS_NOT_MEASURED = "costs-not-measured"
+    """The times of units are not known, because no cost table of this model was measured on this machine."""
+    EXPERTS_KEPT = "experts-kept"
+    """Experts keep all neurons, because their weights are one tensor of three axes."""
+    LOSS_UNBOUNDED = "loss-unbounded"
+    """An engine in 8 bits was chosen, and nothing bounds how much of the metric it may lose."""
+    BUDGET_MET = "budget-met"
+    """What was requested and what was reached."""
+    BUDGET_MISSED = "budget-missed"
+    """No plan that was measured meets the budget."""
+    TIMES_DRIFTED = "times-drifted"
+    """The dense engine takes another time at the end of the run than when units were allocated."""
+    HEADS_SELECTED_FIRST = "heads-selected-first"
+    """A method selects the heads, and the budget then removes neurons only."""
+    BUDGET_ABOVE_DENSE = "budget-above-dense"
+    """The budget allows the whole model, so nothing is removed."""
+    DAMPING_RAISED = "damping-raised"
+    """The Gram matrices of some groups are singular, so that more than requested was added to their diagonals."""
+    GROUPS_SKIPPED = "groups-skipped"
+    """Groups of units that keep all, because they cannot be removed from the graph."""
+
+    # Quantization.
+    NO_INT8_INSTRUCTIONS = "no-int8-instructions"
+    """The processor computes int8 products with sums that can saturate, so that weights use 7 of 8 bits."""
+    OUTLIER_RANGES = "outlier-ranges"
+    """Matrix products stay in floats, because outliers of their activations leave int8 too few steps."""
+    FEW_CALIBRATION_ROWS = "few-calibration-rows"
+    QUANTIZED_FOR_TARGET = "quantized-for-target"
+    """A quantized graph for a target that this machine lacks."""
+    PRODUCTS_IN_FLOAT = "products-in-float"
+    """Matrix products that stay in floats in an int8 engine."""
+    PROVEN_ELSEWHERE = "proven-elsewhere"
+    """An engine was proven with another instruction set or version of its runtime than it is checked with."""
+    GRAPH_WRONG_IN_RUNTIME = "graph-wrong-in-runtime"
+    """A runtime that is installed cannot run a graph of the folder at a fixed shape, or computes something else."""
+    ENGINE_CHOSEN = "engine-chosen"
+    """Which of several engines is delivered, and why."""
+    ENGINES_COMPARED_WHOLE = "engines-compared-whole"
+    """No engine could be built with a share of the units, so that the choice is by the time of the whole model."""
+
+    # Measurements.
+    SPEED_UNCERTAIN = "speed-uncertain"
+    """The interval of a speed is wide, so that its value cannot be quoted."""
+    SETTINGS_DIFFER = "settings-differ"
+    """Two engines run with different settings, so their times are not comparable."""
+    FUSION_DIFFERS = "fusion-differs"
+    """The runtime fused attention in one of two engines only, so their times are not comparable."""
+
+
+class Note(Row):
+    """Something that a reader of the results must know, in one line."""
+
+    text: str
+    code: NoteCode = NoteCode.UNSPECIFIED
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class CurvePoint(Row):
+    """The values logged at one step of learning, e.g. `loss`, `temperature`, `eval_accuracy`."""
+
+    step: int
+    values: dict[str, float]
+
+
+class MetricUnit(StrEnum):
+    """The unit in which a metric's values are shown."""
+
+    POINTS = "points"
+    """A share of one, shown in hundredths: 0.861 as 86.1, differences in points."""
+    RAW = "raw"
+    """Shown as computed: a correlation, a loss, BLEU."""
+
+    @property
+    def scale(self) -> float:
+        """The factor from a computed value to the one shown."""
+        return 100.0 if self is MetricUnit.POINTS else 1.0
+
+
+_ROUNDING = 1e-12
+"""Rounding error of a difference of two metrics."""
+
+
+def is_within(loss: float, allowed: float) -> bool:
+    """Whether a loss of the metric is at most the allowed one, up to the rounding of floats: 0.9 - 0.89 is 0.01."""
+    return loss <= allowed + _ROUNDING
+
+
+def loss_of(difference: float, *, higher_is_better: bool) -> float:
+    """What a metric loses by a difference, compressed minus dense; negative if it gains."""
+    return -difference if higher_is_better else difference
+
+
+class Score(Row):
+    """The task's metric on the dense and the compressed engine, with a paired bootstrap interval of the difference.
+
+    `difference` is compressed minus dense, as computed and not scaled to `unit`; `low` and `high` are the bounds of its
+    interval at `confidence`.
+    """
+
+    metric: str
+    split: Literal["eval", "test"]
+    rows: int
+    dense: float
+    compressed: float
+    difference: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    higher_is_better: bool = True
+    unit: MetricUnit = MetricUnit.RAW
+
+    @property
+    def split_name(self) -> str:
+        """The split for readers: `evaluation` or `test`."""
+        return "evaluation" if self.split == "eval" else self.split
+
+    @property
+    def loss(self) -> float:
+        """What the compressed engine loses of the metric, as computed; negative if it gains."""
+        return loss_of(self.difference, higher_is_better=self.higher_is_better)
+
+    @property
+    def worst_loss(self) -> float:
+        """The upper end of the interval of the loss."""
+        return -self.low if self.higher_is_better else self.high
+
+
+def headline_scores(scores: Sequence[Score]) -> list[Score]:
+    """The scores to quote: those on test rows, which no choice was based on, else those on evaluation rows."""
+    return _of_split(scores, "test") or list(scores)
+
+
+def deciding_scores(scores: Sequence[Score]) -> list[Score]:
+    """The scores that choices are based on: those on evaluation rows, else those on test rows."""
+    return _of_split(scores, "eval") or list(scores)
+
+
+def keeps_metric(scores: Sequence[Score], max_drop: float) -> bool:
+    """Whether the metric that is quoted falls by at most `max_drop`, in its own unit."""
+    return all(is_within(score.loss, max_drop) for score in headline_scores(scores))
+
+
+def _of_split(scores: Sequence[Score], split: Literal["eval", "test"]) -> list[Score]:
+    return [score for score in scores if score.split == split]
+
+
+def size_label(batch: int, seq: int | None) -> str:
+    """The size of a batch of inputs: `batch 8, length 128`; `batch 8` for a model of images or sound alone.
+
+    Args:
+        batch: number of rows.
+        seq: length in tokens; None: the model has one size.
+    """
+    return f"batch {batch}" + (f", length {seq}" if seq else "")
+
+
+class SizedRow(Row):
+    """A measurement at one size of the inputs."""
+
+    batch: int
+    seq: int | None
+    """Length in tokens; None for a model of images or sound alone."""
+
+    @property
+    def size_label(self) -> str:
+        """The size of the inputs."""
+        return size_label(self.batch, self.seq)
+
+
+class Latency(Row):
+    """Times of one engine in an interleaved measurement, in milliseconds per call; throughput in rows per second."""
+
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    samples: tuple[float, ...]
+    """Milliseconds of every timed call, in order; the plot shows them."""
+    device: tuple[float, float, float] | None = None
+    """p50, p90 and p99 by the device's own clock, without transfers; None: the engine does not report them."""
+
+
+class Speed(SizedRow):
+    """Times of the dense and the compressed engine, measured in turn, in one process, on the same inputs.
+
+    `ratio` is dense p50 over compressed p50 (above one: compressed is faster); `low` and `high` are the bounds of its
+    bootstrap interval over pairs of rounds. `void` says why the row must not be read as a result, or is None.
+    """
+
+    dense: Latency
+    compressed: Latency
+    ratio: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    void: str | None = None
+
+
+class RowRates(Row):
+    """Rows per second of one engine: with one caller on all of its threads, and with several callers at once."""
+
+    one_caller: float
+    all_callers: float
+
+
+class Throughput(SizedRow):
+    """Rows per second of both engines at one size.
+
+    Each of the `callers`, one per core, has an engine of its own with one thread.
+    """
+
+    callers: int
+    dense: RowRates
+    compressed: RowRates
+
+
+class ProofStage(StrEnum):
+    """Two consecutive products of a run that must compute the same function."""
+
+    EXPORT = "gated model = reference graph"
+    SHRINK = "reference graph = shrunk graph"
+    PRODUCTS = "int8 products = products of their dequantized factors"
+    """Computed by the runtime in int8, and by ONNX Runtime in floats; each product by itself."""
+    BUILD = "shrunk graph = engine"
+    BUILD_INT8 = "quantized graph = engine"
+    FIXED_SHAPE = "graph = graph at a fixed shape"
+    """A graph of the output folder, read by an installed runtime itself and compiled for a batch of one row alone."""
+
+
+FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
+"""The proofs of an engine in floats, in order."""
+
+
+VariantName = Literal["dense", "rewritten", "compressed"]
+"""`dense`: every unit kept; `compressed`: what the plan keeps; `rewritten`: every unit kept, with the rewrites that the
+compressed graph has too. All take the same path to an engine."""
+
+
+class Proof(Row):
+    """A comparison of two products of a run on the same inputs.
+
+    `error` is the largest relative error over all outputs and inputs; `cases` describes the inputs, e.g. `batch 2,
+    length 17, padded`. `failing` names the outputs whose error exceeds the tolerance.
+    """
+
+    stage: ProofStage
+    variant: VariantName
+    error: float
+    tolerance: float
+    cases: tuple[str, ...]
+    failing: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.tolerance
+
+
+class BuiltLayer(Row):
+    """A layer of an engine as the runtime's inspector reports it.
+
+    `nodes` are the graph nodes that it computes, `formats` the element types of its inputs and its weights, with their
+    layout, each once.
+    """
+
+    name: str
+    kind: str = ""
+    tactic: str = ""
+    nodes: str = ""
+    formats: tuple[str, ...] = ()
+
+
+class EngineBuild(Row):
+    """Facts about an engine that was built ahead of time.
+
+    `seconds` is the time of the build and `engine_bytes` the size of the engine's file. `weight_bytes` and
+    `activation_bytes` are device memory, for activations at the largest sizes that the engine takes. `attention` says
+    in one line whether attention is fused.
+    """
+
+    seconds: float
+    engine_bytes: int
+    weight_bytes: int | None
+    activation_bytes: int
+    attention: str
+    layers: tuple[BuiltLayer, ...] = ()
+
+
+class QuantizedProducts(Row):
+    """The matrix products with constant weights of an engine in 8 bits, int8 or fp8 (`type`).
+
+    `requested` is the number of products that the graph has in 8 bits, `executed` the number that the runtime computes
+    in 8 bits. `in_float` names products that it computes in floats although the graph has them in 8 bits; runtimes do
+    not report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left
+    in floats. `float_widths` holds the numbers of inputs and outputs of the products that are in floats because int8
+    was slower there on the machine that built the engine.
+    """
+
+    type: Literal["int8", "fp8"] = "int8"
+    requested: int
+    executed: int
+    in_float: tuple[str, ...] = ()
+    float_in_graph: tuple[str, ...] = ()
+    float_widths: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def by_precision(self) -> dict[str, int]:
+        """Number of products with constant weights that are computed in 8 bits and in floats."""
+        return {self.type: self.executed, "fp32": self.requested - self.executed + len(self.float_in_graph)}
+
+
+class EngineFacts(Row):
+    """Facts about one engine.
+
+    Sizes are in bytes. `attentions` is the number of attentions in the graph that the runtime runs, `fused` the number
+    of those that it fused.
+    """
+
+    file: str | None
+    parameters: int
+    file_bytes: int
+    peak_memory_bytes: int | None
+    macs: int | None
+    """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    macs_by_length: dict[int, int] = Field(default_factory=dict)
+    """The same at each length that was timed; length 1 is that of a model that has one size."""
+    machine_limit: float | None = None
+    """Operations per second of a matrix product of 2048 x 2048 x 2048 in the engine's precision, on its runtime and
+    number of threads; None: not measured.
+    """
+    attentions: int
+    fused: int
+    optimization: str
+    """How the graph was optimized for this runtime, in one line."""
+    quantized: QuantizedProducts | None = None
+    """The products in 8 bits; None: the engine has another precision."""
+    products: dict[str, int] = Field(default_factory=dict)
+    """Number of matrix products with constant weights by the precision that they are computed in; empty: unknown."""
+    built: EngineBuild | None = None
+    """Facts about the build; None: the runtime does not build engines ahead of time."""
+
+    @property
+    def reduced_products(self) -> dict[str, str]:
+        """Precision -> how many of the products with constant weights are computed in it; empty if all are in fp32."""
+        counts = {name: count for name, count in self.products.items() if count}
+        total = sum(counts.values())
+        return {} if counts.keys() <= {"fp32"} else {name: f"{count} of {total}" for name, count in counts.items()}
+
+    def share_of_limit(self, batch: int, seq: int | None, milliseconds: float) -> float | None:
+        """The share of the machine's limit that a call reaches: `2 macs batch / seconds / limit`.
+
+        Args:
+            batch: rows of the call.
+            seq: their length in tokens; None: the model has one size.
+            milliseconds: its time.
+
+        Returns:
+            The share; None where a part of it is not known, or where the call is faster than the limit: the machine was
+            slower while the limit was measured.
+        """
+        macs = self.macs_by_length.get(seq or 1)
+        if not self.machine_limit or macs is None:
+            return None
+        share = 2 * macs * batch / (1e-3 * milliseconds) / self.machine_limit
+        return share if share <= 1 else None
+
+
+class Candidate(Row):
+    """An engine that was tried for the compressed model.
+
+    `has_all_units` says that it was tried before units were removed, with the units of the whole model. `form` says how
+    its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time of a call by
+    size, e.g. `batch 1, length 128`; `speed` is the geometric mean over the sizes of the time of the dense engine over
+    that of this one. Where units are removed afterwards, `speed_pruned` is the same with a `share` of the units of
+    every group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is
+    that minus the metric of the dense engine, both as computed and not scaled to `unit`; without labels both are None.
+    `agreement` is the share of its answers to these rows that equal those of the dense engine. `holds` says whether the
+    metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names products of the
+    quantized graph that were returned to floats, because a proof or the metric does not hold with them in int8.
+    `failure` says why there is no such engine.
+    """
+
+    target: str
+    precision: str
+    form: str = ""
+    has_all_units: bool = False
+    in_float: tuple[str, ...] = ()
+    milliseconds: dict[str, float] = Field(default_factory=dict)
+    speed: float | None = None
+    speed_pruned: float | None = None
+    share: float | None = None
+    metric: float | None = None
+    difference: float | None = None
+    unit: MetricUnit = MetricUnit.RAW
+    agreement: float | None = None
+    file_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    quantized: QuantizedProducts | None = None
+    proofs: tuple[Proof, ...] = ()
+    holds: bool = True
+    chosen: bool = False
+    failure: str = ""
+
+    @property
+    def pruned_text(self) -> str:
+        """The part of the model that it was timed with before units were removed; empty: all of it."""
+        return "" if self.share is None else f"with {100 * self.share:.2g}% of the units"
+
+    @property
+    def label(self) -> str:
+        """The settings of the engine, e.g. `openvino int8 portable`."""
+        return " ".join(filter(None, (self.target, self.precision, self.form)))
+
+
+def labels_by_failure(candidates: Iterable[Candidate]) -> dict[str, list[str]]:
+    """Reason why an engine cannot be delivered -> the labels of the engines that have it."""
+    labels: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.failure:
+            labels.setdefault(candidate.failure, []).append(candidate.label)
+    return labels
+
+
+CostUnit = Literal["ms", "macs", "parameters", "heads"]
+"""Milliseconds of a call, or counts of multiply-accumulates, parameters or heads."""
+WHOLE_MODEL = "whole model"
+"""Label of a cost that depends on no size."""
+
+
+class BudgetRow(Row):
+    """One bound on the cost of the plan, and the cost of the plan.
+
+    `requested` is the bound; None where the metric bounds the plan, whose cost is shown against its prediction. `batch`
+    and `seq` are the size at which it holds; both are None for a count of the whole model. `label` is the size in
+    words, or `whole model`. `predicted` is the cost of the plan by the cost table, and `dense` that of the dense
+    engine. `reached` is the cost of the engine: for times, `dense` over the speed of the delivered engine that was
+    timed in turn with dense, with the interval from `low` to `high`; where the machine has no such engine, the time of
+    one that was built while units were allocated.
+    """
+
+    label: str
+    batch: int | None = None
+    seq: int | None = None
+    unit: CostUnit
+    requested: float | None
+    predicted: float
+    reached: float
+    dense: float
+    met: bool = True
+    low: float | None = None
+    high: float | None = None
+
+
+class CostShare(Row):
+    """What one type of layer costs before and after pruning, by the cost table.
+
+    `batch` and `seq` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of layer:
+    `rest` is what no group of units accounts for, such as embeddings, normalizations and the output. The rows of one
+    label and unit add up to the cost of the whole model.
+    """
+
+    label: str
+    batch: int | None = None
+    seq: int | None = None
+    unit: CostUnit
+    type: Literal["attention", "feed-forward", "rest"]
+    before: float
+    after: float
+
+
+class CertificateScope(Row):
+    """What a certificate holds for.
+
+    It bounds the loss of the model as `engine` computes it in `precision`, on rows drawn like the evaluation rows with
+    the hash `rows`, which `seed` divided into those of the search and those of the test. It assumes that the model was
+    not tuned on these rows, which its folder does not say, and that it is the only certificate that they are used for:
+    `earlier` certificates on this machine used some of them.
+    """
+
+    rows: str
+    seed: int
+    engine: Literal["pytorch"] = "pytorch"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    tuned_on_rows: Literal["unknown"] = "unknown"
+    earlier: int = 0
+
+    def __str__(self) -> str:
+        text = (
+            f"it holds for the model in PyTorch ({self.precision}), for rows drawn like these evaluation rows"
+            f" ({self.rows[:19]}), if the model was not tuned on them and this is their only certificate"
+        )
+        if self.earlier:
+            text += f"; {self.earlier} others on this machine used some of them, which lowers the confidence"
+        return text
+
+
+class CertifiedLoss(Row):
+    """The loss of accuracy that is certified.
+
+    With the `confidence`, the accuracy falls by at most `max_drop` where `removed` of `total` units (`heads`, or `heads
+    and neurons`) are gone; with none removed, nothing is certified. It fell by `drop` on the `unseen_rows` of the test,
+    with the p-value `p_value`; the search saw `searched_rows` others.
+    """
+
+    max_drop: float
+    confidence: float
+    units: str
+    removed: int
+    total: int
+    drop: float
+    p_value: float
+    searched_rows: int
+    unseen_rows: int
+    scope: CertificateScope
+
+
+class EmbeddingAgreement(Row):
+    """The embeddings of both engines on the texts of the test rows.
+
+    `cosine` is the mean cosine of both embeddings of a text. The others are recall@10 of queries among documents:
+    `dense` with both embedded by the dense engine, `own` by the compressed one, and `mixed` with queries embedded by
+    the compressed engine and documents by the dense one, as in an index that is not built again. With `labelled` the
+    relevant documents are those of the rows; else they are the ten that the dense engine finds, so that `dense` is 1.
+    """
+
+    texts: int
+    queries: int
+    documents: int
+    cosine: float
+    dense: float
+    own: float
+    mixed: float
+    labelled: bool
+
+
+class AnsweredRow(Row):
+    """A test row with the answers of both engines side by side, as text.
+
+    `number` counts the test rows that are scored, from 1. `texts` are those of the row, as far as the model reads them,
+    and `expected` its label; empty where the task has none. All are shortened; `changed` compares the whole answers.
+    Where answers are embeddings, `cosine` is that of both engines' embeddings of a text, the lowest of the row, and
+    `dense` and `compressed` are cosines between both texts.
+    """
+
+    number: int
+    texts: tuple[str, ...]
+    dense: str
+    compressed: str
+    expected: str = ""
+    changed: bool = False
+    cosine: float | None = None
+
+
+class Refusal(Row):
+    """Sites whose heads cannot be removed (`what`), and the operator that prevents it (`why`)."""
+
+    what: str
+    why: str
+
+
+class SiteBlocks(Row):
+    """The blocks of one attention site.
+
+    `share` is the share of the blocks of its kept heads that the mask keeps over the longest row; for causal attention
+    future blocks are not counted. Blocks that the model's own window hides are not kept. `form` is the form in which
+    the engine computes the attention, `why` the reason.
+    `unprojected` is the number of key blocks that no query attends to, whose keys and values are not projected.
+    `milliseconds` holds the time of each form of the attention alone at the first batch size, by length and form, where
+    it was measured.
+    """
+
+    site: str
+    kind: Kind
+    block: int
+    share: float
+    form: Literal["whole", "masked", "block-sparse"]
+    why: str
+    unprojected: int = 0
+    milliseconds: dict[int, dict[str, float]] = Field(default_factory=dict)
+
+
+class TaskCode(Row):
+    """The code of a custom task: `path` is `module:class`, `source` the hash `sha256:...` of its files."""
+
+    path: str
+    source: str
+
+
+class DropStatus(StrEnum):
+    """Whether the metric fell by more than `--max-drop` allows."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+class MissingTarget(Row):
+    """The requested target, which this machine lacks: ONNX Runtime on the CPU was measured instead.
+
+    `reason` is what the machine lacks; `command` builds the engine on a machine that has it.
+    """
+
+    target: str
+    reason: str
+    command: str = ""
+
+
+class Report(BaseModel):
+    """Everything that a run selected, measured and refused."""
+
+    model_config = STRICT
+
+    version: Literal[1] = 1
+    verdict: str
+    """One sentence: the gain in speed and the change of the metric, or that nothing was gained."""
+    model: str
+    """Name of the model folder."""
+    family: str
+    """transformers' model type, e.g. `bert`."""
+    task: str | None
+    task_code: TaskCode | None = None
+    """Where the code of the task is; None for a task of this package."""
+    plan: Plan
+    notes: tuple[Note, ...] = ()
+    """Facts for the reader, e.g. that test rows were set aside from the evaluation rows."""
+    curves: tuple[CurvePoint, ...] = ()
+    scores: tuple[Score, ...] = ()
+    proofs: tuple[Proof, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    speeds_over_rewritten: tuple[Speed, ...] = ()
+    """Times with the rewritten dense engine in place of the dense one: what was gained beyond the rewrites.
+    Empty where nothing was rewritten, or nothing else was done."""
+    throughputs: tuple[Throughput, ...] = ()
+    """Rows per second with one caller and with several; empty for engines on a GPU, and where there is one core."""
+    dense: EngineFacts
+    compressed: EngineFacts
+    refused: tuple[Refusal, ...] = ()
+    blocks: tuple[SiteBlocks, ...] = ()
+    """Sites from which blocks were to be dropped; empty where none were."""
+    candidates: tuple[Candidate, ...] = ()
+    """The engines that were tried; empty where the recipe names one."""
+    budget: tuple[BudgetRow, ...] = ()
+    """The budgets that units were removed to meet; empty without one."""
+    costs: tuple[CostShare, ...] = ()
+    """Where the cost goes, before and after; empty without a budget."""
+    embeddings: EmbeddingAgreement | None = None
+    """How far the embeddings are those of the dense engine; None for other tasks than sentence similarity."""
+    answers: tuple[AnsweredRow, ...] = ()
+    """The test rows whose score changed most, with the answers of both engines, changed answers first; for embeddings
+    the rows with the lowest cosine. Empty without rows, and where answers have no text."""
+    certificate: CertifiedLoss | None = None
+    """The loss that is certified; None where no certificate was requested."""
+    drop_status: DropStatus = DropStatus.NOT_CHECKED
+    target: str
+    """The target that was measured."""
+    missing: MissingTarget | None = None
+    """The requested target, if `target` was measured instead of it."""
+    graphs: dict[str, str] = Field(default_factory=dict)
+    """Hashes of the proven graphs in the folder, with their external data, by file name."""
+    precision: str
+    delivered: str = ""
+    """The engine that the run itself delivered, with its form: `ort int8 portable`; builds leave it."""
+    session: dict[str, Any] = Field(default_factory=dict)
+    """Runtime, provider, session options."""
+    machine: dict[str, str] = Field(default_factory=dict)
+    """Processor, cores, memory, versions of the libraries."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """Every field of the recipe by name, without sections."""
+    command: str = ""
+    """The command line that reproduces the run."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall time of each stage."""
