@@ -18,7 +18,6 @@ from compressor.errors import ErrorCode, InputError
 from compressor.units import Site
 from graph_passes import Kind
 from graph_passes.files import atomic_replace
-from graph_passes.plan import current_kind
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,11 @@ class AttentionMaps:
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 metadata = file.metadata() or {}
-                kinds = {site: current_kind(kind) for site, kind in json.loads(metadata["kinds"]).items()}
+                kinds = dict(json.loads(metadata["kinds"]).items())
                 maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
                 counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
                 names = {site: f"{site}.hidden" for site in kinds}
-                stored = set(file.keys())  # maps of earlier versions have no `hidden`
+                stored = set(file.keys())  # nothing is hidden from a site without such a tensor
                 hidden = {site: file.get_tensor(name) for site, name in names.items() if name in stored}
                 origin = metadata.get("model"), metadata.get("data")
                 return cls(maps, counts, kinds, int(metadata["memory"]), *origin, hidden)

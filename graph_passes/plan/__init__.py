@@ -6,7 +6,7 @@ original ids of the kept units, and one scale for each kept unit. It is JSON wit
 (`Plan.model_json_schema()`), against which it is validated when it is read.
 """
 
-from graph_passes.plan.groups import GroupPlan, GroupType, Kind, NeuronPlan, SitePlan, current_kind
+from graph_passes.plan.groups import GroupPlan, GroupType, Kind, NeuronPlan, SitePlan
 from graph_passes.plan.pruning_plan import Plan
 
-__all__ = ["GroupPlan", "GroupType", "Kind", "NeuronPlan", "Plan", "SitePlan", "current_kind"]
+__all__ = ["GroupPlan", "GroupType", "Kind", "NeuronPlan", "Plan", "SitePlan"]

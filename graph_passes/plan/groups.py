@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pydantic
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 Kind = Literal["bidirectional", "causal", "cross"]
 """Kind of an attention: self-attention without a causal mask, self-attention with one, or attention to another
 sequence."""
-
-_FORMER_KINDS: Mapping[str, Kind] = {"encoder": "bidirectional", "decoder": "causal"}
-"""Names of kinds in version 0.1 -> names today."""
-
-
-def current_kind(name: Any) -> Any:
-    """The current name of a kind that was read from a file; any other value is returned unchanged."""
-    return _FORMER_KINDS.get(name, name) if isinstance(name, str) else name
-
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -49,7 +38,7 @@ class SitePlan:
     """
 
     name: Annotated[str, Field(min_length=1)]
-    kind: Annotated[Kind, pydantic.BeforeValidator(current_kind)]
+    kind: Kind
     heads: Annotated[int, Field(gt=0)]
     kv_heads: Annotated[int, Field(gt=0)]
     head_dim: Annotated[int, Field(gt=0)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,18 +38,6 @@ def test_a_plan_without_its_masks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.safetensors").unlink()
     with pytest.raises(PlanError):
         Plan.load(tmp_path / "plan.json")
-
-
-def test_maps_of_version_01_are_read(tmp_path: Path) -> None:
-    """Version 0.1 named kinds of attention after the side of the model: `encoder`, `decoder`, `cross`."""
-    tensors = {f"{site}.{part}": np.ones((2, 4, 4), np.float32) for site in "abc" for part in ("map", "count")}
-    tensors |= {f"{site}.count": np.ones((4, 4), np.float32) for site in "abc"}
-    kinds = {"a": "encoder", "b": "decoder", "c": "cross"}
-    metadata = {"kinds": json.dumps(kinds), "memory": "0", "model": "sha256:m"}
-    safetensors.numpy.save_file(tensors, tmp_path / "maps.safetensors", metadata=metadata)
-    loaded = AttentionMaps.load(tmp_path / "maps.safetensors")
-    assert loaded.kinds == {"a": "bidirectional", "b": "causal", "c": "cross"}
-    assert (loaded.model, loaded.data) == ("sha256:m", None)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

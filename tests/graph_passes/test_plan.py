@@ -149,18 +149,6 @@ def test_a_saved_plan_is_read_without_a_change(
     assert path.read_bytes() == content
 
 
-FORMER_KINDS = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross"}
-
-
-@pytest.mark.parametrize("former", FORMER_KINDS)
-def test_a_plan_of_version_0_1_is_read_with_the_current_name_of_its_kind(former: str, tmp_path: Path) -> None:
-    path = write_plan(tmp_path, lambda fields: fields["groups"][0].update(kind=former))
-    loaded = Plan.load(path)
-    assert loaded.sites[0].kind == FORMER_KINDS[former]
-    loaded.save(path)
-    assert json.loads(path.read_text())["groups"][0]["kind"] == FORMER_KINDS[former]
-
-
 def masked() -> Plan:
     kept = np.arange(4 * 2 * 3).reshape(4, 2, 3) % 2 == 0
     return plan([0, 2]).masked({"a": BlockMask(kept, 8, memory=8)})
