@@ -94,8 +94,8 @@ class CheckRequest(Request):
 
     model: Name = config_field(
         MODELS,
-        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file, or an engine of TensorRT (.plan) or"
-        " OpenVINO (.xml)",
+        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file, an engine of TensorRT (.plan) or"
+        " OpenVINO (.xml), or the output folder of a run, for the engine that its report names",
         required=True,
     )
     baseline: Name = config_field(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor import report as reports
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.measure import timing
 from compressor.silence_libraries import one_line
@@ -110,8 +111,8 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     """Build an ONNX file for ONNX Runtime on this machine and load it, or load an engine of another runtime.
 
     Args:
-        path: ONNX file, loaded as it is if it is quantized or was built for ONNX Runtime (`engine.onnx`); or engine of
-            a target.
+        path: ONNX file, loaded as it is if it is quantized or was built for ONNX Runtime (`engine.onnx`); engine of a
+            target; or output folder of a run, whose report names the engine.
         scratch: empty folder for what is built.
         threads: threads per call; None: one per core.
         kernel: library that computes block-sparse attention; None: the function in the graph.
@@ -121,8 +122,10 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
         UsageError: a kernel for an engine of another runtime.
         TargetMissingError: the runtime is not installed.
     """
+    if (path / reports.JSON_NAME).is_file():
+        path = path / (reports.load(path).compressed.file or "model.onnx")
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "no such file"
+        problem = "is a folder without a report" if path.is_dir() else "no such file"
         raise InputError(
             f"{path}: {problem}; give an ONNX file or an engine, or the name of a model with --server",
             code=ErrorCode.FILE_MISSING,

@@ -1,4 +1,4 @@
-"""Build the graph of a finished run for several runtimes, and time all engines in turn."""
+"""The engine of a finished run and engines that are built from its graphs, for several runtimes, timed in turn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure.bench import random_inputs_notes, require_run, sized_feeds
@@ -14,15 +15,17 @@ from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import wait_until_idle
 from compressor.measure.turns import median_times
 from compressor.progress import Listener, NullListener
+from compressor.results import Report
 from compressor.results.times import size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, target
 from compressor.targets.options import span
 from compressor.targets.random_inputs import has_lengths
-from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 
-GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "bf16": "model.onnx", "int8": QUANTIZED_GRAPH}
-"""Graphs of a run by the precision of the engines that are built from them."""
+GRAPH = "model.onnx"
+"""The float graph of a run."""
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+"""Precisions that are timed on every target that has them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class FolderRow:
         throughput_of_callers: rows a second of all callers; None with one caller.
         fused: attentions that the runtime fuses, and attentions of the graph.
         failure: why there is no such engine; empty where there is.
+        delivered: whether it is the engine that the run, or its last build, delivered, rather than built to be timed.
     """
 
     target: str
@@ -52,6 +56,7 @@ class FolderRow:
     throughput_of_callers: float | None = None
     fused: tuple[int, int] = (0, 0)
     failure: str = ""
+    delivered: bool = False
 
     @property
     def label(self) -> str:
@@ -67,6 +72,7 @@ class _Built:
     precision: Precision
     engine: Engine
     callers: tuple[Engine, ...]
+    is_delivered: bool
 
 
 def bench_folder(
@@ -79,9 +85,10 @@ def bench_folder(
     threads: int | None = None,
     seconds: float = 10.0,
     seed: int = 0,
+    report: Report | None = None,
     listener: Listener | None = None,
 ) -> list[FolderRow]:
-    """Build the graphs of a run for several runtimes, in fp32, bf16 and int8 where they can, and time all in turn.
+    """Load the engine of a run, build its graphs for several runtimes, in fp32, bf16 and int8, and time all in turn.
 
     Args:
         out: the folder of the run.
@@ -92,6 +99,7 @@ def bench_folder(
         threads: threads per call of the single caller; None: one per core.
         seconds: approximate duration for each engine and size.
         seed: of the inputs.
+        report: the report of the run, whose engine is loaded rather than built; None: all are built.
         listener: receives the progress.
 
     Returns:
@@ -102,15 +110,15 @@ def bench_folder(
         UsageError: a target does not exist.
     """
     listener = listener or NullListener()
-    if not (out / GRAPHS["fp32"]).is_file():
+    if not (out / GRAPH).is_file():
         raise InputError(
-            f"{out}: no {GRAPHS['fp32']} here; give the output folder of a run, or two ONNX files",
+            f"{out}: no {GRAPH} here; give the output folder of a run, or two ONNX files",
             code=ErrorCode.FILE_MISSING,
             path=out,
         )
     with tempfile.TemporaryDirectory() as folder:
         options = BuildOptions(batch=span(batches), seq=span(seqs))
-        graph = out / GRAPHS["fp32"]
+        graph = out / GRAPH
         model = load(graph)
         for note in random_inputs_notes(model, graph):
             listener.note(note)
@@ -121,7 +129,7 @@ def bench_folder(
             for (batch, seq), feeds in inputs.items():
                 require_run(engine, graph, feeds, batch, seq)
 
-        built, rows = _build_all(out, targets, Path(folder), threads, callers, options, require_sizes, listener)
+        built, rows = _build_all(out, targets, report, Path(folder), threads, callers, options, require_sizes, listener)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq or None)}"):
                 medians = median_times([each.engine for each in built], feeds, seconds * len(built))
@@ -132,6 +140,7 @@ def bench_folder(
 def _build_all(
     out: Path,
     targets: Sequence[str],
+    report: Report | None,
     folder: Path,
     threads: int | None,
     callers: int,
@@ -147,16 +156,17 @@ def _build_all(
     built: list[_Built] = []
     failed: list[FolderRow] = []
     reasons: list[CompressorError] = []
-    for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
-        if not _has(name, precision) or not (out / (target(name).quantized_graph(precision) or file)).is_file():
+    for name, precision in _engines(targets, report):
+        sources = _sources(out, name, precision, report)
+        if not sources or not _has(name, precision):
             continue
         failures: list[str] = []
         with listener.stage(f"build {name} {precision}"):
-            for source in _sources(out, name, precision):
+            for source in sources:
                 scratch = folder / f"{name}-{precision}{len(failures)}"
                 scratch.mkdir()
                 try:
-                    engine = _build(out / source, name, precision, scratch, threads, callers, options)
+                    engine = _open(out / source, name, precision, scratch, threads, callers, options)
                     require_sizes(engine.engine)
                 except CompressorError as error:
                     failures.append(f"{source}: {error}")
@@ -190,14 +200,35 @@ def _has(name: str, precision: Precision) -> bool:
     return True
 
 
-def _sources(out: Path, name: str, precision: Precision) -> list[str]:
-    """Files of the graphs that an engine can be built from, in the order to try them."""
-    files = [file or GRAPHS["fp32"] for file in target(name).sources(precision)]
-    return [file for file in files if (out / file).is_file()]
+def _engines(targets: Sequence[str], report: Report | None) -> list[tuple[str, Precision]]:
+    """Target and precision of the engines to time, that of the report among them."""
+    delivered: list[tuple[str, Any]] = [] if report is None else [(report.target, report.precision)]
+    return [
+        (name, precision)
+        for name in dict.fromkeys(targets)
+        for precision in dict.fromkeys((*_PRECISIONS, *(precision for of, precision in delivered if of == name)))
+    ]
 
 
-def _build(
-    graph: Path,
+def _sources(out: Path, name: str, precision: Precision, report: Report | None) -> list[str]:
+    """Files that an engine is loaded or built from, in the order to try them; none for what is not to be timed.
+
+    The engine that the report names comes first. Precisions in 8 bits are timed where the run quantized.
+    """
+    runtime = target(name)
+    quantized = runtime.quantized_graph(precision)
+    files = [file or GRAPH for file in runtime.sources(precision)]
+    delivers = report is not None and (report.target, report.precision) == (name, precision)
+    # A target that quantizes float graphs itself needs no quantized graph in the folder.
+    is_requested = report is not None and precision in (report.precision, report.recipe.get("precision"))
+    if quantized is not None and not (out / quantized).is_file() and not is_requested:
+        files = []
+    engine = [report.compressed.file] if report is not None and delivers and report.compressed.file else []
+    return [file for file in (*engine, *files) if (out / file).is_file()]
+
+
+def _open(
+    source: Path,
     name: str,
     precision: Precision,
     scratch: Path,
@@ -205,14 +236,19 @@ def _build(
     callers: int,
     options: BuildOptions,
 ) -> _Built:
+    """The engine of a run, or one that is built from a graph."""
     runtime = target(name)
-    path = scratch / runtime.engine_file
     provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
-    engine = runtime.build(graph, path, precision=precision, provider=provider, threads=threads, options=options)
+    path = source
+    if is_delivered := source.name == runtime.engine_file:
+        engine = runtime.load(path, provider=provider, threads=threads, cached=False)
+    else:
+        path = scratch / runtime.engine_file
+        engine = runtime.build(source, path, precision=precision, provider=provider, threads=threads, options=options)
     loaded = [
         runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(callers if callers > 1 else 0)
     ]
-    return _Built(name, precision, engine, tuple(loaded))
+    return _Built(name, precision, engine, tuple(loaded), is_delivered)
 
 
 def _rows(
@@ -233,4 +269,5 @@ def _rows(
             callers=max(1, len(each.callers)),
             throughput_of_callers=throughput,
             fused=(each.engine.fused, each.engine.attentions),
+            delivered=each.is_delivered,
         )

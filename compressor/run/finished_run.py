@@ -36,6 +36,8 @@ _OF_THE_ENGINE = (
     NoteCode.TARGET_MISSING,
     NoteCode.ROWS_MISSING,
     NoteCode.NO_DENSE_GRAPH,
+    NoteCode.TIMED_ALONE,
+    NoteCode.FILES_KEPT,
     NoteCode.SPEED_UNCERTAIN,
     NoteCode.ANSWERS_UNCHANGED,
     NoteCode.MEMORY_UNMEASURED,

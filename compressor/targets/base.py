@@ -173,6 +173,13 @@ class Target(ABC):
             return (None,)
         return (None, quantized) if self.quantizes and precision == "int8" else (quantized,)
 
+    def engine_files(self, folder: Path) -> list[Path]:
+        """The files of an engine of this target in the folder of a run: the engine, its metadata and its weights."""
+        names = (self.engine_file, self.metadata_file)
+        return sorted(
+            path for path in folder.iterdir() if path.name in names or path.name.startswith(f"{self.engine_file}.")
+        )
+
     def needs_quantized_graph(self, precision: Precision) -> bool:
         """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
 

@@ -14,6 +14,7 @@ from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, UsageError
 from compressor.latency import check
 from compressor.latency.local_engine import library_errors, load_engine
+from compressor.report import write
 from compressor.targets import target
 from compressor.targets.cuda import Device
 from compressor.targets.tensor_specs import FREE, TensorSpec
@@ -21,6 +22,7 @@ from graph_passes import save
 from graph_passes.errors import GraphError
 from tests.latency.graphs import cast_graph, rounding_graph, softmax_graph, text_model
 from tests.latency.timers import EQUAL_TIMES
+from tests.report.reports import report
 from tests.targets.graphs import parsed
 
 
@@ -41,6 +43,18 @@ def test_a_quantized_graph_is_loaded_as_it_is(tmp_path: Path) -> None:
     save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), path := tmp_path / "model.int8.onnx")
     assert load_engine(path, tmp_path).precision == "int8"
     assert not (tmp_path / "engine.onnx").exists()
+
+
+def test_the_folder_of_a_run_stands_for_the_engine_that_its_report_names(tmp_path: Path) -> None:
+    softmax_graph(tmp_path / "model.onnx")
+    engine = softmax_graph(tmp_path / "engine.onnx")
+    with pytest.raises(InputError) as error:
+        load_engine(tmp_path, tmp_path)
+    assert error.value.code is ErrorCode.FILE_MISSING
+    written = report()
+    compressed = written.compressed.model_copy(update={"file": engine.name})
+    write(written.model_copy(update={"compressed": compressed}), tmp_path)
+    assert load_engine(tmp_path, tmp_path).name == str(engine)
 
 
 def test_a_graph_that_differs_from_the_expected_one_is_wrong(tmp_path: Path) -> None:
