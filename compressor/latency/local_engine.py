@@ -21,11 +21,9 @@ from compressor.measure import timing
 from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.graph_facts import is_quantized
-from compressor.targets.id_limits import id_limits
-from compressor.targets.quantized_graph import write_mixed
+from compressor.targets.graph_facts import is_quantized, write_mixed
 from compressor.targets.tensor_specs import TensorSpec
-from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
+from compressor.targets.trial_inputs import has_random_inputs, id_limits, trial_feeds
 from graph_passes import load
 from graph_passes.errors import GraphPassError
 

@@ -18,8 +18,7 @@ from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
-from compressor.targets.random_inputs import has_integer_rows, has_lengths
-from compressor.targets.trial_inputs import draws_ids, trial_feeds
+from compressor.targets.trial_inputs import draws_ids, has_integer_rows, has_lengths, trial_feeds
 from graph_passes import load
 
 

@@ -18,8 +18,8 @@ from compressor.progress import Listener, NullListener
 from compressor.results import Report
 from compressor.results.times import size_label
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, target
-from compressor.targets.options import span
-from compressor.targets.random_inputs import has_lengths
+from compressor.targets.base import span
+from compressor.targets.trial_inputs import has_lengths
 from graph_passes import load
 
 GRAPH = "model.onnx"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.mask_selector import mask_length, shares_by_kind
 from compressor.units import Site
 from tests import language
 from tests.block_masks.training import masked_recipe

@@ -19,7 +19,7 @@ from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.results import NoteCode, ProofStage
 from compressor.targets import target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from graph_passes import load, save
 from tests.latency.notes import NoteListener
 from tests.latency.timers import EQUAL_TIMES

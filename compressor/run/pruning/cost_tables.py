@@ -27,7 +27,7 @@ from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
-from compressor.targets.user_cache import user_cache
+from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import EngineBuild, QuantizedProducts
-from compressor.targets.base import Precision
+from compressor.targets.base import Precision, missing_input
 from compressor.targets.cuda import Device
 from compressor.targets.graph_facts import digest
 from compressor.targets.tensor_specs import FREE, TensorSpec
@@ -185,11 +185,7 @@ class EngineMetadata(BaseModel):
         """
         for name, (smallest, _, largest) in self.profiles.items():
             if name not in shapes:
-                raise InputError(
-                    f"{name}: the engine has this input, and it is missing; pass {', '.join(self.profiles)}",
-                    code=ErrorCode.TENSOR_MISMATCH,
-                    tensor=name,
-                )
+                raise missing_input(name, self.profiles)
             shape = shapes[name]
             bounds = zip(smallest, shape, largest, strict=False)
             if len(shape) != len(smallest) or not all(low <= size <= high for low, size, high in bounds):
