@@ -16,10 +16,15 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder.example_inputs import token_limit
+from compressor.tasks import Data
+from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
-from graph_passes import BlockMask, Kind, Plan
+from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 from graph_passes.plan import current_kind
 
@@ -147,6 +152,33 @@ def _mismatch(text: str, field: str, value: object, **details: Any) -> InputErro
         value=value,
         **details,
     )
+
+
+def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
+    """The share of blocks to drop from each kind of attention that the model has.
+
+    Raises:
+        UsageError: the recipe sets a share for a kind that the model lacks.
+    """
+    blocks, kinds = recipe.blocks, list(dict.fromkeys(site.kind for site in sites))
+    for kind in blocks.drop_blocks_by_kind:
+        if kind not in kinds:
+            raise UsageError(
+                f"--drop-blocks-by-kind {kind}: the model has no attention of this kind; it has {', '.join(kinds)}",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                field="drop_blocks_by_kind",
+                value=kind,
+                choices=tuple(kinds),
+            )
+    return {kind: blocks.drop_blocks_by_kind.get(kind, blocks.drop_blocks or 0.0) for kind in kinds}
+
+
+def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
+    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
+    if isinstance(data.task, Streams):
+        return max(1, *(length - 1 for length in data.train["length"][:]))
+    limit, maximum = token_limit(model), recipe.rows.max_length
+    return maximum if limit is None else min(maximum, limit)
 
 
 def build_masks(

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, AttentionExtras, AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Note, NoteCode, SiteBlocks
-from compressor.tasks import Data
-from compressor.tasks.segment_streams import Streams
-from compressor.units import Site
-from graph_passes import BlockMask, Kind, Plan, SitePlan
+from graph_passes import BlockMask, Plan, SitePlan
 
 MIN_GAIN = 1.1
 """A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
@@ -208,30 +202,3 @@ def _kept_share(mask: BlockMask, site: SitePlan, length: int) -> float:
     row, column = (np.arange(size) * mask.block for size in kept.shape[1:])
     past = column[None, :] - mask.memory < row[:, None] + mask.block
     return float(kept[:, past].mean())
-
-
-def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
-    """The share of blocks to drop from each kind of attention that the model has.
-
-    Raises:
-        UsageError: the recipe sets a share for a kind that the model lacks.
-    """
-    blocks, kinds = recipe.blocks, list(dict.fromkeys(site.kind for site in sites))
-    for kind in blocks.drop_blocks_by_kind:
-        if kind not in kinds:
-            raise UsageError(
-                f"--drop-blocks-by-kind {kind}: the model has no attention of this kind; it has {', '.join(kinds)}",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                field="drop_blocks_by_kind",
-                value=kind,
-                choices=tuple(kinds),
-            )
-    return {kind: blocks.drop_blocks_by_kind.get(kind, blocks.drop_blocks or 0.0) for kind in kinds}
-
-
-def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
-    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
-    if isinstance(data.task, Streams):
-        return max(1, *(length - 1 for length in data.train["length"][:]))
-    limit, maximum = token_limit(model), recipe.rows.max_length
-    return maximum if limit is None else min(maximum, limit)

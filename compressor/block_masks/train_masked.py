@@ -17,9 +17,15 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.block_masks.attention_maps import AttentionMaps, build_masks, unreached_share
+from compressor.block_masks.attention_maps import (
+    AttentionMaps,
+    build_masks,
+    mask_length,
+    shares_by_kind,
+    unreached_share,
+)
 from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps, store_copy
-from compressor.block_masks.mask_selector import MaskSelector, mask_length, shares_by_kind
+from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.progress import ProgressCallback
 from compressor.results import AnyNote, CurvePoint, Note, NoteCode

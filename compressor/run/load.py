@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor import model_folder
-from compressor.block_masks.mask_selector import shares_by_kind
+from compressor.block_masks.attention_maps import shares_by_kind
 from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe

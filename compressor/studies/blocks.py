@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps, density
-from compressor.block_masks.mask_selector import mask_length, shares_by_kind
+from compressor.block_masks.attention_maps import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import train_with_masks
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest

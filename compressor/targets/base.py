@@ -376,16 +376,12 @@ class Target(ABC):
             TargetMissingError: the runtime or its device is missing.
             InputError: the runtime cannot read the graph, or cannot run it at these shapes.
         """
-        batch, seq = ((size, size, size) for size in _first_sizes(feeds))
+        shapes = [array.shape for array in feeds.values()]
+        length = max((shape[1] for shape in shapes if len(shape) == 2), default=1)  # 1 where rows have none
+        batch, seq = ((size, size, size) for size in (shapes[0][0], length))
         with tempfile.TemporaryDirectory() as folder:
             options = BuildOptions(batch=batch, seq=seq)
             return self.build(onnx, Path(folder) / self.engine_file, precision=precision, options=options).run(feeds)
-
-
-def _first_sizes(feeds: Feeds) -> tuple[int, int]:
-    """Batch size of a batch, and the length of its rows; 1 where they have none."""
-    shapes = [array.shape for array in feeds.values()]
-    return shapes[0][0], max((shape[1] for shape in shapes if len(shape) == 2), default=1)
 
 
 def missing_input(name: str, inputs: Iterable[str]) -> InputError:

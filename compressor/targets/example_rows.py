@@ -83,7 +83,9 @@ class ExampleRows:
         mask = arrays.get(f"{prefix}attention_mask")
         kinds = arrays.get(f"{prefix}token_type_ids", np.zeros_like(ids))
         resized = {
-            each: np.full((*ids.shape[:-1], length, *array.shape[ids.ndim :]), self._fill(each, name), array.dtype)
+            each: np.full(
+                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if each == name else 0, array.dtype
+            )
             for each, array in arrays.items()
         }
         for index in np.ndindex(ids.shape[:-1]):
@@ -98,10 +100,6 @@ class ExampleRows:
             for each, array in arrays.items():
                 resized[each][index][start : start + count] = array[index][positions]
         return resized
-
-    def _fill(self, name: str, ids: str) -> int:
-        """What an input has in positions of padding."""
-        return self.padding if name == ids else 0
 
 
 def _aligned(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[str, list[str]]]:

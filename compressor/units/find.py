@@ -82,12 +82,21 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them but possibly none, and the linears that outputs read.
 
+    They are what the first forward shows that does not fail; each shows less than those before it.
+
     Raises:
         SiteRefusedError: an attention returns something else than heads.
         InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
-    units = _units_of_any_forward(bare, inputs, attention)
+    for observe, follow in ((True, True), (True, False), (False, True), (False, False)):
+        try:
+            units = _units_of_forward(bare, inputs, attention, observe=observe, follow=follow)
+            break
+        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
+            if not observe and not follow:
+                raise
+            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(bare), observe, follow, error)
     logger.debug("%s: %d sites with %d heads", family(bare), len(units.sites), sum(site.heads for site in units.sites))
     return units
 
@@ -102,20 +111,6 @@ def no_heads_error(model: nn.Module) -> SiteRefusedError:
         code=ErrorCode.SITE_REFUSED,
         family=name,
     )
-
-
-def _units_of_any_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> Units:
-    """The units that the first forward shows that does not fail; each shows less than those before it.
-
-    Raises:
-        InputError: the model does not run on the inputs.
-    """
-    for observe, follow in ((True, True), (True, False), (False, True)):
-        try:
-            return _units_of_forward(model, inputs, attention, observe=observe, follow=follow)
-        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
-            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(model), observe, follow, error)
-    return _units_of_forward(model, inputs, attention, observe=False, follow=False)
 
 
 def _units_of_forward(

@@ -110,11 +110,6 @@ def _inputs(node: Node) -> list[Node]:
     return [source for source, _ in node.next_functions if source is not None]
 
 
-def _is_softmax(node: Any) -> bool:
-    """Whether an operation is a softmax, PyTorch's own or one with a derivative of the model's own."""
-    return _operation(node) in _SOFTMAXES or _saved_by_model(node) is not None
-
-
 def _saved_probabilities(softmax: Any) -> Tensor:
     """The probabilities `[..., query, key]`, which the derivative of a softmax needs."""
     saved = _saved_by_model(softmax)
@@ -155,10 +150,6 @@ def _is_weight(node: Node) -> bool:
     return variable is not None and variable.dim() > 1
 
 
-def _reads_weight(node: Node) -> bool:
-    return _operation(node) in _PRODUCTS and any(map(_is_weight, _inputs(node)))
-
-
 def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
     """What a tensor is computed from, up to the nearest weights and softmaxes.
 
@@ -172,13 +163,14 @@ def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
     stack, visited = [(start, False)], {start}
     while stack:
         node, is_behind_product = stack.pop()
-        if _is_softmax(node):
+        # PyTorch's own softmax, or one with a derivative of the model's own.
+        if _operation(node) in _SOFTMAXES or _saved_by_model(node) is not None:
             softmaxes.append(node)
             continue
-        if _reads_weight(node):
+        is_product = _operation(node) in _PRODUCTS
+        if is_product and any(map(_is_weight, _inputs(node))):
             weights.append(node)
             continue
-        is_product = _operation(node) in _PRODUCTS
         if is_product and not is_behind_product:
             products.append(node)
         for source in _inputs(node):

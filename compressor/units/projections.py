@@ -126,11 +126,6 @@ def _changed_heads(site: Site | SitePlan, on_output: OutputHook, x: Tensor) -> T
     return changed.transpose(0, batch_axis) if batch_axis else changed
 
 
-def is_outside_interface(module: nn.Module, site: Site | SitePlan) -> bool:
-    """Whether a site is hooked where its heads are read, because its attention cannot be intercepted."""
-    return is_projection(module) or contracts_heads(module, site.heads, site.head_dim)
-
-
 def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpose: str) -> None:
     """Check that attention maps can be read and masked at every site.
 
@@ -146,7 +141,7 @@ def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpos
     modules = dict(bare.named_modules())
     for site in sites:
         module = modules.get(site.name)
-        if module is not None and is_outside_interface(module, site):
+        if module is not None and (is_projection(module) or contracts_heads(module, site.heads, site.head_dim)):
             raise SiteRefusedError(
                 f"{family(bare)}: {purpose} need attention maps, and those of {site.name} are computed outside"
                 " transformers' attention interface; prune heads instead",
@@ -181,7 +176,8 @@ class HeadContractions(TorchFunctionMode):
     def _changed(self, equation: str, factors: list[Tensor]) -> list[Tensor]:
         """The factors, the heads among them changed."""
         for position, weight in enumerate(factors):
-            name = next((name for name, module in self._modules.items() if _owns(module, weight)), None)
+            owned = ((name, own) for name, module in self._modules.items() for own in module.parameters(recurse=False))
+            name = next((name for name, own in owned if own is weight), None)
             heads = factors[1 - position]
             if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
                 factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
@@ -206,10 +202,6 @@ def contracts_heads(module: nn.Module, heads: int, head_dim: int) -> bool:
 def _mixes(weight: Tensor, heads: int, head_dim: int) -> bool:
     """Whether a weight is `[outputs, head, head_dim]`; weights of single heads have heads first."""
     return weight.dim() == 3 and weight.shape[0] != heads and weight.shape[1:] == (heads, head_dim)
-
-
-def _owns(module: nn.Module, weight: Tensor) -> bool:
-    return any(weight is parameter for parameter in module.parameters(recurse=False))
 
 
 def _sums_heads(equation: str, position: int) -> bool:

@@ -14,13 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.block_masks import AttentionMaps, build_masks, density, unreached_share
+from compressor.block_masks.attention_maps import mask_length, shares_by_kind
 from compressor.errors import ErrorCode
 from compressor.units import Site
 from graph_passes import BlockMask, Kind, Plan, PlanError
+from tests import language
 from tests.block_masks.maps import plan_of, random_maps
+from tests.block_masks.training import masked_recipe
 from tests.faults import fails_with
+from tests.selection import tiny
 
 SITE = Site("a", "bidirectional", 3, 3, 4)
+SITES = [Site("a", "causal", 2, 2, 4), Site("b", "bidirectional", 2, 2, 4), Site("c", "causal", 2, 2, 4)]
 
 
 def test_maps_and_masks_are_read_as_written(tmp_path: Path) -> None:
@@ -253,3 +258,23 @@ def test_an_unknown_kind_of_attention_is_refused() -> None:
     shares: Any = {"encoder": 0.5}
     with pytest.raises(ValueError, match=r"^encoder: "):
         build_masks(random_maps(), plan_of(), shares, 8)
+
+
+def test_a_share_by_kind_overrides_the_common_one() -> None:
+    recipe = masked_recipe(drop_blocks=0.5, drop_blocks_by_kind={"causal": 0.9})
+    assert shares_by_kind(recipe, SITES) == {"causal": 0.9, "bidirectional": 0.5}
+    assert shares_by_kind(masked_recipe(drop_blocks=None, drop_blocks_by_kind={"causal": 0.9}), SITES) == {
+        "causal": 0.9,
+        "bidirectional": 0.0,
+    }
+
+
+def test_masks_cover_the_longest_possible_row() -> None:
+    model = tiny.classifier()
+    assert mask_length(model, tiny.data(), masked_recipe(max_length=9)) == 9
+    assert mask_length(model, tiny.data(), masked_recipe(max_length=99)) == 16  # positions of the model
+
+
+def test_masks_of_a_text_cover_its_longest_segment(tmp_path: Path) -> None:
+    untrained = language.folder(**language.UNDROPPED)
+    assert mask_length(untrained.model, language.data(tmp_path, untrained), masked_recipe()) == 6

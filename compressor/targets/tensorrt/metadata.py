@@ -57,9 +57,6 @@ class TimingsUse(BaseModel):
     save_error: str | None = None
 
     def __str__(self) -> str:
-        return "; ".join(self._sentences())
-
-    def _sentences(self) -> list[str]:
         discarded = f"kernels were timed again because {self.path}"
         sentences = {
             TimingsState.NEW: [],
@@ -71,7 +68,7 @@ class TimingsUse(BaseModel):
         }[self.state]
         if self.save_error is not None:
             sentences.append(f"kernel timings could not be saved in {self.path} ({self.save_error})")
-        return sentences
+        return "; ".join(sentences)
 
 
 class EngineMetadata(BaseModel):

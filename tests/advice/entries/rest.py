@@ -66,7 +66,7 @@ def _(w: World) -> None:
     w.right(collect_maps.load_maps, file, anything, (), 16)
 
 
-@advice("block_masks.mask_selector shares_by_kind unsupported-model")
+@advice("block_masks.attention_maps shares_by_kind unsupported-model")
 def _(w: World) -> None:
     command = w.run("--steps", "2", "--drop-blocks-by-kind")
     w.fails(*command, "cross=50%")
