@@ -17,7 +17,7 @@ from compressor.measure.engine_facts import facts
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
+from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, Precision, Provider, span, target
 from compressor.targets.trial_inputs import draws_ids, has_integer_rows, has_lengths, trial_feeds
 from graph_passes import load
 
@@ -45,7 +45,7 @@ def bench(
     batches: Iterable[int],
     seqs: Iterable[int],
     *,
-    runtime: str = "ort",
+    runtime: str = DEFAULT_TARGET,
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,

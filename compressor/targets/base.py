@@ -165,6 +165,7 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
+        packages: Python packages whose versions decide how fast its engines are, beside that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
         metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
         suffixes: suffixes of the engine files that `load` takes.
@@ -180,6 +181,7 @@ class Target(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     engines: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
     metadata_file: ClassVar[str | None] = None
     suffixes: ClassVar[tuple[str, ...]]

@@ -16,6 +16,7 @@ class OnnxRuntimeTarget(Target):
     name = "ort"
     title = "ONNX Runtime"
     engines = "compressor.targets.onnxruntime.engine"
+    packages = ("onnxruntime",)
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")

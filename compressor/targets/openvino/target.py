@@ -23,6 +23,7 @@ class OpenVinoTarget(Target):
     name = "openvino"
     title = "OpenVINO"
     engines = "compressor.targets.openvino.engine"
+    packages = ("openvino",)
     engine_file = "engine.xml"
     metadata_file = "engine.bin"
     suffixes = (".xml",)
