@@ -29,7 +29,7 @@ from compressor.measure import interleave, macs
 from compressor.models import AllAttentionConfig, AllAttentionModel
 from compressor.segment_memory import memory_names
 from compressor.targets import Engine, target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from compressor.units import Site, find_sites, keep_all, keep_only
 from graph_passes import Plan, load, save, shrink
 

@@ -32,7 +32,7 @@ from compressor.targets import target
 from compressor.targets.base import TOLERANCE
 from compressor.targets.relative_error import ReferenceOutputs
 from compressor.units import PrunableGroup, find_groups, gated, keep_all
-from compressor.units.outputs import kept_outputs
+from compressor.units.dependencies import kept_outputs
 from graph_passes import GraphPassError, Plan, load, save, shrink
 from graph_passes.plan import GroupPlan
 

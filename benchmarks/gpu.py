@@ -38,10 +38,10 @@ from compressor.targets import TARGETS, TOLERANCE, BuildOptions, Engine, Feeds, 
 from compressor.targets.cuda import driver
 from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.graph import profile
+from compressor.targets.trial_inputs import random_feeds
 from graph_passes import load
 from graph_passes.files import write_text
 

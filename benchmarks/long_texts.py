@@ -28,7 +28,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave, macs, median_times
 from compressor.quantization import quantize_graph
 from compressor.targets import BuildOptions, Engine, Precision, target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from compressor.units import find_sites, keep_all
 from compressor.units.hook import Attention
 from graph_passes import BlockMask, Plan, load, save, shrink

@@ -44,7 +44,7 @@ from compressor.results import Report
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from compressor.tasks import open_data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit

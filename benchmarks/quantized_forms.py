@@ -34,10 +34,9 @@ from compressor.quantization import quantize_graph, require_nncf
 from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_tools
 from compressor.targets import BuildOptions, Engine, Feeds, target
-from compressor.targets.openvino.conversion import convert
-from compressor.targets.openvino.engine import load_engine
+from compressor.targets.openvino.engine import convert, load_engine
 from compressor.targets.openvino.session import write_model
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from compressor.tasks import Data, open_data, statistics
 from graph_passes import load, save, shrink
 from graph_passes.passes import CleanUp, DropUnreadPositions, FoldWeights

@@ -27,7 +27,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave, macs
 from compressor.results import Speed
 from compressor.targets import Engine, target
-from compressor.targets.random_inputs import random_feeds
+from compressor.targets.trial_inputs import random_feeds
 from compressor.units import find_sites
 from graph_passes import Plan, SitePlan, load, save, shrink
 

@@ -25,10 +25,10 @@ from compressor.models.export_remedy import with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.example_rows import ExampleRows, record_example_rows
+from compressor.units.dependencies import kept_outputs
 from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from compressor.units.outputs import kept_outputs
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.errors import listed

@@ -66,6 +66,8 @@ class NoteCode(StrEnum):
     """Rows of text without a token that is scored, such as empty lines."""
     FILES_SKIPPED = "files-skipped"
     """Files of a folder of images that are no images, or of a format that is not read."""
+    TEXTS_EMPTY = "texts-empty"
+    """Some rows have an empty text; the model reads them all the same."""
     ROWS_CUT = "rows-cut"
     """Some rows are longer than the maximum row length, and their rest is not read."""
     ANSWERS_CUT = "answers-cut"
@@ -131,8 +133,12 @@ class NoteCode(StrEnum):
     """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
     KERNEL_UNUSED = "kernel-unused"
     NO_DENSE_GRAPH = "no-dense-graph"
-    """An engine was built from a folder without dense.onnx, which `--save-dense` writes, so that neither its speed nor
-    its metric was measured."""
+    """An engine was built from a folder without dense.onnx, which `--save-dense` writes, so that it is compared with
+    nothing."""
+    TIMED_ALONE = "timed-alone"
+    """Times of an engine that there is no dense engine to compare with."""
+    FILES_KEPT = "files-kept"
+    """Files of earlier engines that are in the folder beside the new one, and what reads them."""
     EARLIER_REPORT_KEPT = "earlier-report-kept"
     ROWS_MISSING = "rows-missing"
     """The rows or the model of a run are not on this machine, so the metric was not measured again."""

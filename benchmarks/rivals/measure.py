@@ -18,7 +18,8 @@ from benchmarks.rivals.tools import import_torchao
 from benchmarks.text_sets import SETS
 from compressor.measure import paired_interval
 from compressor.measure.timing import alternate_calls
-from compressor.targets import cores, target
+from compressor.targets import target
+from compressor.targets.machine import usable_cores
 from compressor.targets.peak_memory import peak_bytes, reset_peak
 from compressor.tasks import Data, statistics
 from graph_passes.files import atomic_replace
@@ -164,12 +165,12 @@ def _load_torchao(name: str, folder: str, root: Path) -> Predict:
     import_torchao(root)
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of the program
 
-    torch.set_num_threads(cores.usable_cores())
+    torch.set_num_threads(usable_cores())
     return partial(_call, _compiled(torch.export.load(root / "rivals" / folder / "engine.pt2").module()))
 
 
 def _network(name: str, root: Path) -> PositionalModel:
-    torch.set_num_threads(cores.usable_cores())
+    torch.set_num_threads(usable_cores())
     auto_class = SETS[name].auto_class
     # A folder may hold its weights in fp16, which processors compute slowly in.
     model = auto_class.from_pretrained(starting_model(name, root), dtype=torch.float32)  # type: ignore[attr-defined]
@@ -191,7 +192,7 @@ def _load_optimum(name: str, folder: str, root: Path) -> Predict:
     """As `OVModel` compiles and calls it: free axes, and the precision that OpenVINO prefers beside int8."""
     import openvino
 
-    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores.usable_cores()}
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": usable_cores()}
     model = openvino.Core().compile_model(root / "rivals" / folder / "openvino_model.xml", "CPU", options)
     request = model.create_infer_request()
     names = [output.get_any_name() for output in model.outputs]

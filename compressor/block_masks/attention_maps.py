@@ -1,22 +1,30 @@
-"""Average attention maps of a model's sites, in memory and on disk: masks of any density can be derived from them."""
+"""Average attention maps of a model's sites, in memory and on disk, and the masks of any density that follow from them.
+
+The share p of a site's blocks with least attention is dropped (attention pruning, 3.2).
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
+from compressor.config.steps import Blocks
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder.example_inputs import token_limit
+from compressor.tasks import Data
+from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
-from graph_passes import Kind
+from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 
 
@@ -143,3 +151,212 @@ def _mismatch(text: str, field: str, value: object, **details: Any) -> InputErro
         value=value,
         **details,
     )
+
+
+def shares_by_kind(step: Blocks, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
+    """The share of blocks to drop from each kind of attention that the model has.
+
+    Raises:
+        UsageError: the step sets a share for a kind that the model lacks.
+    """
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    for kind in step.share_by_kind:
+        if kind not in kinds:
+            raise UsageError(
+                f"--drop-blocks-by-kind {kind}: the model has no attention of this kind; it has {', '.join(kinds)}",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                field="drop_blocks_by_kind",
+                value=kind,
+                choices=tuple(kinds),
+            )
+    return {kind: step.share_by_kind.get(kind, step.share) for kind in kinds}
+
+
+def mask_length(model: PreTrainedModel, data: Data, max_length: int) -> int:
+    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long.
+
+    Args:
+        model: the model, which may have a longest length of its own.
+        data: the rows.
+        max_length: length at which rows are cut, in tokens.
+    """
+    if isinstance(data.task, Streams):
+        return max(1, *(length - 1 for length in data.train["length"][:]))
+    limit = token_limit(model)
+    return max_length if limit is None else min(max_length, limit)
+
+
+def build_masks(
+    maps: AttentionMaps,
+    plan: Plan,
+    shares: Mapping[Kind, float],
+    block: int,
+    *,
+    seed: int | None = None,
+    count_causal_zeros: bool = False,
+    weight_by_count: bool = False,
+    allow_empty_rows: bool = False,
+) -> dict[str, BlockMask]:
+    """Masks of all sites whose kind of attention loses a share p of its blocks.
+
+    Of the n counted blocks of a site, over all its kept heads together, exactly `round(p n)` are dropped: those with
+    least mean attention, ties by index. Every row of blocks keeps its strongest block unless `allow_empty_rows` is set,
+    so fewer are dropped if p leaves less than one per row. Blocks that no row of the data reaches are kept and not
+    counted. Blocks that causality, or the model's own mask in every row (a sliding window), hides are never computed
+    and not counted. The score of a block is the mean over its counted entries.
+
+    Args:
+        maps: average maps of this model.
+        plan: the heads that are kept.
+        shares: share p, from 0 to 1, for each kind of attention; missing kinds lose nothing.
+        block: number of positions along the side of a block; 1 drops single entries.
+        seed: drop blocks in a random order drawn with this seed (the paper's baseline); None: by attention.
+        count_causal_zeros: count hidden blocks too, as the paper's own code does.
+        weight_by_count: weight the attention of a pair of positions by the number of rows that have it. Then the blocks
+            with least total attention over all rows are dropped, so rows shorter than the maps keep more of the blocks
+            that they use.
+        allow_empty_rows: allow a row to lose all blocks: its queries attend to nothing in that head, and their output
+            is zero. Otherwise another head may have to lose a stronger block in place of the row's strongest one.
+
+    Raises:
+        ValueError: a share outside 0 to 1, or an unknown kind of attention.
+    """
+    for kind, share in shares.items():
+        if kind not in get_args(Kind):
+            raise ValueError(f"{kind}: no such kind of attention; use {' or '.join(get_args(Kind))}")
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"{kind}: {share:g} is not a share of blocks; use 0 to 1")
+    masks = {}
+    for number, site in enumerate(plan.sites):
+        if not shares.get(site.kind, 0.0) > 0.0 or not site.kept:
+            continue
+        attention = maps.maps[site.name]
+        masks[site.name] = _site_mask(
+            attention * _count_weights(maps, site.name) if weight_by_count else attention,
+            _counted(maps, site.name, causal_zeros=count_causal_zeros),
+            site.kept,
+            shares[site.kind],
+            block,
+            _usable(maps, site.name),
+            maps.memory,
+            None if seed is None else np.random.default_rng([seed, number]),
+            allow_empty_rows=allow_empty_rows,
+        )
+    return masks
+
+
+def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ...]) -> np.ndarray:
+    """Share of the counted blocks that a mask keeps, `[kept head]`.
+
+    Args:
+        mask: mask of all heads of the site.
+        maps: average maps of the model.
+        site: name of the site.
+        kept: the heads that are kept.
+    """
+    counted = _blocks(_counted(maps, site).astype(np.float64), mask.block) > 0
+    shares: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
+    return shares
+
+
+def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
+    """Share of the blocks that attention can use but no row reaches; these are kept and not counted.
+
+    Args:
+        maps: average maps of the model.
+        sites: names of some sites.
+        block: positions along the side of a block.
+    """
+    usable, reached = 0, 0
+    for site in sites:
+        usable += int((_blocks(_usable(maps, site).astype(np.float64), block) > 0).sum())
+        reached += int((_blocks(_counted(maps, site).astype(np.float64), block) > 0).sum())
+    return 1.0 - reached / usable if usable else 0.0
+
+
+def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> np.ndarray:
+    """Bool `[query, key]`: pairs of positions that attention can use and at least one row has."""
+    reached = maps.counts[site] > 0
+    return reached if causal_zeros else reached & _usable(maps, site)
+
+
+def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Number of rows that have each pair `[query, key]`, as a share of that of the most frequent pair."""
+    counts = maps.counts[site]
+    weights: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
+    return weights
+
+
+def _usable(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Bool `[query, key]`: pairs that neither causality nor the model's own mask hides.
+
+    Causality is known for pairs that no row has, other masks are not: such pairs may be visible.
+    """
+    queries, keys = maps.counts[site].shape
+    usable = ~maps.hidden.get(site, np.zeros((queries, keys), dtype=np.bool_))
+    if maps.kinds[site] == "causal":
+        usable &= np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
+    return usable
+
+
+def _site_mask(
+    attention: np.ndarray,
+    counted: np.ndarray,
+    heads: tuple[int, ...],
+    share: float,
+    block: int,
+    usable: np.ndarray,
+    memory: int,
+    rng: np.random.Generator | None,
+    *,
+    allow_empty_rows: bool,
+) -> BlockMask:
+    """The mask of one site.
+
+    Args:
+        attention: `[head, query, key]`.
+        counted: bool `[query, key]`: pairs that count.
+        heads: the heads that are kept.
+        share: share of the counted blocks to drop.
+        block: positions along the side of a block.
+        usable: bool `[query, key]`: pairs that attention can use.
+        memory: key positions before position 0.
+        rng: draws the order in which blocks are dropped; None: by attention.
+        allow_empty_rows: allow a row to lose all blocks.
+    """
+    entries = _blocks(counted.astype(np.float64), block)
+    scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
+    order = scores if rng is None else rng.random(scores.shape)
+    population = np.broadcast_to(entries > 0, scores.shape)
+    computed = _blocks(usable.astype(np.float64), block) > 0
+    removable = population.copy()
+    if not allow_empty_rows:
+        removable &= ~_strongest(order, population & computed)
+    candidates = np.flatnonzero(removable)
+    weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
+    kept = np.ones(scores.shape, dtype=np.bool_)
+    kept.ravel()[weakest_first[: round(share * population.sum())]] = False
+    mask = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
+    mask[list(heads)] = kept & computed
+    return BlockMask(mask, block, memory)
+
+
+def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Bool `[head, query block, key block]`: the strongest counted block of each row.
+
+    Of equal blocks it is the last, because the first is dropped first.
+    """
+    last = counted.shape[2] - 1
+    columns = last - np.where(counted, order, -1.0)[..., ::-1].argmax(axis=2)
+    head, row = np.nonzero(counted.any(axis=2))
+    strongest = np.zeros(counted.shape, dtype=np.bool_)
+    strongest[head, row, columns[head, row]] = True
+    return strongest
+
+
+def _blocks(entries: np.ndarray, block: int) -> np.ndarray:
+    """Sums of `entries` `[query, key]` over blocks; the last blocks may be smaller."""
+    queries, keys = entries.shape
+    rows, columns = np.arange(0, queries, block), np.arange(0, keys, block)
+    sums: np.ndarray = np.add.reduceat(np.add.reduceat(entries, rows, axis=0), columns, axis=1)
+    return sums

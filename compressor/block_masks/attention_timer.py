@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.block_masks.attention_graphs import dense, sparse
 from compressor.config.run import Recipe
 from compressor.measure.timing import wait_until_idle
 from compressor.targets.base import Feeds
@@ -31,6 +30,7 @@ from compressor.targets.onnxruntime import ort_session
 from compressor.units.find import evaluating
 from compressor.units.hook import Call, intercepted
 from graph_passes import BlockMask, SitePlan, save
+from graph_passes.block_sparse.function import block_sparse_attention, call
 
 WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
 _SECONDS = 0.15
@@ -38,9 +38,10 @@ _SECONDS = 0.15
 _CALLS = 5
 """Number of calls of a form per turn; fewer if a form takes long."""
 _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
-
 Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
 """Returns milliseconds of each form, from the session of each form and the inputs of a call."""
+Shape = tuple[int | str, ...]
+"""Shape of an input; names are dynamic axes."""
 
 
 @dataclass(frozen=True)
@@ -246,3 +247,87 @@ def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, 
                 if time.perf_counter() - turn_start > _SECONDS:
                     break
     return {form: float(np.median(times)) for form, times in samples.items()}
+
+
+def dense(
+    heads: int,
+    dim: int,
+    bias: str | None = None,
+    bias_heads: int = 0,
+    *,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of ONNX Runtime's fused attention over all pairs of positions.
+
+    Args:
+        heads: number of heads.
+        dim: width of a head.
+        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: no such input.
+        bias_heads: number of heads of that input, 1 or all.
+        causal: hide keys after the query.
+        dtype: type of all inputs.
+    """
+    biases: list[tuple[str, Shape]] = [(bias, (1, bias_heads, "length", "keys"))] if bias else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    attributes = {"num_heads": heads, "unidirectional": int(causal)}
+    # Inputs 3 and 4 are a bias of the projections and a padding mask.
+    operands = [*inputs[:3], None, None, inputs[3]] if bias else inputs
+    return _model(inputs, [ir.node("MultiHeadAttention", operands, attributes, domain="com.microsoft")], [])
+
+
+def sparse(
+    mask: BlockMask,
+    dim: int,
+    *,
+    row: bool = False,
+    full: int = 0,
+    persistent: int = 0,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
+
+    Args:
+        mask: masks of all heads.
+        dim: width of a head.
+        row: add an input `row` `[1, 1, 1, key]`, which is added to the scores of every query.
+        full: heads, 1 or all, of an input `full` `[1, full, query, key]`, added to the scores; 0: no such input.
+        persistent: number of keys at the end that every query attends to.
+        causal: hide keys after the query.
+        dtype: type of all inputs.
+    """
+    heads = len(mask.kept)
+    biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []
+    biases += [("full", (1, full, "length", "keys"))] if full else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    function = block_sparse_attention(
+        mask, dim, dim, scale=dim**-0.5, causal=causal, row=row, full=full, persistent=persistent, dtype=dtype
+    )
+    arrays = {
+        "split_shape": np.array([0, 0, heads, dim]),
+        "merged_shape": np.array([0, 0, heads * dim]),
+        "block_mask": mask.kept,
+    }
+    constants = {name: ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in arrays.items()}
+    split = [ir.node("Reshape", [value, constants["split_shape"]]) for value in inputs[:3]]
+    attention = call(function, [*(node.outputs[0] for node in split), constants["block_mask"], *inputs[3:]])
+    merged = ir.node("Reshape", [attention.outputs[0], constants["merged_shape"]])
+    model = _model(inputs, [*split, attention, merged], list(constants.values()))
+    model.functions[function.identifier()] = function
+    return model
+
+
+def _inputs(width: int, dtype: ir.DataType, biases: Sequence[tuple[str, Shape]]) -> list[ir.Value]:
+    """Queries, keys and values of a width, followed by biases with their names and shapes."""
+    states = [("query", ("batch", "length", width)), *((name, ("batch", "keys", width)) for name in ("key", "value"))]
+    return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *biases)]
+
+
+def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]) -> ir.Model:
+    """A model of nodes, whose output is that of the last node."""
+    output = nodes[-1].outputs[0]
+    output.name, output.type, output.shape = "output", inputs[0].type, inputs[0].shape
+    opsets = {"": 18, "com.microsoft": 1, "compressor": 1}
+    graph = ir.Graph(inputs, [output], nodes=nodes, initializers=constants, opset_imports=opsets, name="attention")
+    return ir.Model(graph, ir_version=10)

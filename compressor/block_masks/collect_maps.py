@@ -6,7 +6,9 @@ number of rows of each entry are kept in memory, however many rows are read.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback, ignore_progress
+from compressor.results import Note, NoteCode
 from compressor.tasks import Data
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
@@ -31,6 +34,7 @@ from compressor.units.find import evaluating
 from compressor.units.hook import Call
 from compressor.units.projections import require_interface
 from graph_passes import Plan
+from graph_passes.files import atomic_replace
 
 
 def collect_attention_maps(
@@ -168,9 +172,7 @@ class _MapSums:
 def _visible_to_any_head(call: Call, keys: int) -> Tensor:
     """Bool `[batch, query or 1, key]`: pairs that the mask of a call permits in at least one head; all without a mask.
 
-    Args:
-        call: the call.
-        keys: number of keys that have a position.
+    The first `keys` have a position.
     """
     batch, visible = len(call.query), call.visible
     if visible is None or visible.dim() != 4:
@@ -181,10 +183,7 @@ def _visible_to_any_head(call: Call, keys: int) -> Tensor:
 def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:
     """`[batch, position]`: one where a row has a position, else zero; all ones for unknown positions (images, sound).
 
-    Args:
-        positions: positions of the input, `[batch, position]`; None: unknown.
-        like: a tensor whose batch size and device the result has.
-        length: number of positions of the result.
+    The result has the batch size and the device of a tensor that it is like.
     """
     if positions is None or positions.shape[1] != length:
         return torch.ones(len(like), length, device=like.device)
@@ -244,3 +243,62 @@ def _positions(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tens
         return inputs, batch["decoder_attention_mask"]
     # Without a target text, the decoder reads the input again.
     return inputs, inputs if labels is None or labels.dim() < 2 else labels != IGNORED
+
+
+def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
+    """Load the maps of an earlier run.
+
+    Args:
+        path: file of the maps.
+        model: the model for which masks are derived.
+        sites: its sites.
+        length: number of positions that the masks must cover.
+
+    Raises:
+        InputError: the file cannot be read, or its maps are of another model or too short.
+    """
+    maps = AttentionMaps.load(path)
+    maps.check(sites, memory_length(model))
+    if maps.length < length:
+        raise InputError(
+            f"{path}: the maps cover {maps.length} positions, rows have up to {length}; lower --max-length, or use maps"
+            " of longer rows",
+            code=ErrorCode.TOO_LONG,
+            path=path,
+            length=length,
+            maximum=maps.length,
+        )
+    return maps
+
+
+def store_copy(source: Path, path: Path) -> None:
+    """Copy the maps of an earlier run to `path`, unless this run already has maps there."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replace(path) as temporary:
+            shutil.copyfile(source, temporary)
+
+
+def notes_on_maps(
+    maps: AttentionMaps, model: PreTrainedModel, data: Data, length: int, source: Path | None
+) -> tuple[Note, ...]:
+    """Notes on the maps from which masks are derived.
+
+    Args:
+        maps: the maps.
+        model: the model for which masks are derived.
+        data: its rows.
+        length: number of positions that the masks cover.
+        source: the file of an earlier run; None: the maps were computed in this run.
+    """
+    notes = []
+    if source is not None:
+        origins = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
+        differing = [name for name, of_maps, of_run in origins if of_maps != of_run]
+        if differing:
+            text = f"masks are derived from the maps of other {' and '.join(differing)} ({source})"
+            notes.append(Note(code=NoteCode.MAPS_DIFFER, text=text))
+    if maps.length > length:
+        text = f"the maps cover {maps.length} positions, rows have at most {length}: only the first {length} are used"
+        notes.append(Note(code=NoteCode.MAPS_CROPPED, text=text))
+    return tuple(notes)

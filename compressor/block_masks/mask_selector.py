@@ -11,13 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.block_masks.attention_timer import (
-    BLOCK_SPARSE,
-    MASKED,
-    AttentionExtras,
-    AttentionTimer,
-    SiteTimes,
-)
+from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, AttentionExtras, AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
 from compressor.results import Note, NoteCode, SiteBlocks
@@ -29,7 +23,6 @@ _LENGTH_SHARES = (0.5, 0.75, 1.0)
 """Lengths that are always timed, as shares of the longest row: rows may be shorter than the requested lengths."""
 _LISTED = 3
 """Maximum number of sites that a note names."""
-
 Form = Literal["whole", "masked", "block-sparse"]
 
 
@@ -205,13 +198,7 @@ def _at_longest(times: Sequence[SiteTimes]) -> list[SiteTimes]:
 
 
 def _kept_share(mask: BlockMask, site: SitePlan, length: int) -> float:
-    """Share of the blocks of the kept heads that a mask keeps; future blocks of causal sites are not counted.
-
-    Args:
-        mask: the mask of all heads.
-        site: the site with the heads that are kept.
-        length: number of positions of the rows.
-    """
+    """Share of the blocks of the kept heads that a mask of all keeps; future blocks of causal sites are not counted."""
     rows, columns = -(-length // mask.block), -(-(length + mask.memory) // mask.block)
     kept = mask.kept[list(site.kept), :rows, :columns]
     if site.kind != "causal":

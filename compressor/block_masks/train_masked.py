@@ -17,12 +17,14 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.block_masks.attention_maps import AttentionMaps
-from compressor.block_masks.collect_maps import collect_attention_maps
-from compressor.block_masks.maps_of_run import load_maps, notes_on_maps, store_copy
+from compressor.block_masks.attention_maps import (
+    AttentionMaps,
+    build_masks,
+    shares_by_kind,
+    unreached_share,
+)
+from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps, store_copy
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.block_masks.mask_settings import shares_by_kind
-from compressor.block_masks.masks_from_maps import build_masks, unreached_share
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode

@@ -40,8 +40,9 @@ def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) 
 
     The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.
 
-    With the output folder of a run alone, its graphs are built for each target (default: that of the run), in fp32 and
-    in int8 where the run quantized, and timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
+    With the output folder of a run alone, its engine is loaded, its graphs are built for each target (default: that of
+    the run), in fp32 and in int8 where the run has it, and all are timed in turn: compress bench out/ --target
+    ort,openvino --batch 1,8 --seq 128
     """
     request, measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
     engine.require_definite()
@@ -72,15 +73,16 @@ def _bench_folder(
     from compressor.measure import bench_folder
     from compressor.report import JSON_NAME, load
 
-    is_of_run = "target" not in request.model_fields_set and (out / JSON_NAME).is_file()
+    report = load(out) if (out / JSON_NAME).is_file() else None
     rows = bench_folder(
         out,
-        (load(out).target,) if is_of_run else request.target,
+        request.target if report is None or "target" in request.model_fields_set else (report.target,),
         measure.batch,
         measure.seq or (128,),
         callers=request.callers,
         threads=engine.threads,
         seconds=measure.seconds,
+        report=report,
         listener=console,
     )
     has_attentions = any(row.fused[1] for row in rows if not row.failure)
@@ -98,7 +100,8 @@ def _bench_folder(
         if row.failure:
             table.add_row(row.label, Text(row.failure))
             continue
-        cells = [row.label, str(row.batch), str(row.seq or "-"), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
+        label = f"{row.label}, delivered" if row.delivered else row.label
+        cells = [label, str(row.batch), str(row.seq or "-"), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
         if row.throughput_of_callers is not None:
             cells.append(f"{row.throughput_of_callers:.1f} ({row.callers})")
         if has_attentions:

@@ -94,8 +94,8 @@ class CheckRequest(Request):
 
     model: Name = config_field(
         MODELS,
-        "model to check, as an ONNX file, an engine of TensorRT (.plan) or OpenVINO (.xml), or with --server as"
-        " NAME or NAME:VERSION",
+        "model to check, as an ONNX file, an engine of TensorRT (.plan) or OpenVINO (.xml), the output folder of a run"
+        " for the engine that its report names, or with --server as NAME or NAME:VERSION",
         required=True,
         is_basic=True,
     )

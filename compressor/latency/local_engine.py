@@ -26,10 +26,8 @@ from compressor.results import Note, NoteCode, Proof, ProofStage, Report
 from compressor.silence_libraries import one_line
 from compressor.targets import QUANTIZED, BuildOptions, Engine, Target, target, target_of
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.graph_facts import is_quantized
-from compressor.targets.id_limits import id_limits
-from compressor.targets.quantized_graph import write_mixed
-from compressor.targets.trial_inputs import has_random_inputs, trial_feeds
+from compressor.targets.graph_facts import is_quantized, write_mixed
+from compressor.targets.trial_inputs import has_random_inputs, id_limits, trial_feeds
 from graph_passes import load
 from graph_passes.errors import GraphPassError
 
@@ -117,8 +115,8 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     """Build an ONNX file for ONNX Runtime on this machine and load it, or load an engine of another runtime.
 
     Args:
-        path: ONNX file, loaded as it is if it is quantized or was built for ONNX Runtime (`engine.onnx`); or engine of
-            a target.
+        path: ONNX file, loaded as it is if it is quantized or was built for ONNX Runtime (`engine.onnx`); engine of a
+            target; or output folder of a run, whose report names the engine.
         scratch: empty folder for what is built.
         threads: threads per call; None: one per core.
         kernel: library that computes block-sparse attention; None: the function in the graph.
@@ -128,8 +126,10 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
         UsageError: a kernel for an engine of another runtime.
         TargetMissingError: the runtime is not installed.
     """
+    if (path / reports.JSON_NAME).is_file():
+        path = path / (reports.load(path).compressed.file or "model.onnx")
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "no such file"
+        problem = "is a folder without a report" if path.is_dir() else "no such file"
         raise InputError(
             f"{path}: {problem}; give an ONNX file or an engine, or the name of a model with --server",
             code=ErrorCode.FILE_MISSING,

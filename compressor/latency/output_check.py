@@ -13,8 +13,8 @@ from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.latency.endpoints import Endpoint, cast_inputs
 from compressor.latency.local_engine import LocalEngine, library_errors
 from compressor.latency.verdict import OutputAgreement
-from compressor.targets.array_file import read_arrays
 from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.example_rows import read_arrays
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.targets.tensor_specs import input_specs

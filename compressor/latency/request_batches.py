@@ -12,10 +12,10 @@ import numpy as np
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import Endpoint, cast_inputs
-from compressor.targets.array_file import read_arrays
 from compressor.targets.base import Feeds
-from compressor.targets.id_limits import require_ids
+from compressor.targets.example_rows import read_arrays
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
+from compressor.targets.trial_inputs import require_ids
 
 MAX_BATCHES = 16
 """Batches that calls take in turn: enough for an even mixture, few enough to compare all outputs before timing."""

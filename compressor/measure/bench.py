@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ from compressor.measure.engine_facts import facts
 from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import interleave, median_times, wait_until_idle
 from compressor.progress import Listener, NullListener
-from compressor.results import EngineFacts, Note, NoteCode, Speed, size_label
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
-from compressor.targets.random_inputs import has_integer_rows, has_lengths
-from compressor.targets.trial_inputs import draws_ids, trial_feeds
-from compressor.workdir import QUANTIZED_GRAPH
+from compressor.results import EngineFacts, Note, NoteCode, Report, Speed, size_label
+from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, Precision, Provider, span, target
+from compressor.targets.trial_inputs import draws_ids, has_integer_rows, has_lengths, trial_feeds
 from graph_passes import load
 
-GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "bf16": "model.onnx", "int8": QUANTIZED_GRAPH}
-"""Graphs of a run by the precision of the engines that are built from them."""
+_GRAPH = "model.onnx"
+"""The float graph of a run."""
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+"""Precisions that are timed on every target that has them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def bench(
     batches: Iterable[int],
     seqs: Iterable[int],
     *,
-    runtime: str = "ort",
+    runtime: str = DEFAULT_TARGET,
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
@@ -229,6 +229,7 @@ class FolderRow:
         throughput_of_callers: rows a second of all callers; None with one caller.
         fused: attentions that the runtime fuses, and attentions of the graph.
         failure: why there is no such engine; empty where there is.
+        delivered: whether it is the engine that the run, or its last build, delivered, rather than built to be timed.
     """
 
     target: str
@@ -241,6 +242,7 @@ class FolderRow:
     throughput_of_callers: float | None = None
     fused: tuple[int, int] = (0, 0)
     failure: str = ""
+    delivered: bool = False
 
     @property
     def label(self) -> str:
@@ -258,9 +260,10 @@ def bench_folder(
     threads: int | None = None,
     seconds: float = 10.0,
     seed: int = 0,
+    report: Report | None = None,
     listener: Listener | None = None,
 ) -> list[FolderRow]:
-    """Build the graphs of a run for several runtimes, in fp32, bf16 and int8 where they can, and time all in turn.
+    """Load the engine of a run, build its graphs for several runtimes, in fp32, bf16 and int8, and time all in turn.
 
     Args:
         out: the folder of the run.
@@ -271,6 +274,7 @@ def bench_folder(
         threads: threads per call of the single caller; None: one per core.
         seconds: approximate duration for each engine and size.
         seed: of the inputs.
+        report: the report of the run, whose engine is loaded rather than built; None: all are built.
         listener: receives the progress.
 
     Returns:
@@ -280,7 +284,7 @@ def bench_folder(
         InputError: the folder has no graph, or no engine can be built.
         UsageError: a target does not exist.
     """
-    listener, graph = listener or NullListener(), out / GRAPHS["fp32"]
+    listener, graph = listener or NullListener(), out / _GRAPH
     if not graph.is_file():
         raise InputError(
             f"{out}: no {graph.name} here; give the output folder of a run, or two ONNX files",
@@ -294,22 +298,30 @@ def bench_folder(
     inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
     options = BuildOptions(batch=span(batches), seq=span(seqs))
 
-    def build(source: Path, name: str, precision: Precision, path: Path) -> _Engines:
+    def open_engine(source: Path, name: str, precision: Precision, path: Path) -> _Engines:
+        """The engine of a run, or one that is built from a graph."""
         runtime = target(name)
         provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
-        engine = runtime.build(source, path, precision=precision, provider=provider, threads=threads, options=options)
+        if source.name == runtime.engine_file:
+            path, engine = source, runtime.load(source, provider=provider, threads=threads, cached=False)
+        else:
+            engine = runtime.build(
+                source, path, precision=precision, provider=provider, threads=threads, options=options
+            )
         count = callers if callers > 1 else 0
         loaded = [runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(count)]
         for (batch, seq), feeds in inputs.items():
             require_run(engine, graph, feeds, batch, seq)
-        return engine, loaded
+        return engine, loaded, path == source
 
     with tempfile.TemporaryDirectory() as folder:
-        built, rows = _build_all(out, targets, Path(folder), build, listener)
+        built, rows = _build_all(out, targets, report, Path(folder), open_engine, listener)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq or None)}"):
-                medians = median_times([engine for engine, _ in built.values()], feeds, seconds * len(built))
-                for ((name, precision), (engine, loaded)), median in zip(built.items(), medians, strict=True):
+                medians = median_times([engine for engine, _, _ in built.values()], feeds, seconds * len(built))
+                for ((name, precision), (engine, loaded, delivered)), median in zip(
+                    built.items(), medians, strict=True
+                ):
                     throughput = None
                     if loaded:
                         wait_until_idle()
@@ -325,20 +337,22 @@ def bench_folder(
                             callers=max(1, len(loaded)),
                             throughput_of_callers=throughput,
                             fused=(engine.fused, engine.attentions),
+                            delivered=delivered,
                         )
                     )
     return rows
 
 
-_Engines = tuple[Engine, list[Engine]]
-"""The engine for all cores, and one for each of several callers."""
+_Engines = tuple[Engine, list[Engine], bool]
+"""The engine for all cores, one for each of several callers, and whether it is that of the run."""
 
 
 def _build_all(
     out: Path,
     targets: Sequence[str],
+    report: Report | None,
     folder: Path,
-    build: Callable[[Path, str, Precision, Path], _Engines],
+    open_engine: Callable[[Path, str, Precision, Path], _Engines],
     listener: Listener,
 ) -> tuple[dict[tuple[str, Precision], _Engines], list[FolderRow]]:
     """The engines that can be built and run, and rows with the reasons for those that cannot.
@@ -349,14 +363,18 @@ def _build_all(
     """
     built: dict[tuple[str, Precision], _Engines] = {}
     failed, errors = list[FolderRow](), list[CompressorError]()
-    for name, precision in _settings(out, targets):
+    for name, precision in _engines(targets, report):
+        sources = _sources(out, name, precision, report)
+        if not sources or not _has(name, precision):
+            continue
         failures: list[str] = []
         with listener.stage(f"build {name} {precision}"):
-            for source in _sources(out, name, precision):
+            for source in sources:
                 scratch = folder / f"{name}-{precision}{len(failures)}"
                 scratch.mkdir()
                 try:
-                    built[name, precision] = build(out / source, name, precision, scratch / target(name).engine_file)
+                    path = scratch / target(name).engine_file
+                    built[name, precision] = open_engine(out / source, name, precision, path)
                     break
                 except CompressorError as error:
                     failures.append(f"{source}: {error}")
@@ -374,23 +392,42 @@ def _build_all(
     return built, failed
 
 
-def _settings(out: Path, targets: Sequence[str]) -> Iterator[tuple[str, Precision]]:
-    """The targets and precisions of which engines are built; what every machine has is tried in any case."""
-    for name, (precision, file) in itertools.product(dict.fromkeys(targets), GRAPHS.items()):
-        runtime = target(name)
-        if not (out / (runtime.quantized_graph(precision) or file)).is_file():
-            continue
-        if precision == "bf16":
-            if precision not in runtime.tried_precisions:
-                continue
-            try:
-                runtime.check(precision=precision)
-            except CompressorError:
-                continue
-        yield name, precision
+def _has(name: str, precision: Precision) -> bool:
+    """Whether a target has a precision on this machine; what every machine has is tried in any case."""
+    if precision != "bf16":
+        return True
+    runtime = target(name)
+    if precision not in runtime.tried_precisions:
+        return False
+    try:
+        runtime.check(precision=precision)
+    except CompressorError:
+        return False
+    return True
 
 
-def _sources(out: Path, name: str, precision: Precision) -> list[str]:
-    """Files of the graphs that an engine can be built from, in the order to try them."""
-    files = [file or GRAPHS["fp32"] for file in target(name).sources(precision)]
-    return [file for file in files if (out / file).is_file()]
+def _engines(targets: Sequence[str], report: Report | None) -> list[tuple[str, Precision]]:
+    """Target and precision of the engines to time, that of the report among them."""
+    delivered: list[tuple[str, Any]] = [] if report is None else [(report.target, report.precision)]
+    return [
+        (name, precision)
+        for name in dict.fromkeys(targets)
+        for precision in dict.fromkeys((*_PRECISIONS, *(precision for of, precision in delivered if of == name)))
+    ]
+
+
+def _sources(out: Path, name: str, precision: Precision, report: Report | None) -> list[str]:
+    """Files that an engine is loaded or built from, in the order to try them; none for what is not to be timed.
+
+    The engine that the report names comes first. Precisions in 8 bits are timed where the run quantized.
+    """
+    runtime = target(name)
+    quantized = runtime.quantized_graph(precision)
+    files = [file or _GRAPH for file in runtime.sources(precision)]
+    delivers = report is not None and (report.target, report.precision) == (name, precision)
+    # A target that quantizes float graphs itself needs no quantized graph in the folder.
+    is_requested = report is not None and precision in (report.precision, report.recipe.get("precision"))
+    if quantized is not None and not (out / quantized).is_file() and not is_requested:
+        files = []
+    engine = [report.compressed.file] if report is not None and delivers and report.compressed.file else []
+    return [file for file in (*engine, *files) if (out / file).is_file()]

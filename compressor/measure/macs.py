@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.random_inputs import axis_size, free_sizes, held_sizes
+from compressor.targets.trial_inputs import axis_size, free_sizes, held_sizes
 from graph_passes.block_sparse.function import NAME as BLOCK_SPARSE
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks

@@ -14,7 +14,7 @@ import psutil
 from compressor.measure.timing import wait_until_idle
 from compressor.results import RowRates
 from compressor.targets import Engine, Feeds, target_of
-from compressor.targets.cores import usable_cores
+from compressor.targets.machine import usable_cores
 
 _WARM_UP_CALLS = 2
 _MEMORY_SHARE = 0.5

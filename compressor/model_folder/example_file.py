@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, suggestion
-from compressor.targets.array_file import read_arrays
+from compressor.targets.example_rows import read_arrays
 
 
 def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from compressor import models
 from compressor.config.own_tasks import entry_point_names
@@ -112,11 +113,45 @@ def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[s
             needed = set(_empty(cls, config).state_dict())
         except Exception:  # families without a class for the task, and configurations that a class cannot be built from
             continue
-        tied = tuple(getattr(cls, "_tied_weights_keys", None) or ())
-        needed = {name for name in needed if not any(re.search(pattern, name) for pattern in tied)}
+        needed -= _tied(cls, needed)
         if needed <= set(names):
             fitting.append((len(needed), task, cls.__name__))
     return max(fitting)[1:] if fitting else None
+
+
+def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
+    """The class of a family that has exactly these tensors, and its task; None unless there is one alone.
+
+    Classes are those that the auto classes of transformers have for the family; it is the one that its task loads.
+    """
+    fitting = []
+    for cls in _registered_classes(config.model_type):
+        try:
+            tensors = set(_empty(cls, config).state_dict())
+        except Exception:  # a configuration that the class cannot be built from
+            continue
+        if (task := _infer_task(cls)) is not None and tensors - _tied(cls, tensors) <= set(names) <= tensors:
+            fitting.append((cls, task))
+    if len(fitting) != 1:
+        return None
+    ((cls, task),) = fitting
+    loaded = _class_of_family(_auto_class(task, task, config), config)
+    return (cls.__name__, _task_name(task, config)) if loaded is cls else None
+
+
+def _registered_classes(family: str) -> list[type[PreTrainedModel]]:
+    """The classes that the auto classes of transformers have for a family."""
+    mappings = [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    entries = [mapping[family] for mapping in mappings if family in mapping]
+    names = dict.fromkeys(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
+    classes = (getattr(transformers, name, None) for name in names)
+    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, PreTrainedModel)]
+
+
+def _tied(cls: Any, names: Collection[str]) -> set[str]:
+    """Tensors that a file may lack, because they are those of others."""
+    patterns = tuple(getattr(cls, "_tied_weights_keys", None) or ())
+    return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
 
 
 def label_count(cls: Any, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.model_class import label_count, task_of_tensors
+from compressor.model_folder.model_class import class_of_tensors, label_count, task_of_tensors
 from compressor.model_folder.weight_checks import WeightFiles, first_names
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
@@ -169,8 +170,8 @@ def _missing_error(
     is_head = not any(tensor.startswith(prefix) or model.base_model is model for tensor in missing)
     if of_adapter:
         advice = "the adapter was trained on random ones, so train it again with their layers in modules_to_save"
-    elif (fitting := task_of_tensors(model.config, files.tensors())) is not None:
-        task, fitting_class = fitting
+    elif (fitting := _fitting_class(model.config, list(files.tensors()))) is not None:
+        fitting_class, task = fitting
         advice = f"these are the weights of {fitting_class}, so name its task (--task {task})"
     elif is_head:
         advice = "fine-tune and save that head first, or name the task for which the folder was saved (--task)"
@@ -188,6 +189,14 @@ def _missing_error(
         unexpected=tuple(others),
         model_class=name,
     )
+
+
+def _fitting_class(config: PretrainedConfig, names: Sequence[str]) -> tuple[str, str] | None:
+    """The class whose weights have these names, also behind the prefixes of wrappers, and its task; None: unknown."""
+    forms: list[Collection[str]] = [names, *(renamed.values() for _, renamed in _without_wrappers(names))]
+    exact = (class_of_tensors(config, form) for form in forms)
+    part = (fitting[::-1] for form in forms if (fitting := task_of_tensors(config, form)) is not None)
+    return next(itertools.chain(filter(None, exact), part), None)
 
 
 def _shape_error(

@@ -1,8 +1,7 @@
 """Quantization of graphs: the portable graph in int8, and the symmetric one in int8 or fp8."""
 
-from compressor.quantization.outliers import quantize_without_ruined, ruined_products
 from compressor.quantization.portable import QuantizedGraph, quantize_graph, require_nncf
-from compressor.quantization.sensitivity import output_distance, rank_products
+from compressor.quantization.products import output_distance, quantize_without_ruined, rank_products, ruined_products
 from compressor.quantization.symmetric import quantize_symmetric
 
 __all__ = [

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.quantization.calibration_inputs import float_model, inputs_of
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
-from compressor.targets.quantized_graph import float_products, quantized_products
-from graph_passes import save
-from graph_passes.passes import TransposeSingleQuery
+from compressor.targets.graph_facts import float_products, is_quantized, quantized_products
+from graph_passes import load, save
+from graph_passes.passes import FoldWeights, TransposeSingleQuery
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -49,6 +49,16 @@ class QuantizedGraph:
     in_float: tuple[str, ...]
     rows: int
     ruined: tuple[str, ...] = ()
+
+    @classmethod
+    def saved(cls, model: ir.Model, out: Path, rows: int) -> QuantizedGraph:
+        """Write a quantized graph, for which some calibration rows were used."""
+        save(model, out)
+        products, in_float = (
+            tuple(node.name or "" for node in nodes) for nodes in (quantized_products(model), float_products(model))
+        )
+        logger.debug("%s: %d products quantized, %d in floats", out, len(products), len(in_float))
+        return cls(out, products, in_float, rows)
 
 
 def require_nncf() -> ModuleType:
@@ -120,12 +130,7 @@ def quantize_graph(
     quantized.metadata_props.update(model.metadata_props)
     # The graph is read by OpenVINO itself too, at fixed shapes.
     TransposeSingleQuery()(quantized)
-    save(quantized, out)
-    products, in_float = (
-        tuple(node.name or "" for node in nodes) for nodes in (quantized_products(quantized), float_products(quantized))
-    )
-    logger.debug("%s: %d products in int8, %d in floats", out, len(products), len(in_float))
-    return QuantizedGraph(out, products, in_float, len(rows))
+    return QuantizedGraph.saved(quantized, out, len(rows))
 
 
 @contextmanager
@@ -168,3 +173,75 @@ def _in_memory(model: ir.Model) -> onnx.ModelProto:
     if proto.ByteSize() < 0 or proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         raise ValueError("its weights exceed 2 GB")
     return proto
+
+
+def float_model(graph: Path) -> ir.Model:
+    """A float graph, without local functions and with each weight as an initializer at its product.
+
+    Args:
+        graph: its file, which stays unchanged.
+
+    Raises:
+        InputError: the graph is quantized already.
+    """
+    model = load(graph)
+    if is_quantized(model):
+        raise InputError(
+            f"{graph}: its products are quantized already; use the float graph, or --precision fp32",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+        )
+    common.InlinePass()(model)
+    # NNCF reads constants of inlined functions as initializers only.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    FoldWeights()(model)
+    return model
+
+
+def inputs_of(model: ir.Model, rows: Sequence[Feeds], graph: Path) -> list[Feeds]:
+    """The rows without what the graph has no input for.
+
+    Args:
+        model: the graph.
+        rows: calibration rows, one batch each.
+        graph: the file of the graph, for messages.
+
+    Raises:
+        InputError: there are no rows, or one lacks an input.
+    """
+    if not rows:
+        raise InputError(
+            f"{graph}: there are no rows to calibrate on; add training rows (--data)",
+            code=ErrorCode.TOO_FEW_ROWS,
+            field="data",
+        )
+    names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
+    missing = next((name for name in names for feeds in rows if name not in feeds), None)
+    if missing is not None:
+        raise InputError(
+            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
+            code=ErrorCode.TENSOR_MISMATCH,
+            tensor=missing,
+        )
+    return [{name: feeds[name] for name in names} for feeds in rows]
+
+
+def without_padding(feeds: Feeds) -> list[Feeds]:
+    """The rows of a batch one by one, without their padded positions, so that no range is measured on these.
+
+    A mask `[batch, length]`, `attention_mask` or `decoder_attention_mask`, tells the padded positions of the integer
+    inputs `[batch, length, ...]` of its side. Other inputs, and rows without a valid position, stay whole.
+    """
+    masks = {name: array != 0 for name, array in feeds.items() if name.endswith("attention_mask") and array.ndim == 2}
+    if all(mask.all() for mask in masks.values()):
+        return [feeds]
+    rows: list[Feeds] = []
+    for number in range(len(next(iter(masks.values())))):
+        row = {name: array[number : number + 1] for name, array in feeds.items()}
+        for name, array in feeds.items():
+            mask = masks.get(f"{'decoder_' if name.startswith('decoder_') else ''}attention_mask")
+            has_positions = mask is not None and array.shape[:2] == mask.shape and array.dtype.kind in "biu"
+            if mask is not None and has_positions and mask[number].any():
+                row[name] = row[name][:, mask[number]]
+        rows.append(row)
+    return rows

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
-from compressor.targets.base import Feeds
-from compressor.targets.options import Span
+from compressor.targets.base import Feeds, Span
 from compressor.tasks import Data
 from compressor.tasks.scoring import BATCH_SIZE
 

@@ -24,8 +24,7 @@ from compressor.run.row_cases import Inputs, row_cases
 from compressor.run.sizes import proven_shapes
 from compressor.targets import QUANTIZED, target
 from compressor.targets.graph_facts import graph_digest
-from compressor.targets.random_inputs import fixed_batch
-from compressor.targets.trial_inputs import trial_feeds
+from compressor.targets.trial_inputs import fixed_batch, trial_feeds
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
@@ -36,6 +35,8 @@ _OF_THE_ENGINE = (
     NoteCode.TARGET_MISSING,
     NoteCode.ROWS_MISSING,
     NoteCode.NO_DENSE_GRAPH,
+    NoteCode.TIMED_ALONE,
+    NoteCode.FILES_KEPT,
     NoteCode.SPEED_UNCERTAIN,
     NoteCode.ANSWERS_UNCHANGED,
     NoteCode.MEMORY_UNMEASURED,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.measure import facts as facts_of
-from compressor.measure import interleave
+from compressor.measure import interleave, median_times
 from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.model_folder import example_feeds_by_size
-from compressor.results import EngineFacts, Speed, Throughput, VariantName, size_label
+from compressor.results import EngineFacts, Note, NoteCode, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.products import ChosenEngine, Measurements, Variant
@@ -49,7 +49,7 @@ def measure_variants(
     """Times of each variant and the compressed one at every size, then memory at the first size, then throughput.
 
     Args:
-        variants: the compressed variant and those to compare it with. Without a dense one nothing is timed.
+        variants: the compressed variant and those to compare it with. Without any it is timed alone, for a note.
         inputs: inputs by batch size and length.
         recipe: time to spend, and the seed of the bootstrap.
         log: receives stages, and notes on speeds that are uncertain and memory that is unknown.
@@ -61,7 +61,9 @@ def measure_variants(
     for (batch, seq), feeds in inputs.items():
         for variant in references:
             speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
-    log.add_notes(run_notes.speed_notes(speeds.get("dense", ())))
+    log.add_notes(
+        run_notes.speed_notes(speeds.get("dense", ())) if references else _times_alone(compressed, inputs, recipe, log)
+    )
     with log.stage("measuring memory"):
         first_batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(seq or 1 for _, seq in inputs))
         kept = [variant for name, variant in by_name.items() if name != "rewritten"]
@@ -97,6 +99,19 @@ def _time(
             seed=recipe.selection.seed,
             on_progress=on_progress,
         )
+
+
+def _times_alone(
+    compressed: Variant, inputs: Mapping[tuple[int, int | None], Feeds], recipe: Recipe, log: RunLog
+) -> list[Note]:
+    """A note on the median times of the compressed engine, which there is nothing to compare with."""
+    medians = []
+    for (batch, seq), feeds in inputs.items():
+        with log.stage(f"timing compressed, {size_label(batch, seq)}"):
+            (seconds,) = median_times([compressed.engine], feeds, recipe.measure.seconds)
+        medians.append(f"{1e3 * seconds:.3g} ms at {size_label(batch, seq)}")
+    text = f"the engine was timed alone, with no dense engine to compare it with: median {', '.join(medians)}"
+    return [Note(code=NoteCode.TIMED_ALONE, text=text)]
 
 
 def _throughputs(

@@ -47,10 +47,10 @@ from compressor.run.products import DYNAMIC, MIXED, PORTABLE, Choice, Measuremen
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
-from compressor.targets import BuildOptions, Feeds, target
+from compressor.targets import TARGETS, BuildOptions, Feeds, target
 from compressor.targets.trial_inputs import draws_ids, trial_feeds
 from compressor.tasks import Data, open_data
-from compressor.workdir import locked
+from compressor.workdir import QUANTIZED_GRAPHS, locked
 from graph_passes import load
 
 _OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE)
@@ -111,6 +111,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         measured = measure_variants(variants.values(), inputs, run.recipe, log)
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, log, lost=lost)
+        log.add_notes(_kept_files_notes(run))
         report = _report(run, variants, evaluated, measured, log.notes)
         if chose:  # the next build chooses again
             report = report.model_copy(update={"recipe": {**report.recipe, "precision": AUTO}})
@@ -237,8 +238,9 @@ def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:
     """Note before the build what it cannot measure, and that the proof of the engine may fail."""
     if "dense" not in run.graphs:
         text = (
-            "the folder of the run has no dense.onnx: the engine is built and proven, but neither its speed nor its"
-            " metric is measured, because there is nothing to compare with; a run with --save-dense writes that graph"
+            "the folder of the run has no dense.onnx: the engine is built, proven and timed alone, and neither its gain"
+            " nor its metric is measured, because there is nothing to compare with; a run with --save-dense writes that"
+            " graph"
         )
         log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
     if draws_ids(load(run.graphs["compressed"])):
@@ -268,6 +270,24 @@ def _note_build(run: FinishedRun, log: RunLog, *, lost: bool) -> None:
         text = "results of the run that this build could not measure are kept in run-report.html and run-report.json"
         log.add_notes([Note(code=NoteCode.EARLIER_REPORT_KEPT, text=text)])
     log.add_notes(run_notes.mask_notes(run.report.plan, run.lengths))
+
+
+def _kept_files_notes(run: FinishedRun) -> list[Note]:
+    """Notes on the files of earlier engines that stay beside the new one, and on what reads them."""
+    out, new = run.graphs["compressed"].parent, target(run.recipe.engine.target)
+    texts = [
+        f"{', '.join(path.name for path in files)}: from an earlier build for {runtime.title}, which still runs it; the"
+        f" report, and what reads it, name {new.engine_file}"
+        for runtime in map(target, TARGETS)
+        if runtime is not new and (files := runtime.engine_files(out))
+    ]
+    sources = engine_sources(run)
+    texts += [
+        f"{name}: a quantized graph that {new.engine_file} is not built from; a build in 8 bits reads it"
+        for name in QUANTIZED_GRAPHS
+        if name not in sources and (out / name).is_file()
+    ]
+    return [Note(code=NoteCode.FILES_KEPT, text=text) for text in texts]
 
 
 def _report(
@@ -324,7 +344,8 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
 
     The file without which the engine cannot be loaded (the metadata of a TensorRT engine, else the engine itself) is
     removed first and moved last, after the report. An interruption therefore leaves no engine beside the report of
-    another one. Engines of other targets stay.
+    another one. Files of the former engine of this target that the new one lacks, such as those of its weights, are
+    removed; engines of other targets stay.
 
     Args:
         built: folder of the files that were built.
@@ -337,6 +358,9 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     last = metadata if metadata is not None and (built / metadata).is_file() else runtime.engine_file
     files = sorted(built.iterdir())  # before anything is removed: a run may have replaced the folder
     (out / last).unlink(missing_ok=True)
+    for former in runtime.engine_files(out):
+        if not (built / former.name).is_file():
+            former.unlink()
     for path in files:
         if path.name != last:
             path.replace(out / path.name)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from compressor.block_masks.maps_of_run import load_maps
-from compressor.block_masks.mask_settings import mask_length
+from compressor.block_masks.attention_maps import mask_length
+from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, InputError, UsageError

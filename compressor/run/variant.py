@@ -22,7 +22,7 @@ from compressor.run.build_options import spans_of
 from compressor.run.changed_models import require_export
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
-from compressor.targets.quantized_graph import write_mixed
+from compressor.targets.graph_facts import write_mixed
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions

@@ -10,7 +10,7 @@ from typing import Any
 
 import graph_passes
 from compressor import report as reports
-from compressor.block_masks.mask_settings import shares_by_kind
+from compressor.block_masks.attention_maps import shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.config.steps import Blocks

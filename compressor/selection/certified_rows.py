@@ -17,7 +17,7 @@ import numpy as np
 from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.user_cache import user_cache
+from compressor.targets.machine import user_cache
 from compressor.tasks import Data
 from graph_passes.files import atomic_replace
 

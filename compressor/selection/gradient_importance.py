@@ -12,7 +12,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from compressor.tasks.forwards import IGNORED
 from compressor.units import Site, hooked
 from compressor.units.find import evaluating
-from compressor.units.head_outputs import spread_over_rows
+from compressor.units.gating import spread_over_rows
 
 
 def sensitivity(

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 from compressor.units.find import evaluating, unread_sites
-from compressor.units.head_outputs import spread_over_rows
+from compressor.units.gating import spread_over_rows
 from compressor.units.hook import Call, intercepted
 from compressor.units.layers import outermost_layers, routed_forwards
 from compressor.units.projections import hooked_projections

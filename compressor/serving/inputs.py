@@ -12,9 +12,8 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 from compressor.targets import Feeds
 from compressor.targets.example_rows import read_example_rows
-from compressor.targets.id_limits import id_limits, require_ids
 from compressor.targets.tensor_specs import PIXELS, TensorSpec
-from compressor.targets.trial_inputs import trial_feeds
+from compressor.targets.trial_inputs import id_limits, require_ids, trial_feeds
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
 

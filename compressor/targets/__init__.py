@@ -10,8 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from compressor.errors import ErrorCode, UsageError, suggestion
-from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision, Provider, Target
-from compressor.targets.options import BuildOptions, span
+from compressor.targets.base import QUANTIZED, TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
 
 TARGETS: Mapping[str, str] = {
     "ort": "compressor.targets.onnxruntime.target",

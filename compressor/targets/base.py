@@ -1,42 +1,105 @@
-"""The interface of a target: the object that describes it, and the engine that it returns."""
+"""The interface of a target: the object that describes it, the options of a build, and the engine that it returns."""
 
 from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from compressor.errors import ErrorCode, UsageError
-from compressor.targets.options import BuildOptions
+from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild, QuantizedProducts
     from compressor.targets.tensor_specs import TensorSpec
 
+Shape = tuple[int, int]
+"""Batch size and length in tokens."""
+Span = tuple[int, int, int]
+"""Smallest, usual and largest value of a size."""
+Widths = tuple[int, int]
+"""Numbers of inputs and outputs of the products with constant weights that multiply the same activations, all outputs
+together: the projections of queries, keys and values count as one product."""
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
 """Precisions of engines that compute products in 8 bits."""
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""
-
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1, "fp8": 1e-1}
 """Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16. An engine in
 8 bits is compared with its quantized graph: a value close to the boundary of two numbers may be rounded to either, and
 later layers amplify the difference."""
 
 
-class Engine(Protocol):
+@dataclass(frozen=True)
+class BuildOptions:
+    """Sizes that an engine must take, and settings that only some targets use (`Target.options`).
+
+    Attributes:
+        batch: sizes of the first axis; a TensorRT engine is fastest at the usual one.
+        seq: sizes of the other free axes, in tokens.
+        memory: lengths of memories and caches, where the graph has any.
+        workspace: bytes of device memory that the build may use; None: all free memory.
+        timing_cache: file of TensorRT's kernel timings, read and updated; None: a file in the user's cache.
+        hardware_compatible: build a TensorRT engine that runs on other GPUs too, from Ampere on.
+        version_compatible: build a TensorRT engine that later versions run too.
+        kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
+        shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
+        free_axes: whether OpenVINO compiles the graph for free axes too when it builds the engine; False: when a batch
+            has none of the `shapes`.
+        split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
+        norm_seconds: time spent on finding that out; 0: they stay fused.
+        float_widths: widths of the products that an int8 engine computes in floats, because int8 is slower there.
+        float_precision: precision in which an int8 engine of OpenVINO computes what is in floats.
+    """
+
+    batch: Span = (1, 8, 8)
+    seq: Span = (1, 128, 128)
+    memory: Span = (0, 0, 0)
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    hardware_compatible: bool = False
+    version_compatible: bool = False
+    kernel: Path | None = None
+    shapes: tuple[Shape, ...] = ()
+    free_axes: bool = True
+    split_norms: bool | None = None
+    norm_seconds: float = 0.0
+    float_widths: frozenset[Widths] = frozenset()
+    float_precision: Literal["fp32", "bf16"] = "fp32"
+
+
+def parse_shape(text: str) -> Shape:
+    """Batch size and length of a shape such as `1x128`."""
+    batch, seq = text.split("x")
+    return int(batch), int(seq)
+
+
+def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:
+    """The span of sizes that an engine must take.
+
+    Args:
+        usual: sizes that the engine is optimized for; their median (the larger one of two) becomes the usual size.
+        also: further sizes that the engine must take, which only widen the span.
+    """
+    sizes = sorted(usual)
+    total = (*sizes, *also)
+    return min(total), sizes[len(sizes) // 2], max(total)
+
+
+@dataclass(kw_only=True, eq=False)
+class Engine(ABC):
     """A graph, built and loaded.
 
     Attributes:
         path: the file that the runtime loads.
-        inputs: names of the graph's inputs, in order.
-        specs: names, element types and shapes of the inputs that the engine takes.
+        specs: names, element types and shapes of the inputs that the engine takes, in the order of the graph.
         outputs: names of the graph's outputs, in order.
         precision: numeric precision of the engine.
         attentions: number of attentions in the graph; a layer without heads has none.
@@ -45,57 +108,51 @@ class Engine(Protocol):
         optimization: what was done to the graph for this runtime, in one line.
         session: runtime, version, device and options: everything needed to build an equal engine.
         host: runtime and device, for readers.
-        is_reentrant: whether several threads may run it at once.
         quantized: which matrix products are executed in int8; None for an engine of another precision.
         products: number of matrix products with constant weights that are executed in each precision; empty where the
             runtime does not report it.
+        reach: name of an input -> number of positions that the block masks of the graph cover.
+        is_reentrant: whether several threads may run it at once.
         built: facts about a build ahead of time; None where the runtime loads the graph itself.
         device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
     """
 
-    @property
-    def path(self) -> Path: ...
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def precision(self) -> Precision: ...
-    @property
-    def attentions(self) -> int: ...
-    @property
-    def fused(self) -> int: ...
-    @property
-    def kernels(self) -> Mapping[str, int]: ...
-    @property
-    def optimization(self) -> str: ...
-    @property
-    def session(self) -> Mapping[str, Any]: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def is_reentrant(self) -> bool: ...
-    @property
-    def quantized(self) -> QuantizedProducts | None: ...
-    @property
-    def products(self) -> Mapping[str, int]: ...
-    @property
-    def built(self) -> EngineBuild | None: ...
-    @property
-    def device_seconds(self) -> float | None: ...
+    path: Path
+    specs: tuple[TensorSpec, ...] = field(repr=False)
+    outputs: tuple[str, ...]
+    precision: Precision
+    attentions: int
+    fused: int
+    kernels: Mapping[str, int]
+    optimization: str
+    session: Mapping[str, Any]
+    host: str
+    quantized: QuantizedProducts | None = None
+    products: Mapping[str, int] = field(default_factory=dict)
+    reach: Mapping[str, int] = field(default_factory=dict)
+    is_reentrant: bool = False
+    built: EngineBuild | None = None
+    device_seconds: float | None = None
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs, in order."""
+        return tuple(spec.name for spec in self.specs)
+
+    @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; feeds without an input of the graph are ignored."""
-        ...
+        """Outputs by name; feeds without an input of the graph are ignored.
 
+        Raises:
+            InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
+        """
+
+    @abstractmethod
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
 
         It is measured on the device where that has memory of its own, else in a fresh process.
         """
-        ...
 
 
 class Target(ABC):
@@ -107,6 +164,8 @@ class Target(ABC):
     Attributes:
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
+        engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
+        packages: Python packages whose versions decide how fast its engines are, beside that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
         metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
         suffixes: suffixes of the engine files that `load` takes.
@@ -121,6 +180,8 @@ class Target(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    engines: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
     metadata_file: ClassVar[str | None] = None
     suffixes: ClassVar[tuple[str, ...]]
@@ -173,6 +234,13 @@ class Target(ABC):
             return (None,)
         return (None, quantized) if self.quantizes and precision == "int8" else (quantized,)
 
+    def engine_files(self, folder: Path) -> list[Path]:
+        """The files of an engine of this target in the folder of a run: the engine, its metadata and its weights."""
+        names = (self.engine_file, self.metadata_file)
+        return sorted(
+            path for path in folder.iterdir() if path.name in names or path.name.startswith(f"{self.engine_file}.")
+        )
+
     def needs_quantized_graph(self, precision: Precision) -> bool:
         """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
 
@@ -216,7 +284,6 @@ class Target(ABC):
                 value=kernel,
             )
 
-    @abstractmethod
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
     ) -> None:
@@ -226,8 +293,18 @@ class Target(ABC):
             UsageError: options contradict the target, or the runtime lacks the precision.
             TargetMissingError: the runtime or its device is missing.
         """
+        self.check_request(precision=precision, provider=provider, kernel=kernel)
+        self.check_machine(precision, provider, kernel)
 
     @abstractmethod
+    def check_machine(self, precision: Precision, provider: Provider | None, kernel: Path | None) -> None:
+        """Raise where the runtime, its device or the precision is missing on this machine; `check` calls it.
+
+        Raises:
+            UsageError: the runtime lacks the precision.
+            TargetMissingError: the runtime or its device is missing.
+        """
+
     def build(
         self,
         onnx: Path,
@@ -252,8 +329,15 @@ class Target(ABC):
             TargetMissingError: the runtime or its device is missing.
             InputError: the runtime cannot read the graph or cannot build it.
         """
+        options = options or BuildOptions()
+        self.check(precision=precision, provider=provider, kernel=options.kernel)
+        engine: Engine = import_module(self.engines).build_engine(
+            onnx, out, precision=precision, provider=provider, threads=threads, options=options
+        )
+        return engine
 
-    @abstractmethod
+    __call__ = build
+
     def load(
         self,
         path: Path,
@@ -276,6 +360,11 @@ class Target(ABC):
             TargetMissingError: the runtime or its device is missing.
             InputError: the file is missing or damaged, or was built for another device or version.
         """
+        self.check(provider=provider, kernel=kernel)
+        engine: Engine = import_module(self.engines).load_engine(
+            Path(path), provider=provider, threads=threads, kernel=kernel, cached=cached
+        )
+        return engine
 
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
         """Outputs of a graph that the runtime reads itself, compiled for the shapes of one batch alone.
@@ -289,26 +378,39 @@ class Target(ABC):
             TargetMissingError: the runtime or its device is missing.
             InputError: the runtime cannot read the graph, or cannot run it at these shapes.
         """
-        batch, seq = ((size, size, size) for size in _first_sizes(feeds))
+        shapes = [array.shape for array in feeds.values()]
+        length = max((shape[1] for shape in shapes if len(shape) == 2), default=1)  # 1 where rows have none
+        batch, seq = ((size, size, size) for size in (shapes[0][0], length))
         with tempfile.TemporaryDirectory() as folder:
             options = BuildOptions(batch=batch, seq=seq)
             return self.build(onnx, Path(folder) / self.engine_file, precision=precision, options=options).run(feeds)
 
-    def __call__(
-        self,
-        onnx: Path,
-        out: Path,
-        *,
-        precision: Precision = "fp32",
-        provider: Provider | None = None,
-        threads: int | None = None,
-        options: BuildOptions | None = None,
-    ) -> Engine:
-        """Build an engine; see `build`."""
-        return self.build(onnx, out, precision=precision, provider=provider, threads=threads, options=options)
+
+def missing_input(name: str, inputs: Iterable[str]) -> InputError:
+    """The error of a batch without an input of the graph."""
+    return InputError(
+        f"{name}: the graph has this input, and it is missing; pass {', '.join(inputs)}",
+        code=ErrorCode.TENSOR_MISMATCH,
+        tensor=name,
+    )
 
 
-def _first_sizes(feeds: Feeds) -> tuple[int, int]:
-    """Batch size of a batch, and the length of its rows; 1 where they have none."""
-    shapes = [array.shape for array in feeds.values()]
-    return shapes[0][0], max((shape[1] for shape in shapes if len(shape) == 2), default=1)
+def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
+    """Raise InputError where an input is longer than the block masks of a graph.
+
+    A runtime on a GPU would read beyond the end of a mask without an error.
+
+    Args:
+        reach: input -> number of positions that the masks cover.
+        feeds: one batch of inputs.
+    """
+    for name, maximum in reach.items():
+        if name in feeds and feeds[name].shape[1] > maximum:
+            raise InputError(
+                f"{name}: {feeds[name].shape[1]} positions, the block masks cover {maximum}; pass shorter rows, or"
+                " learn masks on longer ones (--max-length)",
+                code=ErrorCode.OUT_OF_RANGE,
+                tensor=name,
+                value=feeds[name].shape[1],
+                maximum=maximum,
+            )

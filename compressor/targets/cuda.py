@@ -126,14 +126,8 @@ def open_driver(load: Callable[[str], Any] = ctypes.CDLL) -> CudaDriver:
         ) from error
 
 
-@functools.cache
-def driver() -> CudaDriver:
-    """The driver of this machine's GPU, opened once.
-
-    Raises:
-        TargetMissingError: there is no driver or no usable GPU.
-    """
-    return open_driver()
+driver = functools.cache(open_driver)
+"""The driver of this machine's GPU, opened once; see `open_driver`."""
 
 
 class CudaStream:

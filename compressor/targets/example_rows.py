@@ -8,13 +8,16 @@ tokens are repeated or left out.
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
+from compressor.silence_libraries import one_line
 
 EXAMPLE_ROWS = "compressor.example_rows"
 """Metadata key of a graph: its example rows, as JSON."""
@@ -80,7 +83,9 @@ class ExampleRows:
         mask = arrays.get(f"{prefix}attention_mask")
         kinds = arrays.get(f"{prefix}token_type_ids", np.zeros_like(ids))
         resized = {
-            each: np.full((*ids.shape[:-1], length, *array.shape[ids.ndim :]), self._fill(each, name), array.dtype)
+            each: np.full(
+                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if each == name else 0, array.dtype
+            )
             for each, array in arrays.items()
         }
         for index in np.ndindex(ids.shape[:-1]):
@@ -95,10 +100,6 @@ class ExampleRows:
             for each, array in arrays.items():
                 resized[each][index][start : start + count] = array[index][positions]
         return resized
-
-    def _fill(self, name: str, ids: str) -> int:
-        """What an input has in positions of padding."""
-        return self.padding if name == ids else 0
 
 
 def _aligned(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[str, list[str]]]:
@@ -201,3 +202,21 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
         code=ErrorCode.FILE_UNREADABLE,
         value=text,
     )
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name.
+
+    Raises:
+        InputError: the file is not an archive of arrays, or holds pickled objects.
+    """
+    try:
+        # np.load would leave the file open where its content is damaged, and returns a bare array for an .npy file.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error

@@ -35,16 +35,9 @@ def limits(graph: Path) -> MemoryLimits | None:
             tensor="memory_0",
             shape=None if shape is None else tuple(map(str, shape)),
         )
-    memory, positions = (_number(model.metadata_props.get(name, "")) for name in (MEMORY_LENGTH, MAX_POSITIONS))
+    texts = (model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS))
+    memory, positions = (int(text) if text.isdecimal() else None for text in texts)
     return MemoryLimits(layers, shape[2], memory, positions)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
-
-
-def _empty(sizes: MemoryLimits, batch: int) -> list[np.ndarray]:
-    return [np.zeros((batch, 0, sizes.hidden_size), np.float32)] * sizes.layers
 
 
 class Stream:
@@ -97,7 +90,8 @@ class Stream:
                 shape=input_ids.shape,
             )
         batch, segment = input_ids.shape
-        memories = self.memories if len(self.memories) else _empty(self.limits, batch)
+        empty = [np.zeros((batch, 0, self.limits.hidden_size), np.float32)] * self.limits.layers
+        memories = self.memories if len(self.memories) else empty
         self.limits.check(batch, segment, [memory.shape for memory in memories])
         inputs: Mapping[str, np.ndarray] = dict(zip(memory_names(self.limits.layers), memories, strict=True))
         outputs = self.engine.run({"input_ids": input_ids.astype(np.int64), **inputs})

@@ -1,14 +1,34 @@
-"""Inputs on which a graph is tried, proven and timed: its example rows where it has any, else drawn at random."""
+"""Inputs on which a graph is tried, proven and timed: its example rows where it has any, else drawn at random.
+
+Random inputs are valid as far as the graph itself determines which inputs are valid.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
+from compressor.errors import ErrorCode, InputError, RowError
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets.example_rows import read_example_rows
-from compressor.targets.random_inputs import is_id, random_feeds
+from graph_passes.flow.example_sizes import example_sizes, symbol_of
+
+_CARRIERS = frozenset(
+    "Cast Clip Concat Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze Where".split()
+)
+"""Operators whose output holds the ids of their input."""
+_FLAG_RANGE = 2
+"""Range of integers that index no table: they may be flags."""
+_STORED_FORMS = frozenset("Cast DequantizeLinear Identity".split())
+"""Operators that read a table in another type than it is stored in."""
+Axis = Literal["batch", "memory", "past", "length"]
+_BOUNDING = frozenset(("Clip", "Where"))
+"""Operators that may replace ids outside of a table."""
 
 
 def trial_feeds(
@@ -68,3 +88,226 @@ def _fits(value: ir.Value, array: np.ndarray) -> bool:
     if shape is None or len(shape) != array.ndim:
         return False
     return all(isinstance(dim, ir.SymbolicDim) or dim == size for dim, size in zip(shape, array.shape, strict=True))
+
+
+def axis_kind(value: ir.Value, axis: int) -> Axis:
+    """The kind of a free axis of an input: rows, positions of a memory, positions of a key/value cache, or tokens."""
+    if axis == 0:
+        return "batch"
+    if axis == 1 and str(value.name).startswith("memory_"):
+        return "memory"
+    # A cache is as long as the past; an axis `past_sequence_length + sequence_length` counts new tokens too.
+    dim = value.shape[axis] if value.shape is not None else None
+    past = isinstance(dim, ir.SymbolicDim) and re.fullmatch(r"past\w*", str(dim.value or ""))
+    return "past" if past else "length"
+
+
+def memory_length(model: ir.Model, seq: int) -> int | None:
+    """Length of the longest memory for a segment of `seq` tokens; None where the graph's metadata lack it.
+
+    `model_folder.example_inputs` gives the PyTorch model memories of the same length.
+    """
+    limits = [model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS)]
+    if not all(text.isdecimal() for text in limits):
+        return None
+    longest, positions = map(int, limits)
+    return max(0, min(longest, positions - seq))
+
+
+def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None) -> dict[Axis, int]:
+    """Sizes of the free axes of a graph's inputs.
+
+    Args:
+        model: the graph.
+        batch: number of rows.
+        seq: number of tokens.
+        memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
+    """
+    if memory is None:
+        memory = memory_length(model, seq)
+    return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
+
+
+def held_sizes(model: ir.Model) -> dict[str, int]:
+    """Sizes of the free dimensions that keep those of the exporter's example, by symbol: of images and sounds.
+
+    Those of tokens are free: the dimensions of integers that are neither masks nor positions, and of embeddings.
+    """
+    held = example_sizes(model)
+    for value in model.graph.inputs if held else ():
+        if value.name == "inputs_embeds" or is_id(value):
+            for axis, dim in enumerate(value.shape or ()):
+                if isinstance(dim, ir.SymbolicDim):
+                    held.pop(symbol_of(axis, dim), None)
+    return held
+
+
+def axis_size(value: ir.Value, axis: int, sizes: Mapping[Axis, int], held: Mapping[str, int]) -> int:
+    """The size of an axis of an input.
+
+    Args:
+        value: the input.
+        axis: number of the axis.
+        sizes: sizes of free axes, from `free_sizes`.
+        held: sizes of free axes that the exporter's example decides, from `held_sizes`.
+    """
+    dim = (value.shape or ())[axis]
+    if not isinstance(dim, ir.SymbolicDim):
+        return int(dim)
+    kind = axis_kind(value, axis)
+    return held.get(symbol_of(axis, dim), sizes[kind]) if kind == "length" else sizes[kind]
+
+
+def fixed_batch(model: ir.Model) -> int | None:
+    """The batch size that the graph fixes; None where it is free."""
+    shapes = (value.shape for value in model.graph.inputs if not value.is_initializer())
+    sizes = (shape[0] for shape in shapes if shape is not None and len(shape) > 1)
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def has_lengths(model: ir.Model) -> bool:
+    """Whether a graph has inputs of tokens, whose length is free or fixed, rather than those of one size alone."""
+    held = held_sizes(model)
+    for value in model.graph.inputs:
+        free = [(axis, dim) for axis, dim in enumerate(value.shape or ()) if isinstance(dim, ir.SymbolicDim)]
+        lengths = [symbol_of(axis, dim) for axis, dim in free if axis_kind(value, axis) == "length"]
+        is_held = bool(lengths) and all(symbol in held for symbol in lengths)
+        if not is_held and (lengths or has_integer_rows(value)):
+            return True
+    return False
+
+
+def has_integer_rows(value: ir.Value) -> bool:
+    """Whether an input has a row of integers, which are no sizes, for each row of a batch: its length is in tokens."""
+    return len(value.shape or ()) == 2 and _is_integer(value) and "shape" not in (value.name or "")
+
+
+def is_id(value: ir.Value) -> bool:
+    """Whether an input has integers that are no masks, positions or sizes: ids of tokens, their types, flags."""
+    return _is_integer(value) and not any(word in (value.name or "") for word in ("mask", "position", "shape"))
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and not value.dtype.is_floating_point()
+
+
+def random_feeds(
+    model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
+) -> dict[str, np.ndarray]:
+    """One batch of inputs for a graph, from the names, types and uses of its inputs; see `trial_feeds` for the sizes.
+
+    Ids are drawn below the number of rows of every table that they index; positions count up from zero; masks are
+    ones; key/value caches are empty; everything else is normal noise.
+
+    Raises:
+        InputError: the graph fixes another batch size.
+    """
+    rng = np.random.default_rng(seed)
+    sizes, held = free_sizes(model, batch, seq, memory), held_sizes(model)
+    return {
+        value.name or "": _content(value, _shape(value, sizes, held), rng, padded)
+        for value in model.graph.inputs
+        if not value.is_initializer()
+    }
+
+
+def _shape(value: ir.Value, sizes: Mapping[Axis, int], held: Mapping[str, int]) -> tuple[int, ...]:
+    shape = tuple(axis_size(value, axis, sizes, held) for axis in range(len(value.shape or ())))
+    if len(shape) > 1 and shape[0] != sizes["batch"]:
+        raise InputError(
+            f"{value.name}: the graph fixes the batch size at {shape[0]}, and {sizes['batch']} was requested;"
+            f" request {shape[0]}, or export the graph with a free batch axis",
+            code=ErrorCode.TENSOR_MISMATCH,
+            field="batch",
+            tensor=value.name,
+            value=sizes["batch"],
+            expected=shape[0],
+        )
+    return shape
+
+
+def _content(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, padded: bool) -> np.ndarray:
+    dtype = (value.dtype or ir.DataType.FLOAT).numpy()
+    name = value.name or ""
+    if "mask" in name:
+        mask = np.ones(shape, dtype)
+        if padded and mask.ndim == 2:
+            mask[::-2, -max(1, shape[1] // 4) :] = 0
+        return mask
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if "position" in name and shape:
+        return np.broadcast_to(np.arange(shape[-1], dtype=dtype), shape).copy()
+    rows = min(table_sizes(value), default=_FLAG_RANGE)
+    return rng.integers(0, rows, shape).astype(dtype)
+
+
+def table_sizes(value: ir.Value, *, without: frozenset[str] = frozenset()) -> Iterator[int]:
+    """The number of rows of every table that an input indexes.
+
+    Args:
+        value: the input.
+        without: operators behind which ids are not followed.
+    """
+    visited, pending = {value}, [value]
+    while pending:
+        for node, position in pending.pop().uses():
+            table = None
+            if node.op_type == "Gather" and position == 1 and node.attributes.get_int("axis", 0) == 0:
+                table = node.inputs[0]
+            elif node.op_type == "EmbedLayerNormalization" and position < 2:
+                table = node.inputs[(2, 4)[position]]
+            if table is not None:
+                stored = _stored(table)
+                rows = stored.shape[0] if stored.shape is not None and len(stored.shape) > 1 else None
+                if isinstance(rows, int) and stored.is_initializer():
+                    yield rows
+            elif node.op_type in _CARRIERS - without and node.outputs[0] not in visited:
+                visited.add(node.outputs[0])
+                pending.append(node.outputs[0])
+
+
+def _stored(table: ir.Value) -> ir.Value:
+    """The tensor of the file that a table is read from."""
+    node = table.producer()
+    while node is not None and node.op_type in _STORED_FORMS and node.inputs[0] is not None:
+        table = node.inputs[0]
+        node = table.producer()
+    return table
+
+
+def id_limits(model: ir.Model) -> dict[str, int]:
+    """Number of ids of the smallest table that each input indexes; inputs that index none are left out."""
+    sizes = {str(value.name): min(table_sizes(value, without=_BOUNDING), default=0) for value in model.graph.inputs}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def require_ids(arrays: Mapping[str, np.ndarray], limits: Mapping[str, int], source: str) -> None:
+    """Check that every id has a row in the table of its input; runtimes read other memory in its place, or fail.
+
+    Args:
+        arrays: input name -> array `[row, ...]`.
+        limits: those of `id_limits`.
+        source: name of the rows in error messages.
+
+    Raises:
+        InputError: an id has none; a negative one counts from the end of the table.
+    """
+    for name, size in limits.items():
+        array = arrays.get(name)
+        if array is None or not array.size or array.dtype.kind not in "iu":
+            continue
+        outside = (array >= size) | (array < -size)
+        if outside.any():
+            position = np.argwhere(outside)[0]
+            number = int(array[tuple(position)])
+            raise RowError.of(
+                source,
+                int(position[0]) + 1 if array.ndim else 1,
+                f"{name} has the id {number}, outside of the graph's table of {size} rows; give ids of the tokenizer"
+                " that the model was trained with, or export the model with a table for all of its tokens",
+                code=ErrorCode.ID_OUTSIDE_TABLE,
+                input=name,
+                id=number,
+                size=size,
+            )

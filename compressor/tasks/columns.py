@@ -12,6 +12,7 @@ from datasets import Dataset, Value
 
 from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.results import Note, NoteCode
 
 _PAIRS = (
     ("sentence1", "sentence2"),
@@ -120,6 +121,14 @@ class TextColumns:
         row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
         if row is not None:
             raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
+
+
+def empty_text_notes(rows: Dataset, names: Sequence[str], source: str) -> tuple[Note, ...]:
+    """A note on rows with an empty text, by column, if there are any."""
+    counts = {name: sum(1 for _ in _unusable_rows(rows, name, allows_empty=False)) for name in dict.fromkeys(names)}
+    empty = " and ".join(f"{count} of {len(rows)} rows in {name!r}" for name, count in counts.items() if count)
+    text = f"{source}: the text is empty in {empty}; fill it or remove such rows if they are not meant"
+    return (Note(text=text, code=NoteCode.TEXTS_EMPTY),) if empty else ()
 
 
 @dataclass(frozen=True)

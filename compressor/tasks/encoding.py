@@ -19,7 +19,7 @@ from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_token_types, token_limit
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.columns import TextColumns
+from compressor.tasks.columns import TextColumns, empty_text_notes
 from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
@@ -213,7 +213,8 @@ class LabelledTexts(LabelledRows):
                 raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
             encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
             store.add(Dataset.from_dict(encoded).data.table)
-        self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
+        cut_note = cut_notes(source, cut, len(rows), self._longest)
+        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
         return store.finish()
 
     def _count_cut(self, encoded: BatchEncoding) -> int:

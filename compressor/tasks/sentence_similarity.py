@@ -20,7 +20,7 @@ from compressor.models.sentence_encoder import EMBEDDING, RANKING, STATES, Sente
 from compressor.results import MetricUnit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
-from compressor.tasks.columns import LabelColumn, TextColumns
+from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
 from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
 from compressor.tasks.label_values import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
@@ -238,7 +238,8 @@ class SentenceSimilarity(Task):
                 "labels": labels[start : start + len(chunk)],
             }
             store.add(Dataset.from_dict(encoded).data.table)
-        self.notes = (*self.notes, *cut_notes(source, cut, len(names) * len(rows), self._longest, "texts"))
+        cut_note = cut_notes(source, cut, len(names) * len(rows), self._longest, "texts")
+        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
         return store.finish()
 
     def _tokenize(self, texts: Sequence[str], column: int) -> BatchEncoding:

@@ -4,14 +4,13 @@ Families that call transformers' attention interface are served by one hook, see
 projections that read their heads, see `compressor.units.projections`.
 """
 
-from compressor.units.bundles import Bundles
 from compressor.units.compact import Compaction, compacted
-from compressor.units.find import Site, find_sites
-from compressor.units.gating import check_plan, gated, keep_all, keep_only
-from compressor.units.groups import PrunableGroup, expert_weights, find_groups
-from compressor.units.head_outputs import hooked
+from compressor.units.find import find_sites
+from compressor.units.gating import check_plan, gated, hooked, keep_all, keep_only
+from compressor.units.groups import Bundles, PrunableGroup, expert_weights, find_groups
 from compressor.units.hook import Attention, OutputHook, WeightsHook
 from compressor.units.masking import masked
+from compressor.units.projections import Site
 
 __all__ = [
     "Attention",

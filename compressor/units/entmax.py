@@ -73,10 +73,6 @@ def _scores(call: Call) -> tuple[Tensor, Tensor]:
 def _check_softmax(call: Call, name: str) -> None:
     """Check that softmax over `_scores` equals the family's attention, on queries scaled to scores of `_PROBE_SCORE`.
 
-    Args:
-        call: the call of a site.
-        name: the family, for the error message.
-
     Raises:
         SiteRefusedError: they differ.
     """

@@ -6,6 +6,7 @@ outside of it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,18 +20,14 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
-from compressor.units.call_kind import ForwardArguments, kind_of_call
-from compressor.units.dependencies import DependencyTracker, hidden_from_modes, tracked_modules
-from compressor.units.functional_attention import called_projections
+from compressor.units.dependencies import DependencyTracker, hidden_from_modes, kept_outputs, tracked_modules
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear
-from compressor.units.outputs import kept_outputs
-from compressor.units.probe import HeadsRead, observed_projections
-from compressor.units.projections import is_projection
+from compressor.units.probe import observed_projections
+from compressor.units.projections import Site, called_projections, is_projection
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
-
 SUPPORTED = (
     "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT, CLIP, Whisper, "
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
@@ -38,29 +35,10 @@ SUPPORTED = (
 """The supported families, for error messages."""
 _unread = WeakKeyDictionary[nn.Module, frozenset[str]]()
 """Model -> the sites that were left out."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """The heads of one attention.
-
-    Attributes:
-        name: module path of the attention, e.g. `bert.encoder.layer.0.attention.self`, or, outside transformers'
-            attention interface, of the projection that reads the heads, e.g. `mpnet.encoder.layer.0.attention.attn.o`.
-        kind: `bidirectional`, `causal` (both self-attention) or `cross`.
-        heads: query heads.
-        kv_heads: key/value heads; divides `heads`.
-        head_dim: width of the value vector of one head.
-        batch_axis: axis that holds the rows of a batch where the heads are read: 0, or 1 in families whose tensors have
-            positions first.
-    """
-
-    name: str
-    kind: Kind
-    heads: int
-    kv_heads: int
-    head_dim: int
-    batch_axis: int = 0
+ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one forward of a module."""
+_CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+"""Arguments by which transformers' attention modules receive a second sequence to attend to."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 
     A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
     attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`. Heads
-    are left out where no output depends on them that an exported graph keeps; see `compressor.units.outputs`.
+    are left out where no output depends on them that an exported graph keeps; see `compressor.units.dependencies`.
 
     Args:
         model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward fails
@@ -104,12 +82,21 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them but possibly none, and the linears that outputs read.
 
+    They are what the first forward shows that does not fail; each shows less than those before it.
+
     Raises:
         SiteRefusedError: an attention returns something else than heads.
         InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
-    units = _units_of_any_forward(bare, inputs, attention)
+    for observe, follow in ((True, True), (True, False), (False, True), (False, False)):
+        try:
+            units = _units_of_forward(bare, inputs, attention, observe=observe, follow=follow)
+            break
+        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
+            if not observe and not follow:
+                raise
+            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(bare), observe, follow, error)
     logger.debug("%s: %d sites with %d heads", family(bare), len(units.sites), sum(site.heads for site in units.sites))
     return units
 
@@ -124,20 +111,6 @@ def no_heads_error(model: nn.Module) -> SiteRefusedError:
         code=ErrorCode.SITE_REFUSED,
         family=name,
     )
-
-
-def _units_of_any_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> Units:
-    """The units that the first forward shows that does not fail; each shows less than those before it.
-
-    Raises:
-        InputError: the model does not run on the inputs.
-    """
-    for observe, follow in ((True, True), (True, False), (False, True)):
-        try:
-            return _units_of_forward(model, inputs, attention, observe=observe, follow=follow)
-        except InputError as error:  # e.g. a tensor with gradients that is converted to NumPy
-            logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(model), observe, follow, error)
-    return _units_of_forward(model, inputs, attention, observe=False, follow=False)
 
 
 def _units_of_forward(
@@ -169,8 +142,8 @@ def _units_of_forward(
             tracker.mark(call.site, output)
             return output.detach(), weights  # what follows reads heads of this site, not of a projection
 
-        def on_heads(name: str, heads: HeadsRead) -> None:
-            sites[name] = Site(name, *heads)
+        def on_heads(site: Site) -> None:
+            sites[site.name] = site
 
         contexts.enter_context(evaluation_mode(model))
         contexts.enter_context(observed_projections(model, on_heads, tracker.mark) if observe else torch.no_grad())
@@ -290,3 +263,42 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     if kv_heads == heads and groups > 1:  # the family repeats the key/value heads before it calls the interface
         kv_heads = heads // groups
     return Site(call.site, kind_of_call(call, arguments), heads, kv_heads, output.shape[3])
+
+
+def kind_of_call(call: Call, arguments: ForwardArguments) -> Kind:
+    """The kind of attention of a call, from the arguments of its module's forward and from its mask."""
+    if _has_second_sequence(call.module, arguments):
+        return "cross"
+    if call.query.shape[2] == call.key.shape[2]:
+        return "causal" if _is_causal(call) else "bidirectional"
+    # More keys than queries in self-attention: a memory before them, or persistent vectors that every query sees.
+    is_self_attention = call.mask is not None and getattr(call.module, "is_causal", False)
+    return "causal" if is_self_attention and _is_causal(call) else "cross"
+
+
+def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool:
+    """Whether a module received a second sequence to attend to, by a named parameter of its forward.
+
+    Modules of self-attention may receive the same argument in `**kwargs` and ignore it.
+    """
+    args, kwargs = arguments
+    names = list(inspect.signature(type(module).forward).parameters)[1:]  # without `self`
+    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+    return any(name in names and by_name.get(name) is not None for name in _CROSS_INPUTS)
+
+
+def _is_causal(call: Call) -> bool:
+    """Whether no query attends to a later key, in any row."""
+    flag = call.options.get("is_causal")
+    flag = getattr(call.module, "is_causal", True) if flag is None else flag
+    visible = call.visible
+    if visible is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
+        return bool(flag) and call.implementation == "sdpa"
+    if visible.dim() != 4 or not flag:
+        return False
+    length = call.query.shape[2]
+    hidden = ~visible.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries
+    later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
+    # The keys of the queries' own positions follow a memory of any length.
+    starts = range(hidden.shape[3] - length + 1)
+    return any(bool(hidden[..., start : start + length][..., later].all()) for start in starts)

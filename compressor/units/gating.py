@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
-from compressor.units.find import Site
+from compressor.errors import ErrorCode, InputError, SiteRefusedError
+from compressor.units.find import unread_sites
 from compressor.units.groups import PrunableGroup
-from compressor.units.head_outputs import hooked
-from compressor.units.hook import Attention, family, unwrap
+from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, family, intercepted, unwrap
 from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
+from compressor.units.projections import Site, hooked_projections
 from graph_passes import GroupPlan, Plan, SitePlan
 from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
 from graph_passes.errors import listed
 
 logger = logging.getLogger(__name__)
-
 _SIZES = ("kind", "heads", "kv_heads", "head_dim")
 """Fields in which a plan and a model must agree on a site."""
 
@@ -225,3 +224,61 @@ def _check_output(site: SitePlan, output: Tensor) -> None:
             planned=(site.heads, site.head_dim),
             actual=(heads, head_dim),
         )
+
+
+@contextmanager
+def hooked(
+    model: nn.Module,
+    on_output: OutputHook,
+    *,
+    sites: Iterable[Site | SitePlan] = (),
+    attention: Attention | None = None,
+    on_weights: WeightsHook | None = None,
+) -> Iterator[None]:
+    """Pass the heads of every attention through `on_output`, before the output projection.
+
+    Works in training and in evaluation. The model itself is not modified. Heads on which no output of a graph depends,
+    by the last `find_sites` of the model, are left alone.
+
+    Args:
+        model: a transformers model, bare or wrapped for training (DistributedDataParallel).
+        on_output: replaces the output of a site.
+        sites: the sites of the model or of a plan. Those outside the attention interface are hooked if they are among
+            them; those of the interface always are.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+        on_weights: receives every call with its attention map; needs eager attention.
+
+    Raises:
+        SiteRefusedError: the family does not support SDPA, or, on a call, returns no attention map for `on_weights`.
+    """
+
+    unread = unread_sites(unwrap(model))
+
+    def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
+        output, weights = call.run()
+        if call.site in unread:
+            return output, weights
+        if on_weights is not None:
+            if weights is None:
+                raise SiteRefusedError(
+                    f"{call.site}: {call.implementation} attention returns no map; use attention='eager'",
+                    code=ErrorCode.SITE_REFUSED,
+                    site=call.site,
+                    attention=call.implementation,
+                )
+            on_weights(call, weights)
+        return on_output(call.site, output), weights
+
+    with intercepted(model, on_call, attention), hooked_projections(model, sites, on_output):
+        yield
+
+
+def spread_over_rows(gates: Tensor, rows: int) -> Tensor:
+    """Gates `[row, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
+
+    Args:
+        gates: one gate for each row of a batch and each head.
+        rows: rows of the outputs, a multiple of those of the batch: chunked attention splits a row into several, which
+            are consecutive.
+    """
+    return gates.repeat_interleave(rows // len(gates), dim=0)[:, None, :, None]

@@ -8,30 +8,31 @@ model.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.units.closeness import is_close
-from compressor.units.find import SUPPORTED, Site, evaluation_mode, find_units
-from compressor.units.hook import Attention, family, unwrap
-from compressor.units.layers import Linear, linear_at, linear_sizes
-from compressor.units.trace import Trace, TracedLinear, float_outputs, trace_calls
+from compressor.units.find import SUPPORTED, evaluation_mode, find_units
+from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.layers import Linear, is_close, is_linear, linear_at, linear_sizes, outermost_layers
+from compressor.units.projections import Site, hooked_projections
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 logger = logging.getLogger(__name__)
-
 _STEPS = ((1024, 32), (256, 16), (64, 8))
 """(Minimum number of neurons, step): kept counts are multiples of a step that matrix products run well with."""
 MAX_FUSED = 2
@@ -254,15 +255,15 @@ def _computes_inputs(
     layouts = [dropped.repeat(fused)] if fused == 1 else [dropped.repeat(fused), dropped.repeat_interleave(fused)]
     generator = torch.Generator().manual_seed(0)
 
-    def disturb(output: Tensor, columns: Tensor) -> Tensor:
+    def disturb(module: nn.Module, args: Any, output: Tensor, columns: Tensor) -> Tensor:
         # Noise as large as the outputs, at least one: less would have no visible effect on large activations.
         noise = torch.randn(output.shape, generator=generator).to(output) * output.abs().mean().clamp(1, 1e3)
         return torch.where(columns, output + noise, output)
 
-    with _hooked_input(reader, lambda value: value.masked_fill(dropped, 0)):
+    with reader.register_forward_pre_hook(lambda _, args: (args[0].masked_fill(dropped, 0), *args[1:])):
         expected = float_outputs(model, inputs)
         for columns in layouts:
-            with _hooked_output(producer, partial(disturb, columns=columns)):
+            with producer.register_forward_hook(partial(disturb, columns=columns)):
                 outputs = float_outputs(model, inputs)
             # A model of speech predicts how many frames it returns, so that shapes may differ.
             if all(is_close(actual, value, _TOLERANCE) for actual, value in zip(outputs, expected, strict=False)):
@@ -270,11 +271,138 @@ def _computes_inputs(
     return False
 
 
-def _hooked_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
-    """Pass the first input of a module through `change`, as long as the handle is entered."""
-    return module.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
+@dataclass(frozen=True)
+class Bundles:
+    """The units of a group in bundles that are kept or dropped together, `group.step` units each.
+
+    Any subset of the bundles keeps a number of units that `group.counts` has. Where the number of units is no multiple
+    of the step, those that are left over belong to no bundle, and are kept only together with all others.
+
+    Attributes:
+        group: the group; heads have one part.
+        order: ids of all units; each bundle is a run of them.
+    """
+
+    group: PrunableGroup
+    order: tuple[int, ...]
+
+    @classmethod
+    def of_site(cls, site: Site) -> Bundles:
+        """Every head of an attention alone."""
+        return cls(
+            PrunableGroup(site.name, "heads", site.heads, site.head_dim, 1, None, site), tuple(range(site.heads))
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the group."""
+        return self.group.name
+
+    @property
+    def count(self) -> int:
+        """Number of bundles."""
+        return self.group.units // self.group.step
+
+    @functools.cached_property
+    def _bundle_of(self) -> Tensor:
+        """The bundle of each unit, `[units]`; `count` for units that are left over."""
+        bundles = torch.empty(self.group.units, dtype=torch.int64)
+        bundles[list(self.order)] = torch.arange(self.group.units) // self.group.step
+        return bundles
+
+    def spread(self, gates: Tensor) -> Tensor:
+        """The gate of each unit, `[units]`, from those of the bundles, `[bundles]`; the least for those left over."""
+        if self.count * self.group.step < self.group.units:
+            gates = torch.cat([gates, gates.amin(0, keepdim=True)])
+        return gates[self._bundle_of.to(gates.device)]
+
+    def plan(self, gates: Tensor) -> GroupPlan:
+        """The plan that keeps the bundles whose gate `[bundles]` is not zero, at their gates."""
+        units = self.spread(gates).tolist()
+        kept = [unit for unit, gate in enumerate(units) if gate != 0]
+        return dataclasses.replace(self.group.plan(kept), scale=tuple(units[unit] for unit in kept))
 
 
-def _hooked_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
-    """Pass the output of a module through `change`, as long as the handle is entered."""
-    return module.register_forward_hook(lambda _, args, output: change(output))
+@dataclass(frozen=True)
+class TracedLinear:
+    """The first call of a linear in a forward."""
+
+    name: str
+    module: Linear
+    layer: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one forward calls.
+
+    Attributes:
+        linears: the linears inside layers, in the order of their first calls.
+        output_projections: name of the site -> name of the linear that reads its heads.
+        order: names of sites and linears in the order of their first calls.
+    """
+
+    linears: list[TracedLinear]
+    output_projections: dict[str, str]
+    order: dict[str, int]
+
+    @property
+    def feed_forward_linears(self) -> list[TracedLinear]:
+        """The linears inside layers that belong to no attention, in the order of their first calls."""
+        projections = frozenset(self.output_projections.values())
+        sites = tuple(f"{site}." for site in self.output_projections)
+        return [call for call in self.linears if call.name not in projections and not call.name.startswith(sites)]
+
+
+def trace_calls(
+    model: PreTrainedModel, sites: Iterable[Site | SitePlan], inputs: Mapping[str, Tensor], attention: Attention | None
+) -> Trace:
+    """Run the model once and record the order of its attentions and linears.
+
+    Args:
+        model: the model.
+        sites: its sites.
+        inputs: keyword arguments of its forward.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+    """
+    trace = Trace([], {}, {})
+    modules = dict(model.named_modules())
+    layer_of = {module: number for number, layer in enumerate(outermost_layers(model)) for module in layer.modules()}
+    pending: list[tuple[str, int]] = []  # sites whose output projection was not called yet, and its inputs
+
+    def on_attention(call: Call) -> tuple[Tensor, Tensor | None]:
+        output, weights = call.run()
+        trace.order.setdefault(call.site, len(trace.order))
+        pending[:] = [(call.site, output.shape[2] * output.shape[3])]
+        return output, weights
+
+    def on_projection(name: str, heads: Tensor) -> Tensor:
+        trace.order.setdefault(name, len(trace.order))
+        if is_linear(modules[name]):
+            trace.output_projections[name] = name
+        return heads
+
+    def on_linear(name: str, module: Linear, _: Any) -> None:
+        while pending:
+            site, size = pending.pop()
+            if size == linear_sizes(module)[0]:
+                trace.output_projections.setdefault(site, name)
+        if name not in trace.order:
+            trace.order[name] = len(trace.order)
+            if module in layer_of:
+                trace.linears.append(TracedLinear(name, module, layer_of[module]))
+
+    with ExitStack() as undo:
+        for name, module in modules.items():
+            if is_linear(module):
+                undo.enter_context(module.register_forward_pre_hook(partial(on_linear, name)))
+        undo.enter_context(hooked_projections(model, sites, on_projection))
+        undo.enter_context(intercepted(model, on_attention, attention))
+        model(**inputs)
+    return trace
+
+
+def float_outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """Every floating-point output of a forward."""
+    tensors = get_leaf_tensors(model(**inputs)).values()
+    return [tensor for tensor in tensors if tensor.is_floating_point()]

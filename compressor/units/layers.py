@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
-from compressor.units.closeness import is_close
 from compressor.units.hook import unwrap
 
 _TOLERANCE = 1e-3
@@ -105,3 +104,10 @@ def _computes_linear(module: nn.Linear) -> bool:
     except (RuntimeError, TypeError, NotImplementedError):  # a packed weight has another shape or type
         return False
     return isinstance(actual, Tensor) and is_close(actual, expected, _TOLERANCE)
+
+
+def is_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether tensors have one shape and differ by at most a share of the largest magnitude that is expected."""
+    if actual.shape != expected.shape:
+        return False
+    return not expected.numel() or bool((actual - expected).abs().max() <= tolerance * expected.abs().max())

@@ -85,9 +85,6 @@ class _QueryPositions:
     2. A segment of a model with memory: zero; position 0 is the first one after the memory.
     3. Other self-attention: the number of keys minus the number of queries.
     4. Cross-attention: as in the self-attention before it.
-
-    Args:
-        kinds: kind of each site by name.
     """
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
@@ -122,13 +119,7 @@ def _context_length(call: Call) -> int:
 
 
 def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tuple[Call, Tensor]:
-    """Add a block mask to the mask of a call.
-
-    Args:
-        call: the call.
-        mask: the block mask of its site.
-        past: number of positions before the queries.
-        cached: whether the keys come from a cache.
+    """Add the block mask of its site to the mask of a call, whose queries follow `past` positions.
 
     Returns:
         The call with both masks, and `[batch, query, head, 1]`: one where a query may attend to any key, else zero.

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
 from compressor.block_masks import AttentionMaps
-from compressor.block_masks.maps_of_run import store_copy
+from compressor.block_masks.collect_maps import store_copy
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load

@@ -19,17 +19,18 @@ from compressor.errors import CompressorError, ErrorCode, InputError, MismatchEr
 from compressor.latency import check
 from compressor.latency.local_engine import changes_since, library_errors, load_engine
 from compressor.quantization import quantize_graph
-from compressor.report import JSON_NAME
+from compressor.report import JSON_NAME, write
 from compressor.results import NoteCode, ProofStage
 from compressor.targets import target
 from compressor.targets.cuda import Device
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import FREE, TensorSpec
+from compressor.targets.trial_inputs import random_feeds
 from graph_passes import load, save
 from graph_passes.errors import GraphError
 from tests.latency.graphs import cast_graph, rounding_graph, softmax_graph, text_model
 from tests.latency.notes import NoteListener
 from tests.latency.timers import EQUAL_TIMES
+from tests.report import reports
 from tests.serving.outputs import report
 from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import parsed, pruned
@@ -52,6 +53,18 @@ def test_a_quantized_graph_is_loaded_as_it_is(tmp_path: Path) -> None:
     save(parsed(body, "float[B, 4] x", "float[B, 3] y", weights), path := tmp_path / "model.int8.onnx")
     assert load_engine(path, tmp_path).precision == "int8"
     assert not (tmp_path / "engine.onnx").exists()
+
+
+def test_the_folder_of_a_run_stands_for_the_engine_that_its_report_names(tmp_path: Path) -> None:
+    softmax_graph(tmp_path / "model.onnx")
+    engine = softmax_graph(tmp_path / "engine.onnx")
+    with pytest.raises(InputError) as error:
+        load_engine(tmp_path, tmp_path)
+    assert error.value.code is ErrorCode.FILE_MISSING
+    written = reports.report()
+    compressed = written.compressed.model_copy(update={"file": engine.name})
+    write(written.model_copy(update={"compressed": compressed}), tmp_path)
+    assert load_engine(tmp_path, tmp_path).name == str(engine)
 
 
 def test_a_graph_that_differs_from_the_expected_one_is_wrong(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.measure import macs
-from compressor.targets.onnxruntime.fusion import fuse
+from compressor.targets.onnxruntime.engine import fuse
 from compressor.targets.onnxruntime.ort_session import session_settings
 from compressor.units import Attention
 from graph_passes import Plan, find_attention, load, shrink

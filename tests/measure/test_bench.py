@@ -18,6 +18,7 @@ from graph_passes import load, save
 from tests.faults import fails_with
 from tests.graph_passes.graphs import graph
 from tests.quantization.graphs import needs_nncf, quantized
+from tests.report import reports
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import Pruned, parsed, pruned
 
@@ -175,6 +176,25 @@ def test_int8_is_timed_in_any_way_that_works(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("compressor.targets.onnxruntime.engine.quantize_dynamically", fail)
     rows = bench_folder(tmp_path, ["ort"], [1], [8], seconds=0.01)
     assert [(row.label, row.failure) for row in rows] == [("ort fp32", ""), ("ort int8", "")]
+
+
+def test_the_engine_of_the_report_is_loaded(tmp_path: Path) -> None:
+    """An engine in dynamic int8 needs no quantized graph; without its file it is built from the float graph."""
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    target("ort").build(tmp_path / "model.onnx", tmp_path / "engine.onnx", precision="int8", threads=1)
+    report = reports.report(target="ort", precision="int8")
+    report = report.model_copy(update={"compressed": report.compressed.model_copy(update={"file": "engine.onnx"})})
+    for delivered in (True, False):
+        rows = bench_folder(tmp_path, ["ort"], [1], [8], seconds=0.01, callers=2, report=report)
+        assert [(row.label, row.delivered, row.failure) for row in rows] == [
+            ("ort fp32", False, ""),
+            ("ort int8", delivered, ""),
+        ]
+        (tmp_path / "engine.onnx").unlink(missing_ok=True)
+    in_floats = report.model_copy(update={"precision": "fp32"})
+    assert [row.label for row in bench_folder(tmp_path, ["ort"], [1], [8], seconds=0.01, report=in_floats)] == [
+        "ort fp32"
+    ]
 
 
 def test_a_target_that_is_missing_is_a_row_with_its_reason(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from compressor.config.tasks import TASK_NAMES
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import load
+from compressor.model_folder.model_class import class_of_tensors
 from tests import folders
 from tests.faults import fails_with
 from tests.model_folder.edits import edit_config
@@ -86,3 +89,28 @@ def test_a_missing_head_is_refused(tmp_path: Path) -> None:
     weights = path / "model.safetensors"
     with fails_with(ErrorCode.WEIGHTS_MISSING, path=weights, model_class="BertForSequenceClassification"):
         load(path, task="text-classification")
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module._orig_mod.", "model."])
+@pytest.mark.parametrize(("architecture", "task"), [("Token", "token-classification"), ("MaskedLM", "fill-mask")])
+def test_the_class_that_the_weights_fit_is_named(prefix: str, architecture: str, task: str, tmp_path: Path) -> None:
+    """The configuration names another class, and the advice is followed."""
+    cls = hf.BertForTokenClassification if architecture == "Token" else hf.BertForMaskedLM
+    path = folders.save(cls(hf.BertConfig(**folders.SIZES)), tmp_path)
+    edit_config(path, architectures=["BertForQuestionAnswering"])
+    weights = path / "model.safetensors"
+    save_file({f"{prefix}{name}": tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    with fails_with(ErrorCode.WEIGHTS_MISSING, path=weights, model_class="BertForQuestionAnswering") as caught:
+        load(path)
+    assert f"{cls.__name__}, " in str(caught.value)
+    assert f"--task {task})" in str(caught.value)
+    assert type(load(path, task=task).model) is cls
+
+
+def test_of_several_classes_with_the_same_tensors_none_is_exact() -> None:
+    config = hf.BertConfig(**folders.SIZES)
+    for cls, expected in (
+        (hf.BertForSequenceClassification, None),  # a choice among several texts has the same
+        (hf.BertForQuestionAnswering, ("BertForQuestionAnswering", "question-answering")),
+    ):
+        assert class_of_tensors(config, cls(config).state_dict()) == expected

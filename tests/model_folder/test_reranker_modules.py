@@ -18,7 +18,7 @@ from compressor.model_folder import example_inputs, load, save_companions
 from compressor.models.causal_reranker import CausalReranker
 from compressor.models.module_reranker import ModuleReranker
 from compressor.training.distillation import Distillation
-from compressor.units.outputs import kept_outputs
+from compressor.units.dependencies import kept_outputs
 from tests import folders
 from tests.faults import fails_with
 from tests.rerankers import NEGATIVE, POSITIVE, WIDTH, save_causal_reranker, save_reranker

@@ -9,7 +9,7 @@ import pytest
 
 from compressor.quantization import quantize_graph, quantize_without_ruined, ruined_products
 from compressor.targets import Feeds
-from compressor.targets.quantized_graph import quantized_products
+from compressor.targets.graph_facts import quantized_products
 from graph_passes import load, save
 from tests.quantization.graphs import calibration_rows, needs_nncf, quantized, run, two_products, vectors
 

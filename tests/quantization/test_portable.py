@@ -18,7 +18,7 @@ from compressor.quantization import quantize_graph, require_nncf
 from compressor.quantization.portable import producers_listed_once
 from compressor.run.verify import prove_engine, require
 from compressor.targets import target
-from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
+from compressor.targets.graph_facts import float_products, quantized_products, weighted_products
 from compressor.targets.relative_error import relative_error
 from compressor.units import find_sites, keep_all
 from graph_passes import load, save, shrink

@@ -22,7 +22,7 @@ from compressor.results import ProofStage
 from compressor.run.products import Case
 from compressor.run.verify import prove_products, require
 from compressor.targets import Engine, Feeds, target
-from compressor.targets.quantized_graph import quantized_products
+from compressor.targets.graph_facts import quantized_products
 from graph_passes import load, save
 from tests.quantization import prove_openvino
 from tests.quantization.graphs import Quantized, calibration_rows, needs_nncf, quantized, run, two_products, vectors

@@ -10,7 +10,7 @@ import pytest
 
 from compressor.quantization import rank_products
 from compressor.targets import Feeds
-from compressor.targets.quantized_graph import quantized_products
+from compressor.targets.graph_facts import quantized_products
 from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 from tests.quantization.graphs import Quantized, calibration_rows, files_of, needs_nncf, quantized, run

@@ -177,11 +177,23 @@ def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path
     (copy / "dense.onnx").unlink()
     for name in ("engine.plan", "engine.plan.json"):
         (copy / name).touch()
-    report = rebuild(copy, {"target": "ort"}, RecordingListener())
+    fields = {"target": "ort", "batch": (1, 2), "seq": (8,), "seconds": 0.01, "threads": 1}
+    report = rebuild(copy, fields, RecordingListener())
     assert (report.dense.parameters, report.dense.macs) == (before.dense.parameters, before.dense.macs)
     assert (report.dense.peak_memory_bytes, report.dense.optimization, report.speeds) == (None, "not built", ())
-    assert NoteCode.NO_DENSE_GRAPH in [note.code for note in report.notes]
+    texts = {note.code: note.text for note in report.notes}
+    assert NoteCode.NO_DENSE_GRAPH in texts
+    assert all(f"batch {batch}, length 8" in texts[NoteCode.TIMED_ALONE] for batch in (1, 2))
+    assert "engine.plan, engine.plan.json" in texts[NoteCode.FILES_KEPT]
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
+
+
+def test_a_build_notes_quantized_graphs_that_it_does_not_use(copy: Path) -> None:
+    shutil.copy(copy / "model.onnx", copy / "model.fp8.onnx")
+    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
+    assert [note.text.partition(":")[0] for note in report.notes if note.code is NoteCode.FILES_KEPT] == [
+        "model.fp8.onnx"
+    ]
 
 
 @pytest.mark.zoo
@@ -267,6 +279,11 @@ def test_an_engine_is_replaced_with_its_report_or_not_at_all(
     replace_engine(write_engine("new"), out, "ort", report["new"])
     assert {(out / name).read_text() for name in names} == {"new"}
     assert reports.load(out).verdict == "new"
+    names.pop()  # of a graph without weights in a file of their own
+    shutil.rmtree(tmp_path / "new")
+    (out / "engine.xml").touch()
+    replace_engine(write_engine("new"), out, "ort", report["new"])
+    assert {path.name for path in out.glob("engine.*")} == {"engine.onnx", "engine.xml"}
 
 
 def test_a_graph_with_a_fixed_batch_is_proven_at_that_batch(finished: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from compressor.results import QuantizedProducts
-from compressor.targets import Feeds, Precision
+from compressor.targets import Engine, Feeds, Precision
 from compressor.targets.tensor_specs import TensorSpec
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """An engine without outputs whose calls take a given time on a `FakeClock`.
 
     Args:
@@ -26,7 +26,6 @@ class FakeEngine:
     """
 
     path = Path("fake.onnx")
-    inputs: tuple[str, ...] = ()
     specs: tuple[TensorSpec, ...] = ()
     host = "a test"
     is_reentrant = True

@@ -18,11 +18,11 @@ from compressor.quantization import quantize_symmetric
 from compressor.run import verify
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Precision, target
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import ReferenceOutputs, relative_error
 from compressor.targets.tensorrt.bindings import features, library
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.metadata import TimingsState
+from compressor.targets.trial_inputs import random_feeds
 from compressor.units import find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
 from tests.targets.graphs import Pruned, masked, parsed, pruned

@@ -100,6 +100,15 @@ def test_long_texts_are_truncated(classifier: ModelFolder, tmp_path: Path) -> No
         assert [note.code for note in data.notes].count(NoteCode.ROWS_CUT) == 3
 
 
+def test_empty_texts_are_counted(classifier: ModelFolder, tmp_path: Path) -> None:
+    empty = tsv(tmp_path / "a.tsv", "0\tgood", "1\t", "1\t  ")
+    full = tsv(tmp_path / "b.tsv", "0\tgood", "1\tbad")
+    data = open_data(rows_config(empty, full, full), classifier)
+    (note,) = (note for note in data.notes if note.code is NoteCode.TEXTS_EMPTY)
+    assert str(empty) in note.text
+    assert "2 of 3 rows in 'text'" in note.text
+
+
 def test_rows_of_every_length_that_is_read_have_no_note(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "0\tgood good good good", "1\tbad")
     data = open_data(rows_config(path, path, path, max_length=6), classifier)

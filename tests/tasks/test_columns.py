@@ -8,7 +8,8 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from compressor.errors import ErrorCode
-from compressor.tasks.columns import LabelColumn, TextColumns
+from compressor.results import NoteCode
+from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
 from tests.faults import fails_with
 
 
@@ -71,6 +72,14 @@ def test_the_longest_texts_are_proposed(counts: tuple[int, ...], example: str) -
     with fails_with(ErrorCode.COLUMN_MISSING) as caught:
         TextColumns(counts=counts).find(rows, (), "f")
     assert f"--text-columns {example}" in str(caught.value)
+
+
+def test_empty_texts_are_counted_by_column() -> None:
+    rows = Dataset.from_dict({"a": ["x", "", " "], "b": ["y", "y", "y"], "c": ["", "z", "z"]})
+    (note,) = empty_text_notes(rows, ("a", "b", "c"), "f")
+    assert note.code is NoteCode.TEXTS_EMPTY
+    assert "2 of 3 rows in 'a' and 1 of 3 rows in 'c'" in note.text
+    assert not empty_text_notes(rows, ("b",), "f")
 
 
 def test_empty_texts_are_refused_if_every_text_is_needed() -> None:

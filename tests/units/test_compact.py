@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode
 from compressor.units import PrunableGroup, compacted, find_groups, find_sites, gated, keep_all
-from compressor.units.trace import float_outputs
+from compressor.units.groups import float_outputs
 from graph_passes import Plan
 from tests.faults import fails_with
 from tests.random_plans import random_groups

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from compressor.export import export_reference
 from compressor.units import find_groups, find_sites, gated, keep_all
-from compressor.units.dependencies import DependencyTracker, hidden_from_modes, tracked_modules
+from compressor.units.dependencies import DependencyTracker, hidden_from_modes, kept_outputs, tracked_modules
 from compressor.units.find import find_units
 from graph_passes import load
 from graph_passes.attention.gate_initializers import find_gates
@@ -33,6 +33,9 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 44,
 }
+MPNET_SITE = "encoder.layer.0.attention.attn.o"
+
+
 PATHS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "value": lambda x, y: x + y,
     "view": lambda x, y: x.view(3, 4)[1:].transpose(0, 1).reshape(-1),
@@ -206,9 +209,6 @@ class Kernels(TwoTowers):
         self.encoder.layer[0].output.LayerNorm = Copying()
 
 
-MPNET_SITE = "encoder.layer.0.attention.attn.o"
-
-
 def test_heads_outside_the_interface_that_only_a_dropped_output_reads_are_no_sites() -> None:
     model = TwoMPNets(hf.MPNetConfig(**SMALL)).eval()
     assert [site.name for site in find_sites(model, text())] == [MPNET_SITE]
@@ -250,3 +250,15 @@ def test_units_that_only_a_dropped_output_reads_are_no_groups(tmp_path: Path) ->
 def test_units_that_choose_what_is_read_are_groups() -> None:
     groups = find_groups(Choosing(hf.BertConfig(**SMALL)).eval(), text())
     assert [group.name.partition(".")[0] for group in groups] == ["encoder", "encoder", "second", "second"]
+
+
+def test_by_products_and_parts_are_left_out() -> None:
+    names = ["logits", "past_key_values.0", "hidden_states.0", "encoder_last_hidden_state", "part.pooler_output"]
+    assert kept_outputs(nn.Identity(), names) == ["logits"]
+    assert kept_outputs(nn.Identity(), names[1:]) == names[1:]
+
+
+def test_a_model_may_list_its_outputs() -> None:
+    model = nn.Identity()
+    model.graph_outputs = ("last_hidden_state",)  # type: ignore[assignment]
+    assert kept_outputs(model, ["embedding", "last_hidden_state"]) == ["last_hidden_state"]

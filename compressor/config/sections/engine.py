@@ -12,7 +12,7 @@ from compressor.config.sections.headings import AUTO, ENGINE
 from compressor.config.values import AbsolutePath, Count, Shapes
 from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
-from compressor.targets.options import Shape, parse_shape
+from compressor.targets.base import Shape, parse_shape
 
 
 class EngineConfig(Config):

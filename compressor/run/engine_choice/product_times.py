@@ -24,9 +24,9 @@ from compressor.run.products import DYNAMIC, Choice
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Feeds, target
+from compressor.targets.base import Widths
+from compressor.targets.graph_facts import products_by_widths, quantized_products
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
-from compressor.targets.options import Widths
-from compressor.targets.quantized_graph import products_by_widths, quantized_products
 
 _SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""

@@ -15,7 +15,7 @@ from compressor.model_folder import example_feeds
 from compressor.results import Note, NoteCode, size_label
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.targets import Engine
-from compressor.targets.options import parse_shape
+from compressor.targets.base import parse_shape
 from graph_passes import GraphPassError
 
 _TIMED_SECONDS = 3.0

@@ -25,9 +25,9 @@ from compressor.run.pruning.measure_times import (
 from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
-from compressor.targets import Engine
+from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
-from compressor.targets.user_cache import user_cache
+from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
@@ -154,6 +154,7 @@ class CostSource:
     def key(self) -> dict[str, str]:
         """Everything that times depend on."""
         facts, runtime = machine(), self.dense.session.get("runtime")
+        versions = [facts.get(package) for name in TARGETS for package in target(name).packages]
         return {
             "structure": _structure(self.model, self.groups),
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
@@ -162,7 +163,7 @@ class CostSource:
             "size": json.dumps([list(self.inputs), self.engines.options.shapes]),
             "device": self.dense.host,
             **_measurement(facts),
-            "runtime": json.dumps([runtime, facts.get("onnxruntime"), facts.get("openvino")]),
+            "runtime": json.dumps([runtime, *versions]),
         }
 
 

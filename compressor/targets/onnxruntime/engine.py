@@ -1,9 +1,15 @@
-"""Engines of ONNX Runtime: fuse a graph, load it, and count the operators that it executes."""
+"""Engines of ONNX Runtime: fuse a graph, load it, and count the operators that it executes.
+
+A fused graph, and another form of normalizations, is used only if it computes the same function.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,26 +18,23 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.environment import int8_instructions
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.results import QuantizedProducts
-from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider
+from compressor.silence_libraries import quiet_tools
+from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, check_reach
 from compressor.targets.cuda import driver
-from compressor.targets.graph_facts import fusible_attentions
+from compressor.targets.graph_facts import float_products, float_widths_of, fusible_attentions, quantized_products
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.onnxruntime.choose_norms import choose_norms
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
-from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, fusion_trials, rewrite_for_ort
-from compressor.targets.options import Widths
+from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
 from compressor.targets.peak_memory import peak_growth
-from compressor.targets.quantized_graph import float_products, float_widths_of, quantized_products
-from compressor.targets.random_inputs import fixed_batch
-from compressor.targets.reach import check_reach
+from compressor.targets.relative_error import ReferenceOutputs, relative_error
 from compressor.targets.tensor_specs import FREE, TensorSpec
-from compressor.targets.trial_inputs import trial_feeds
+from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
-from graph_passes.passes import ReducePrecision, SplitSkipNorms
+from graph_passes.passes import FuseForOrt, ReducePrecision, SplitSkipNorms
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
@@ -45,87 +48,41 @@ _REPORTED = (
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu", "FastGelu", "Gelu", "Erf"),
 )
 """Operator types that `optimization` counts."""
+Rewrite = Callable[[ir.Model], ir.Model]
+_TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
+"""Batch, length and padding of the inputs that a fused graph is compared on."""
+_log = logging.getLogger(__name__)
+ROUNDS = 6
+PAUSE_SECONDS = 0.05
+"""Time in which the threads of the other session stop spinning."""
+GAIN = 1.01
+"""Ratio of times from which on a form is used that is not ONNX Runtime's own."""
 
 
-@dataclass(frozen=True)
-class OrtEngine:
-    """A graph loaded into ONNX Runtime; see `Engine` for the other attributes.
+@dataclass(kw_only=True, eq=False)
+class OrtEngine(Engine):
+    """A graph loaded into ONNX Runtime.
 
     Attributes:
         fusion: outcome of fusing the graph; None for an engine that was built earlier, or from a quantized graph.
-        reach: input name -> number of positions that the block masks of the graph cover.
     """
 
-    path: Path
-    precision: Precision
-    attentions: int
-    fused: int
-    kernels: Mapping[str, int]
-    optimization: str
-    session: Mapping[str, Any]
     fusion: Fusion | None
-    reach: Mapping[str, int]
-    quantized: QuantizedProducts | None
     _session: InferenceSession = field(repr=False)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs."""
-        return tuple(value.name for value in self._session.get_inputs())
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Names, element types and shapes of the inputs."""
-        return tuple(map(_spec, self._session.get_inputs()))
-
-    @property
-    def host(self) -> str:
-        """Runtime, device and threads."""
-        device = str(driver().device) if self._is_on_gpu else self.session["provider"]
-        host = f"{self.session['runtime']} on {device}, {self.session['intra_op_threads']} threads"
-        return f"{host}, compiled kernel" if "kernel" in self.session else host
-
-    @property
-    def _is_on_gpu(self) -> bool:
-        return bool(self.session["provider"] == ort_session.PROVIDERS["cuda"])
-
-    @property
-    def is_reentrant(self) -> bool:
-        """True: a session may run in several threads."""
-        return True
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's outputs."""
-        return tuple(value.name for value in self._session.get_outputs())
-
-    @property
-    def products(self) -> Mapping[str, int]:
-        """Number of products with constant weights by precision, where some are in int8; otherwise unknown."""
-        return {} if self.quantized is None else self.quantized.by_precision
-
-    @property
-    def built(self) -> None:
-        """None: ONNX Runtime loads the graph itself."""
-        return None
-
-    @property
-    def device_seconds(self) -> None:
-        """None: ONNX Runtime does not report it."""
-        return None
-
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; see `Engine.run`.
-
-        Raises:
-            InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
-        """
+        """Outputs by name; see `Engine.run`."""
         check_reach(self.reach, feeds)
         return ort_session.run_session(self._session, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
-        return peak_growth(ort_session.__name__, self.path, self.session, feeds, on_gpu=self._is_on_gpu)
+        return peak_growth(ort_session.__name__, self.path, self.session, feeds, on_gpu=_is_on_gpu(self.session))
+
+
+def rewrite_for_ort(model: ir.Model) -> ir.Model:
+    """Fuse a model by `FuseForOrt`; the model is changed."""
+    return FuseForOrt()(model).model
 
 
 def build_engine(
@@ -135,14 +92,10 @@ def build_engine(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
-    kernel: Path | None = None,
-    norms_timed_at: tuple[int, int] = (1, 128),
-    split_norms: bool | None = None,
-    norm_seconds: float = 0.0,
-    float_widths: Collection[Widths] = (),
+    options: BuildOptions | None = None,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
-    """Fuse a graph for ONNX Runtime and load it.
+    """Fuse a graph for ONNX Runtime and load it; see `Target.build`.
 
     Args:
         onnx: the graph.
@@ -150,11 +103,7 @@ def build_engine(
         precision: numeric precision of the engine.
         provider: device to run on; None: CUDA where there is a GPU and no kernel.
         threads: threads per call; None: one per core.
-        kernel: library of `compress kernel`.
-        norms_timed_at: batch size and length at which the faster form of normalizations is chosen.
-        split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
-        norm_seconds: time spent on finding that out; 0: they stay fused.
-        float_widths: widths of products that stay in floats where a float graph is quantized.
+        options: the kernel, and the form of normalizations and of products; None: the defaults.
         rewrite: fuses a model.
 
     Raises:
@@ -162,7 +111,9 @@ def build_engine(
         UsageError: the kernel is missing, or is for another device.
         InputError: ONNX Runtime cannot load or run the graph.
     """
-    settings = ort_session.session_settings(ort_session.choose_provider(provider, precision, kernel), threads, kernel)
+    options = options or BuildOptions()
+    provider = ort_session.choose_provider(provider, precision, options.kernel)
+    settings = ort_session.session_settings(provider, threads, options.kernel)
     if precision == "int8" and (products := quantized_products(load(onnx))):
         # ONNX Runtime fuses quantized products itself; rules for float operators would separate them from their scales.
         save(load(onnx), out)
@@ -175,28 +126,28 @@ def build_engine(
     requested = None
     if precision == "int8":
         reduce_range = not int8_instructions()
-        requested = len(quantize_dynamically(out, out, reduce_range=reduce_range, float_widths=float_widths))
+        requested = len(quantize_dynamically(out, out, reduce_range=reduce_range, float_widths=options.float_widths))
         changes.append("quantized dynamically")
-    if split_norms:
+    if options.split_norms:
         save(SplitSkipNorms()(load(out)).model, out)
         changes.append("norms split")
-    elif split_norms is None and norm_seconds:
-        feeds = _sized_feeds(onnx, *norms_timed_at)
-        choice = choose_norms(out, settings, feeds, TOLERANCE[precision], norm_seconds)
+    elif options.split_norms is None and options.norm_seconds:
+        model = load(onnx)
+        feeds = trial_feeds(model, fixed_batch(model) or options.batch[1], options.seq[1])
+        choice = choose_norms(out, settings, feeds, TOLERANCE[precision], options.norm_seconds)
         changes += [choice] if choice is not None else []
     return _open(out, onnx, settings, precision, changes, fusion, requested)
 
 
 def load_engine(
-    path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+    path: Path,
+    *,
+    provider: Provider | None = None,
+    threads: int | None = None,
+    kernel: Path | None = None,
+    cached: bool = True,
 ) -> OrtEngine:
-    """Load a graph that `build_engine` wrote; attentions are counted in the graph as it is.
-
-    Args:
-        path: the graph.
-        provider: device to run on; None: CUDA where there is a GPU and no kernel.
-        threads: threads per call; None: one per core.
-        kernel: library of `compress kernel`.
+    """Load a graph that `build_engine` wrote; attentions are counted in the graph as it is. See `Target.load`.
 
     Raises:
         TargetMissingError: the device is missing, or does not compute in the graph's precision.
@@ -206,8 +157,7 @@ def load_engine(
         raise InputError(
             f"{path}: no such engine; build it with compress build", code=ErrorCode.FILE_MISSING, path=path
         )
-    model = load(path)
-    precision = _precision(model)
+    precision = _precision(load(path))
     provider = ort_session.choose_provider(provider, precision, kernel)
     return _open(path, path, ort_session.session_settings(provider, threads, kernel), precision, ["loaded as built"])
 
@@ -221,31 +171,28 @@ def _open(
     fusion: Fusion | None = None,
     requested: int | None = None,
 ) -> OrtEngine:
-    """Load the engine in `path`, whose attentions are counted in `source`.
+    """Load the engine in `path`, built by some changes from the graph `source`, in which attentions are counted.
 
-    Args:
-        path: the engine.
-        source: the graph that it was built from.
-        settings: settings of the session.
-        precision: numeric precision of the engine.
-        changes: what was done to the graph.
-        fusion: outcome of fusing the graph.
-        requested: number of products to be executed in int8; None: those of the file.
+    Of its products, `requested` are to be executed in int8; None: those of the file.
     """
     kernels = ort_session.executed_operators(path, settings, next(fusion_trials(source)))
     counts = [f"{kernels[name]} {name}" for name in _REPORTED if name in kernels]
     fused_attentions = sum(kernels.get(name, 0) for name in ATTENTIONS)
     model = load(source)
-    reach = json.loads(model.metadata_props.get(REACH, "{}"))
     fusible = fusible_attentions(model)
-    block_sparse = sum(is_block_sparse(node) for node in model.graph)
-    if block_sparse:
+    if block_sparse := sum(is_block_sparse(node) for node in model.graph):
         by = f" ({kernels.get(NAME, 0)} by the kernel of {settings['kernel']})" if "kernel" in settings else ""
         counts.insert(0, f"{block_sparse} block-sparse attentions{by}")
     if counts:
         changes = [*changes, f"runs {', '.join(counts)}"]
+    session = ort_session.open_session(path, settings)
+    quantized = _quantized(path, kernels, requested) if precision == "int8" else None
+    device = str(driver().device) if _is_on_gpu(settings) else settings["provider"]
+    host = f"{settings['runtime']} on {device}, {settings['intra_op_threads']} threads"
     return OrtEngine(
         path=path,
+        specs=tuple(map(_spec, session.get_inputs())),
+        outputs=tuple(value.name for value in session.get_outputs()),
         precision=precision,
         # A graph that was fused elsewhere may hold attentions that only the runtime recognizes.
         attentions=max(len(fusible), fused_attentions),
@@ -253,17 +200,18 @@ def _open(
         kernels=kernels,
         optimization="; ".join(changes),
         session=settings,
+        host=f"{host}, compiled kernel" if "kernel" in settings else host,
+        quantized=quantized,
+        products={} if quantized is None else quantized.by_precision,
+        reach=json.loads(model.metadata_props.get(REACH, "{}")),
+        is_reentrant=True,
         fusion=fusion,
-        reach=reach,
-        quantized=_quantized(path, kernels, requested) if precision == "int8" else None,
-        _session=ort_session.open_session(path, settings),
+        _session=session,
     )
 
 
-def _sized_feeds(path: Path, batch: int, seq: int) -> dict[str, np.ndarray]:
-    """Inputs of a size; a batch size that the graph fixes is kept."""
-    model = load(path)
-    return trial_feeds(model, fixed_batch(model) or batch, seq)
+def _is_on_gpu(settings: Mapping[str, Any]) -> bool:
+    return bool(settings["provider"] == ort_session.PROVIDERS["cuda"])
 
 
 def _precision(model: ir.Model) -> Precision:
@@ -275,13 +223,7 @@ def _precision(model: ir.Model) -> Precision:
 
 
 def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) -> QuantizedProducts:
-    """The products of an engine in int8.
-
-    Args:
-        path: the engine.
-        kernels: number of executed operators by type.
-        requested: number of products to be executed in int8; None: those of the file.
-    """
+    """The products of an engine in int8, by its executed operators; `requested` None: those of the file."""
     model = load(path)
     integer = [node for node in model.graph if node.op_type in INT8_KERNELS]
     return QuantizedProducts(
@@ -295,9 +237,152 @@ def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) ->
 def _spec(tensor: NodeArg) -> TensorSpec:
     """An input of a session, whose type reads like `tensor(float16)`."""
     dims = tuple(size if isinstance(size, int) else FREE for size in tensor.shape)
-    return TensorSpec(tensor.name, _element_type(tensor.type), dims)
+    element_type = tensor.type.removeprefix("tensor(").removesuffix(")")
+    return TensorSpec(tensor.name, ir.DataType[element_type.upper()], dims)
 
 
-def _element_type(text: str) -> ir.DataType:
-    name = text.removeprefix("tensor(").removesuffix(")")
-    return ir.DataType[name.upper()]
+@dataclass(frozen=True)
+class Fusion:
+    """The outcome of `fuse`.
+
+    Attributes:
+        fused: whether the graph was written fused; otherwise it was written unchanged.
+        error: largest relative error of the fused graph; None where it could not be built or run.
+        reason: why the graph was not fused; empty where it was.
+    """
+
+    fused: bool
+    error: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.fused:
+            return f"fused by onnxscript's rules, equal to the original graph within {self.error:.1e}"
+        return f"not fused beyond ONNX Runtime's own optimizations: {self.reason}"
+
+
+def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite = rewrite_for_ort) -> Fusion:
+    """Fuse a graph and write it; it is written unchanged unless the fused graph computes the same function.
+
+    Args:
+        source: the graph.
+        out: the file to write.
+        settings: settings of the session, from `session_settings`.
+        rewrite: fuses a model; it may raise any exception.
+
+    Raises:
+        CompressorError: the original graph cannot be loaded or run.
+        OSError: `out` cannot be written.
+    """
+    plain = open_session(source, {**settings, "graph_optimization": "none"})
+    trials, expected = _expected_outputs(plain, source)
+    del plain
+    error = None
+    try:
+        with quiet_tools():
+            model = rewrite(load(source))
+        save(model, out)
+        error = _largest_error(out, settings, trials, expected)
+        if error <= TOLERANCE["fp32"]:
+            _log.debug("%s: fused within %.1e", source, error)
+            return Fusion(fused=True, error=error)
+        reason = f"the outputs of the fused graph differ by {error:.1e}"
+    except CompressorError as failure:
+        reason = error_line(failure.__cause__ or failure)
+    except OSError:
+        raise
+    except Exception as failure:  # rewriters raise any exception on graphs that they do not expect
+        reason = f"{type(failure).__name__}: {error_line(failure)}"
+    save(load(source), out)
+    _log.debug("%s: not fused: %s", source, reason)
+    return Fusion(fused=False, error=error, reason=reason)
+
+
+def fusion_trials(source: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Inputs of several sizes, with and without padding. A batch size that the graph fixes is kept."""
+    model = load(source)
+    fixed = fixed_batch(model)
+    for seed, (batch, seq, padded) in enumerate(_TRIALS):
+        yield trial_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
+
+
+def _expected_outputs(session: InferenceSession, source: Path) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
+    """The inputs that a graph can run on, and its outputs. The longest inputs may exceed its positions."""
+    runs, failure = [], None
+    for feeds in fusion_trials(source):
+        try:
+            runs.append((feeds, run_session(session, feeds)))
+        except InputError as error:
+            failure = error
+    if failure is not None and not runs:
+        if not draws_ids(load(source)):
+            raise failure
+        raise InputError(
+            f"{source}: the graph does not run on random inputs ({failure}), and carries no rows of its model; export"
+            " it again with compress, or store rows in it (compressor.targets.example_rows)",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=source,
+        )
+    return [feeds for feeds, _ in runs], [outputs for _, outputs in runs]
+
+
+def _largest_error(
+    path: Path, settings: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
+) -> float:
+    session, reference = open_session(path, settings), ReferenceOutputs(expected, trials)
+    return max(
+        reference.error(number, name, outputs[name])
+        for number, feeds in enumerate(trials)
+        for outputs in [run_session(session, feeds)]
+        for name in expected[number]
+    )
+
+
+def choose_norms(
+    path: Path, settings: Mapping[str, Any], feeds: Feeds, tolerance: float, seconds: float = 1.0
+) -> str | None:
+    """Split the fused normalizations of a graph where that is faster.
+
+    Args:
+        path: the graph, fused for ONNX Runtime; replaced where the other form is faster and computes the same.
+        settings: settings of the session.
+        feeds: one batch of inputs of the size to be fast at.
+        tolerance: largest relative error of the other form.
+        seconds: approximate time to spend.
+
+    Returns:
+        What was chosen, in a few words; None where the graph has no fused normalization of a residual sum, or cannot
+        run at this size.
+    """
+    model = load(path)
+    if not SplitSkipNorms()(model).modified:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        split = Path(folder) / path.name
+        save(model, split)
+        sessions = [open_session(file, settings) for file in (path, split)]
+        try:
+            expected, outputs = (run_session(session, feeds) for session in sessions)
+        except InputError:  # the caller learns why when it runs the engine at this size
+            return None
+        error = max(relative_error(expected[name], outputs[name], feeds) for name in expected)
+        times: tuple[list[float], list[float]] = ([], [])
+        share = seconds / (2 * ROUNDS)
+        for _ in range(ROUNDS):
+            for session, samples in zip(sessions, times, strict=True):
+                time.sleep(min(PAUSE_SECONDS, share / 2))
+                run_session(session, feeds)
+                end = time.perf_counter() + share / 2
+                while not samples or time.perf_counter() < end:
+                    start = time.perf_counter()
+                    run_session(session, feeds)
+                    samples.append(time.perf_counter() - start)
+        gain = float(np.median(times[0]) / np.median(times[1]))
+        del sessions
+        _log.debug("%s: split norms are %.3f times as fast, relative error %.1e", path, gain, error)
+        if error > tolerance:
+            return f"fused norms kept, since split ones differ by {error:.1e}"
+        if gain < GAIN:
+            return f"fused norms kept, split ones are {gain:.2f} times as fast"
+        save(load(split), path)
+    return f"norms split, {gain:.2f} times as fast as fused ones"

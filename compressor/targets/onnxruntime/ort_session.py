@@ -18,8 +18,8 @@ from typing import Any
 
 from compressor import silence_libraries
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
-from compressor.targets.base import Feeds, Precision, Provider
-from compressor.targets.cores import usable_cores
+from compressor.targets.base import Feeds, Precision, Provider, missing_input
+from compressor.targets.machine import usable_cores
 
 try:
     import onnxruntime as ort
@@ -59,36 +59,22 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
             field="provider",
             value=provider,
         )
-    if precision == "bf16":
-        raise TargetMissingError(
-            "bf16: ONNX Runtime implements few operators in bfloat16; use fp32, or --target openvino or trt",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-            value=precision,
-        )
-    if precision == "fp8":
-        raise TargetMissingError(
-            "fp8: ONNX Runtime computes no products in fp8; use int8 or fp32, or --target trt",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-            value=precision,
-        )
     chosen: Provider = provider or ("cuda" if cuda and kernel is None and precision != "int8" else "cpu")
-    if precision == "int8" and chosen == "cuda":
-        raise TargetMissingError(
-            "int8: ONNX Runtime computes few products in int8 on a GPU; use the cpu provider, or --target trt",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-            value=precision,
+    code, reason = ErrorCode.UNSUPPORTED, ""
+    if precision == "bf16":
+        reason = "ONNX Runtime implements few operators in bfloat16; use fp32, or --target openvino or trt"
+    elif precision == "fp8":
+        reason = "ONNX Runtime computes no products in fp8; use int8 or fp32, or --target trt"
+    elif precision == "int8" and chosen == "cuda":
+        reason = "ONNX Runtime computes few products in int8 on a GPU; use the cpu provider, or --target trt"
+    elif precision == "fp16" and chosen == "cpu":
+        code = ErrorCode.DEVICE_MISSING
+        reason = (
+            "ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or pip"
+            " install '.[gpu]' in a checkout of compressor on a machine with an NVIDIA GPU"
         )
-    if precision == "fp16" and chosen == "cpu":
-        raise TargetMissingError(
-            "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or pip"
-            " install '.[gpu]' in a checkout of compressor on a machine with an NVIDIA GPU",
-            code=ErrorCode.DEVICE_MISSING,
-            field="precision",
-            value=precision,
-        )
+    if reason:
+        raise TargetMissingError(f"{precision}: {reason}", code=code, field="precision", value=precision)
     return chosen
 
 
@@ -228,11 +214,7 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
     try:
         outputs = session.run(None, {name: feeds[name] for name in names})
     except KeyError as error:
-        raise InputError(
-            f"{error.args[0]}: the graph has this input, and it is missing; pass {', '.join(names)}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=error.args[0],
-        ) from error
+        raise missing_input(error.args[0], names) from error
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
         raise InputError(
             f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED

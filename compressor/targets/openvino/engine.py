@@ -1,42 +1,59 @@
-"""Engines of OpenVINO: a graph converted, compiled, and its fused attentions counted."""
+"""Engines of OpenVINO: a graph converted, compiled, and its fused attentions counted.
+
+An engine that is compiled for some sizes of its inputs pads shorter ones, and cuts the outputs. Rows are padded at
+their end with zeros if the graph has an attention mask and only looks up the embeddings of its tokens: padded positions
+are masked, and their outputs are cut off. Any other graph, such as one that searches for the token that pads, runs at a
+fixed shape only if its inputs have that size. A graph that reads padded positions in another way, such as the last
+position of every row, computes something else then; the proofs of a run, which pad, find it.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
-from compressor.targets.base import Feeds, Precision
-from compressor.targets.graph_facts import fusible_attentions
-from compressor.targets.openvino import fixed_shapes, model_cache
-from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.batches import Axes, EngineRequest, cut, fitting_shape, pad, sizes_of
-from compressor.targets.openvino.conversion import convert
-from compressor.targets.openvino.fixed_shapes import FixedRequest
-from compressor.targets.openvino.session import DeferredRequest, Layer, Names
-from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
-from compressor.targets.options import Shape
-from compressor.targets.peak_memory import peak_growth
-from compressor.targets.quantized_graph import (
+from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider, Shape, check_reach
+from compressor.targets.graph_facts import (
     float_products,
     float_widths_of,
+    fusible_attentions,
+    is_quantized,
     quantized_products,
     weighted_products,
 )
-from compressor.targets.reach import check_reach
+from compressor.targets.openvino import session as sessions
+from compressor.targets.openvino.batches import Axes, EngineRequest
+from compressor.targets.openvino.session import (
+    CompiledGraph,
+    Layer,
+    Names,
+    compile_model,
+    failure_reason,
+    read_model,
+    run_request,
+    session_settings,
+)
+from compressor.targets.peak_memory import peak_growth
 from compressor.targets.tensor_specs import FREE, TensorSpec
-from graph_passes import load
+from graph_passes import load, save
 from graph_passes.block_sparse.masks import REACH
+from graph_passes.passes import TransposeSingleQuery
+
+if TYPE_CHECKING:
+    import openvino
 
 _FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
 """Kinds of layers that compute a whole attention if they execute its second product."""
@@ -52,97 +69,27 @@ _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "
 """Kinds of layers that `optimization` counts."""
 
 
-@dataclass(frozen=True)
-class OpenVinoEngine:
-    """A graph compiled by OpenVINO; see `Engine` for the other attributes. Only one thread at a time may run it.
+@dataclass(kw_only=True, eq=False)
+class OpenVinoEngine(Engine):
+    """A graph compiled by OpenVINO. Only one thread at a time may run it: a request holds the outputs of its last run.
+
+    Its products are unknown for an engine of an earlier version, which does not say how many its graph has.
 
     Attributes:
-        specs: names, types and shapes of the graph's inputs.
         layers: the layers that OpenVINO executes.
-        reach: name of an input -> number of positions that the block masks of the graph cover.
-        precision: `fp32` or `bf16`, or `int8` for a quantized graph.
-        products: number of matrix products with constant weights that are executed in each precision; empty for an
-            engine of an earlier version, which does not say how many its graph has.
     """
 
-    path: Path
-    attentions: int
-    fused: int
-    session: Mapping[str, Any]
-    specs: tuple[TensorSpec, ...] = field(repr=False)
     layers: tuple[Layer, ...] = field(repr=False)
-    reach: Mapping[str, int]
-    _names: Names = field(repr=False)
-    _request: EngineRequest | DeferredRequest = field(repr=False)
-    _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
-    _axes: tuple[Axes, Axes] = field(repr=False)
-    _pads: bool = field(repr=False)
-
-    precision: Precision = "fp32"
-    quantized: QuantizedProducts | None = None
-    products: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs."""
-        return self._names.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's outputs."""
-        return self._names.outputs
-
-    @property
-    def host(self) -> str:
-        """Runtime, device and threads."""
-        return f"{self.session['runtime']} on {self.session['provider']}, {self.session['intra_op_threads']} threads"
-
-    @property
-    def is_reentrant(self) -> bool:
-        """False: the engine has one request, which holds the outputs of its last run."""
-        return False
-
-    @property
-    def kernels(self) -> Mapping[str, int]:
-        """Number of executed layers by kind."""
-        return collections.Counter(layer.kind for layer in self.layers)
-
-    @property
-    def optimization(self) -> str:
-        """The layers that OpenVINO executes, in one line."""
-        kernels = self.kernels
-        counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
-        shapes = [f"{batch}x{seq} ({fixed})" for (batch, seq), fixed in self._fixed.items()]
-        fixed = f" for free axes and {', '.join(shapes)}" if shapes else ""
-        return f"compiled by OpenVINO{fixed}; runs {', '.join(counts)}"
-
-    @property
-    def built(self) -> None:
-        """None: OpenVINO compiles the graph when it is loaded."""
-        return None
-
-    @property
-    def device_seconds(self) -> None:
-        """None: OpenVINO does not report it."""
-        return None
+    _graph: CompiledGraph = field(repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; see `Engine.run`.
-
-        Raises:
-            InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
-        """
+        """Outputs by name; see `Engine.run`."""
         check_reach(self.reach, feeds)
-        inputs, outputs = self._axes
-        shape = fitting_shape(self._fixed, inputs, feeds, pads=self._pads) if self._fixed else None
-        if shape is None:
-            return sessions.run_request(self._request, self._names, feeds)
-        padded = sessions.run_request(self._fixed[shape].request, self._names, pad(inputs, feeds, shape))
-        return cut(outputs, padded, sizes_of(inputs, feeds))
+        return self._graph.run(feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
-        return peak_growth(fixed_shapes.__name__, self.path, self.session, feeds)
+        return peak_growth(sessions.__name__, self.path, self.session, feeds)
 
 
 def build_engine(
@@ -150,26 +97,26 @@ def build_engine(
     out: Path,
     *,
     precision: Precision = "fp32",
+    provider: Provider | None = None,
     threads: int | None = None,
-    shapes: Sequence[Shape] = (),
-    free_axes: bool = True,
-    float_precision: Precision = "fp32",
+    options: BuildOptions | None = None,
 ) -> OpenVinoEngine:
-    """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
+    """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it; see `Target.build`.
 
     Args:
         onnx: the graph, quantized or not.
         out: the file to write, `.xml`.
         precision: `int8` if the graph has to be quantized; `bf16`: products are computed in bfloat16, while the file
             keeps its weights in float32.
+        provider: the CPU.
         threads: threads per call; None: one per core.
-        shapes: fixed shapes that the graph is compiled for too.
-        free_axes: whether it is compiled for free axes now; False: when a batch has none of the shapes.
-        float_precision: precision of what an int8 engine computes in floats: `fp32` or `bf16`.
+        options: fixed shapes, and the precision of what an int8 engine computes in floats; None: the defaults.
 
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
     """
+    options = options or BuildOptions()
+    shapes = options.shapes
     source = load(onnx)
     in_int8, in_float = ([node.name for node in products(source)] for products in (quantized_products, float_products))
     if precision == "int8" and not in_int8:
@@ -188,7 +135,7 @@ def build_engine(
         )
     if in_int8:
         info |= {"int8_products": in_int8, "float_products": in_float, "float_widths": float_widths_of(source)}
-    if "bf16" in (precision, float_precision):
+    if "bf16" in (precision, options.float_precision):
         # Other programs that load the engine, and machines without the instructions, read what it was measured with.
         info |= {"inference_precision": "bf16", "native_instructions": sessions.OPENVINO_BFLOAT16}
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
@@ -196,7 +143,7 @@ def build_engine(
         written = Path(folder) / out.name
         sessions.write_model(convert(onnx), written, info)
         # What is reported of a build is measured without the cache.
-        engine = _open(written, threads, out, free_axes=free_axes or not shapes)
+        engine = _open(written, threads, out, free_axes=options.free_axes or not shapes)
         for path in (written.with_suffix(".bin"), written):
             path.replace(out.with_suffix(path.suffix))
     return engine
@@ -221,13 +168,15 @@ def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
     }
 
 
-def load_engine(path: Path, *, threads: int | None = None, cached: bool = True) -> OpenVinoEngine:
-    """Compile a graph that `build_engine` wrote, or read it from the cache of compiled models.
-
-    Args:
-        path: the graph, `.xml`; its weights lie beside it.
-        threads: threads per call; None: one per core.
-        cached: whether the cache is read and written.
+def load_engine(
+    path: Path,
+    *,
+    provider: Provider | None = None,
+    threads: int | None = None,
+    kernel: Path | None = None,
+    cached: bool = True,
+) -> OpenVinoEngine:
+    """Compile a graph that `build_engine` wrote, or read it from the cache of compiled models; see `Target.load`.
 
     Raises:
         InputError: a file is missing, or OpenVINO cannot read or compile the graph.
@@ -254,33 +203,40 @@ def _open(
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes, info.get("inference_precision", "f32"))
     products = info.get("products", [])
-    with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
-        free = model_cache.compile_model(model, shown, settings, folder) if free_axes else None
-        fixed = fixed_shapes.compile_fixed(model, shapes, shown, settings, folder)
-    request: EngineRequest | DeferredRequest
-    if free is None:
-        request, layers = DeferredRequest(model, shown, settings), fixed[shapes[0]].layers
-    else:
-        request, layers = EngineRequest(free[0].create_infer_request()), free[1]
-    names = sessions.tensor_names(model)
+    with sessions.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
+        free = sessions.compile_cached(model, shown, settings, folder) if free_axes else None
+        fixed = sessions.compile_fixed(model, shapes, shown, settings, folder)
+
+    @functools.cache
+    def request() -> EngineRequest:
+        compiled = sessions.compile_model(model, shown, settings) if free is None else free[0]
+        return EngineRequest(compiled.create_infer_request())
+
+    if free is not None:
+        request()
+    layers = fixed[shapes[0]].layers if free is None else free[1]
+    graph = CompiledGraph(sessions.tensor_names(model), request, fixed, info)
+    kernels = collections.Counter(layer.kind for layer in layers)
+    counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
+    of_shapes = [f"{batch}x{seq} ({compiled})" for (batch, seq), compiled in fixed.items()]
+    also = f" for free axes and {', '.join(of_shapes)}" if of_shapes else ""
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
-    in_floats = _PRECISIONS[settings["inference_precision"]]
     return OpenVinoEngine(
         path=shown,
+        specs=tuple(map(_spec, graph.names.inputs, model.inputs)),
+        outputs=graph.names.outputs,
+        precision="int8" if "int8_products" in info else _PRECISIONS[settings["inference_precision"]],
         attentions=len(products),
         fused=sum(product in fused for product in products),
+        kernels=kernels,
+        optimization=f"compiled by OpenVINO{also}; runs {', '.join(counts)}",
         session=settings,
-        specs=tuple(map(_spec, names.inputs, model.inputs)),
-        layers=layers,
-        reach=info.get("reach", {}),
-        precision="int8" if "int8_products" in info else in_floats,
+        host=f"{settings['runtime']} on {settings['provider']}, {settings['intra_op_threads']} threads",
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         products=_executed(info.get("weighted_products", 0), layers),
-        _names=names,
-        _request=request,
-        _fixed=fixed,
-        _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
-        _pads=info.get("pads", False),
+        reach=info.get("reach", {}),
+        layers=layers,
+        _graph=graph,
     )
 
 
@@ -301,12 +257,9 @@ def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedPro
 
 
 def _executed(requested: int, layers: Iterable[Layer]) -> dict[str, int]:
-    """Number of products with constant weights by precision; empty where the graph has none.
+    """Number of the `requested` products with constant weights by precision; empty where the graph has none.
 
-    Args:
-        requested: the number that the graph has. OpenVINO does not report which nodes all layers execute, so the rest
-            of them counts as computed in fp32.
-        layers: the layers that OpenVINO executes.
+    OpenVINO does not report which nodes all layers execute, so the rest of them counts as computed in fp32.
     """
     counts: collections.Counter[str] = collections.Counter()
     for layer in layers:
@@ -327,3 +280,77 @@ def _name(node: ir.Node | None) -> str:
 def _spec(name: str, tensor: Any) -> TensorSpec:
     dims = (FREE if size.is_dynamic else size.get_length() for size in tensor.partial_shape)
     return TensorSpec(name, ir.DataType.from_numpy(tensor.element_type.to_dtype()), tuple(dims))
+
+
+def can_pad(model: ir.Model) -> bool:
+    """Whether rows of a graph may be padded with zeros: it has a mask, and reads its tokens only to look them up."""
+    inputs = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
+    is_masked = any(name.endswith("attention_mask") for name in inputs)
+    return is_masked and all(_is_looked_up(value) for name, value in inputs.items() if name.endswith("input_ids"))
+
+
+def _is_looked_up(value: ir.Value) -> bool:
+    """Whether a tensor is read only as the indices of `Gather`, or for its shape."""
+    return all(
+        (reader.op_type == "Gather" and position == 1)
+        or reader.op_type == "Shape"
+        or (reader.op_type in ("Cast", "Identity", "Reshape") and position == 0 and _is_looked_up(reader.outputs[0]))
+        for reader, position in value.uses()
+    )
+
+
+def axis_names(value: ir.Value) -> tuple[str, ...]:
+    """Names of the axes of an input or output of a graph."""
+    return tuple(str(size) for size in value.shape or ())
+
+
+def unfixable(inputs: Axes, outputs: Axes) -> str | None:
+    """Why a graph cannot be compiled for fixed shapes, in a few words; None if it can."""
+    known = {"batch", "sequence"}
+    for tensor, names in (*inputs.items(), *outputs.items()):
+        free = [name for name in names if not name.isdecimal() and name not in known]
+        if free:
+            return f"the axis {free[0]} of {tensor} is neither the batch nor the length of the rows"
+    return None
+
+
+def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Outputs of an ONNX graph that OpenVINO reads itself, compiled for the shapes of one batch alone.
+
+    Raises:
+        InputError: OpenVINO cannot read the graph, or cannot run it at these shapes.
+    """
+    model, source = read_model(onnx), load(onnx)
+    inputs = tuple(str(value.name) for value in source.graph.inputs if not value.is_initializer())
+    names = Names(inputs, tuple(str(value.name) for value in source.graph.outputs))
+    try:
+        model.reshape({position: list(feeds[name].shape) for position, name in enumerate(names.inputs)})
+    except Exception as error:  # OpenVINO raises RuntimeError and others
+        raise InputError(
+            f"{onnx}: OpenVINO cannot give the graph the shapes of these inputs ({failure_reason(error)}); run it with"
+            " free axes",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=onnx,
+        ) from error
+    compiled = compile_model(model, onnx, session_settings(None))
+    return run_request(EngineRequest(compiled.create_infer_request()), names, feeds)
+
+
+def convert(onnx: Path) -> openvino.Model:
+    """An ONNX graph in OpenVINO. Functions are inlined, which OpenVINO does not do itself.
+
+    In a quantized graph, attentions of one query are rewritten, which OpenVINO computes wrongly at a fixed shape.
+
+    Raises:
+        InputError: OpenVINO cannot read it; the message names the operator where there is one.
+    """
+    model = load(onnx)
+    changed = common.InlinePass()(model).modified
+    if is_quantized(model):
+        changed = TransposeSingleQuery()(model).modified or changed
+    if not changed:
+        return read_model(onnx)
+    with tempfile.TemporaryDirectory() as folder:
+        rewritten = Path(folder) / onnx.name
+        save(model, rewritten)
+        return read_model(rewritten)

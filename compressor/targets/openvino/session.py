@@ -1,26 +1,43 @@
-"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, running, and what is executed.
+"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, caching, running, and what is executed.
 
 The process that measures memory loads this module first, so it imports no more than running a graph needs.
+
+A graph may be compiled for fixed shapes too. OpenVINO plans the memory and the kernels of a graph whose axes are
+numbers ahead of time, and is faster with it.
+
+Compiled models are cached in the user's cache: an engine that was loaded before loads faster. Each engine has a folder,
+named by a digest of its graph, its settings, the processor and OpenVINO's version. OpenVINO itself writes the compiled
+models there, and compiles anew what is damaged or belongs to other weights, another version or another instruction set.
+A compiled model from the cache does not report all names of the nodes that its layers execute, so the layers of the
+first compilation are stored beside it.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compressor.environment import bfloat16_instructions
+from compressor.environment import bfloat16_instructions, int8_instructions, processor
 from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.file_lock import file_lock
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds, Precision
-from compressor.targets.cores import usable_cores
-from compressor.targets.openvino.batches import EngineRequest
-from compressor.targets.options import Shape
+from compressor.targets.base import Feeds, Precision, Shape, missing_input, parse_shape
+from compressor.targets.machine import usable_cores, user_cache
+from compressor.targets.openvino.batches import EngineRequest, cut, fitting_shape, pad, sizes_of
+from compressor.targets.peak_memory import resident_bytes
 
 try:
     import openvino
@@ -36,6 +53,11 @@ OPENVINO_BFLOAT16 = ("amx_bf16", "avx512_bf16")
 _CORE = openvino.Core()
 _INFO = "compressor"
 """Section of a graph's runtime information that holds the facts of `write_model`."""
+_LAYERS = "layers.json"
+_MAX_ENGINES = 32
+_MAX_BYTES = 4 * 2**30
+"""Maximum number and size of the engines that stay in the cache; the ones used last stay."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -156,28 +178,7 @@ def compile_model(
         ) from error
 
 
-class DeferredRequest:
-    """A request for a graph that is compiled when the first batch needs it.
-
-    Args:
-        model: the graph.
-        path: its file, for messages.
-        settings: from `session_settings`.
-    """
-
-    def __init__(self, model: openvino.Model, path: Path, settings: Mapping[str, Any]) -> None:
-        self._graph = model, path, settings
-
-    @functools.cached_property
-    def _request(self) -> EngineRequest:
-        return EngineRequest(compile_model(*self._graph).create_infer_request())
-
-    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """The outputs in the graph's order; see `EngineRequest.run`."""
-        return self._request.run(arrays)
-
-
-def run_request(request: EngineRequest | DeferredRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
+def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Args:
@@ -191,13 +192,7 @@ def run_request(request: EngineRequest | DeferredRequest, names: Names, feeds: F
     try:
         outputs = request.run([feeds[name] for name in names.inputs])
     except KeyError as error:
-        raise InputError(
-            f"{error.args[0]}: the graph has this input, and it is missing; pass {', '.join(names.inputs)}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=error.args[0],
-        ) from error
-    except InputError:  # a deferred request cannot compile the graph
-        raise
+        raise missing_input(error.args[0], names.inputs) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
             f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
@@ -251,3 +246,211 @@ def tensor_names(model: openvino.Model) -> Names:
         for name, tensors in (("inputs", model.inputs), ("outputs", model.outputs))
     )
     return Names(tuple(inputs), tuple(outputs))
+
+
+@dataclass(frozen=True)
+class FixedRequest:
+    """A graph compiled for one shape.
+
+    Attributes:
+        compiled: the graph as OpenVINO compiled it.
+        request: runs it.
+        seconds: time of compiling it, or of reading it from the cache.
+        added_bytes: memory that the process holds more since; None: unknown.
+    """
+
+    compiled: openvino.CompiledModel
+    request: EngineRequest
+    seconds: float
+    added_bytes: int | None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers that OpenVINO executes."""
+        return tuple(executed_layers(self.compiled))
+
+    def __str__(self) -> str:
+        memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
+        return f"{self.seconds:.1f} s{memory}"
+
+
+def compile_fixed(
+    model: openvino.Model,
+    shapes: Iterable[Shape],
+    path: Path,
+    settings: Mapping[str, Any],
+    cache: Path | None = None,
+) -> dict[Shape, FixedRequest]:
+    """Compile a graph for fixed shapes.
+
+    Args:
+        model: the graph, with free axes; it stays unchanged.
+        shapes: the shapes.
+        path: its file, for messages.
+        settings: from `session_settings`.
+        cache: folder of compiled models; None: the graph is compiled in any case.
+
+    Raises:
+        InputError: the graph cannot have one of the shapes.
+    """
+    requests = {}
+    axes = stored_info(model).get("input_axes", {})
+    for shape in shapes:
+        sizes = dict(zip(("batch", "sequence"), shape, strict=True))
+        before, start = resident_bytes(), time.perf_counter()
+        fixed = model.clone()
+        try:
+            fixed.reshape(
+                {
+                    position: [sizes.get(name) or int(name) for name in axes[tensor]]
+                    for position, tensor in enumerate(tensor_names(model).inputs)
+                }
+            )
+        except Exception as error:  # OpenVINO raises RuntimeError and others
+            raise InputError(
+                f"{path}: the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter"
+                " --shapes",
+                code=ErrorCode.OUT_OF_RANGE,
+                path=path,
+                shape=shape,
+            ) from error
+        compiled = compile_model(fixed, path, settings, cache)
+        request = EngineRequest(compiled.create_infer_request())
+        after = resident_bytes()
+        added = None if before is None or after is None else max(0, after - before)
+        requests[shape] = FixedRequest(compiled, request, time.perf_counter() - start, added)
+    return requests
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph compiled for free axes and for fixed shapes, of which each batch takes the smallest that holds it.
+
+    Attributes:
+        names: names of its inputs and outputs.
+        free: returns the request that runs it at other sizes, for which it may be compiled then.
+        fixed: runs it at fixed shapes.
+        info: the facts that are stored in it.
+    """
+
+    names: Names
+    free: Callable[[], EngineRequest]
+    fixed: Mapping[Shape, FixedRequest]
+    info: Mapping[str, Any]
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name; see `run_request`."""
+        axes = self.info.get("input_axes", {})
+        shape = fitting_shape(self.fixed, axes, feeds, pads=self.info.get("pads", False)) if self.fixed else None
+        if shape is None:
+            return run_request(self.free(), self.names, feeds)
+        padded = run_request(self.fixed[shape].request, self.names, pad(axes, feeds, shape))
+        return cut(self.info.get("output_axes", {}), padded, sizes_of(axes, feeds))
+
+
+def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
+    """A function that runs a graph, which is loaded here and now, with all of its fixed shapes."""
+    model = read_model(path)
+    request = EngineRequest(compile_model(model, path, settings).create_infer_request())
+    fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
+    return CompiledGraph(tensor_names(model), lambda: request, fixed, stored_info(model)).run
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | None]:
+    """The cache folder of an engine, locked against other processes that load it.
+
+    Args:
+        path: the engine, `.xml`.
+        settings: settings of the session.
+
+    Yields:
+        The folder; None where the user's cache cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = user_cache() / "openvino" / _digest(path, settings)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)  # the time of its last use
+            with tempfile.TemporaryFile(dir=folder):  # it can be written
+                pass
+            stack.enter_context(file_lock(folder))
+        except OSError as error:
+            logger.debug("%s: compiled models are not cached (%s)", folder, error)
+            yield None
+            return
+        yield folder
+    evict_oldest(folder.parent)
+
+
+def compile_cached(
+    model: openvino.Model, path: Path, settings: Mapping[str, Any], folder: Path | None
+) -> tuple[openvino.CompiledModel, tuple[Layer, ...]]:
+    """Compile a graph, or read it from the cache, with the layers that OpenVINO executes.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+        settings: settings of the session.
+        folder: the cache folder of the engine; None: compile without a cache.
+
+    Raises:
+        InputError: OpenVINO cannot compile the graph.
+    """
+    compiled = compile_model(model, path, settings, folder)
+    if folder is None:
+        return compiled, tuple(executed_layers(compiled))
+    is_cached = compiled.get_property("LOADED_FROM_CACHE")
+    layers = read_layers(folder) if is_cached else None
+    if layers is None:
+        first = compile_model(model, path, settings) if is_cached else compiled
+        layers = tuple(executed_layers(first))
+        write_layers(folder, layers)
+    return compiled, layers
+
+
+def _digest(path: Path, settings: Mapping[str, Any]) -> str:
+    """Digest of everything but the weights that a compiled model depends on; OpenVINO compares the weights."""
+    machine = {"processor": processor(), "instructions": [*int8_instructions(), *bfloat16_instructions()]}
+    facts = json.dumps({**machine, **settings}, sort_keys=True)
+    return hashlib.sha256(path.read_bytes() + facts.encode()).hexdigest()[:32]
+
+
+def read_layers(folder: Path) -> tuple[Layer, ...] | None:
+    """The stored layers of an engine; None where there are none."""
+    try:
+        stored = json.loads((folder / _LAYERS).read_text(encoding="utf-8"))
+        return tuple(Layer(row["kind"], row["precision"], frozenset(row["nodes"])) for row in stored)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
+    """Store the layers of an engine."""
+    from compressor.workdir import write_json  # the process that measures memory needs no graphs
+
+    write_json(folder / _LAYERS, [{**dataclasses.asdict(layer), "nodes": sorted(layer.nodes)} for layer in layers])
+
+
+def evict_oldest(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_BYTES) -> None:
+    """Remove the engines that were not used for longest, and compiled models of older weights, beyond limits.
+
+    Args:
+        cache: folder with one folder for each engine.
+        engines: maximum number of engines.
+        total: maximum number of bytes.
+    """
+    with contextlib.suppress(OSError):  # another process may remove the same folders
+        folders = sorted(cache.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
+        size = 0
+        for folder in folders[engines:]:
+            shutil.rmtree(folder)
+        for number, folder in enumerate(folders[:engines]):
+            # OpenVINO leaves a file for each set of weights that an engine had.
+            files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+            for age, file in enumerate(files):
+                size += file.stat().st_size
+                if size > total and (number or age):
+                    file.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider, Target
-from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
-    from compressor.targets.openvino.engine import OpenVinoEngine
+    pass
 
 
 class OpenVinoTarget(Target):
-    """Builds graphs in OpenVINO's format, which any processor that OpenVINO supports loads."""
+    """Builds graphs in OpenVINO's format, which any processor that OpenVINO supports loads.
+
+    An int8 engine is built from a graph that is quantized, and a bf16 engine from the graph in fp32.
+    """
 
     name = "openvino"
     title = "OpenVINO"
+    engines = "compressor.targets.openvino.engine"
+    packages = ("openvino",)
     engine_file = "engine.xml"
     metadata_file = "engine.bin"
     suffixes = (".xml",)
@@ -42,62 +46,16 @@ class OpenVinoTarget(Target):
 
         return "bf16" if native_bfloat16() else "fp32"
 
-    def check(
-        self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
-    ) -> None:
-        """Raise where engines cannot be built on this machine; see `Target.check`."""
-        self.check_request(precision=precision, provider=provider, kernel=kernel)
+    def check_machine(self, precision: Precision, provider: Provider | None, kernel: Path | None) -> None:
+        """Raise where engines cannot be built on this machine; see `Target.check_machine`."""
         from compressor.targets.openvino import session
 
         session.check_precision(precision)
 
-    def build(
-        self,
-        onnx: Path,
-        out: Path,
-        *,
-        precision: Precision = "fp32",
-        provider: Provider | None = None,
-        threads: int | None = None,
-        options: BuildOptions | None = None,
-    ) -> OpenVinoEngine:
-        """Convert a graph, write it, and compile it; see `Target.build`.
-
-        An int8 engine is built from a graph that is quantized, and a bf16 engine from the graph in fp32.
-        """
-        self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
-        from compressor.targets.openvino.engine import build_engine
-
-        options = options or BuildOptions()
-        return build_engine(
-            onnx,
-            out,
-            precision=precision,
-            threads=threads,
-            shapes=options.shapes,
-            free_axes=options.free_axes,
-            float_precision=options.float_precision,
-        )
-
-    def load(
-        self,
-        path: Path,
-        *,
-        provider: Provider | None = None,
-        threads: int | None = None,
-        kernel: Path | None = None,
-        cached: bool = True,
-    ) -> OpenVinoEngine:
-        """Compile a graph that was converted earlier; see `Target.load`."""
-        self.check(provider=provider, kernel=kernel)
-        from compressor.targets.openvino.engine import load_engine
-
-        return load_engine(path, threads=threads, cached=cached)
-
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
         """Outputs of a graph that OpenVINO reads itself; see `Target.run_fixed`."""
         self.check(precision=precision)
-        from compressor.targets.openvino.conversion import run_fixed
+        from compressor.targets.openvino.engine import run_fixed
 
         return run_fixed(onnx, feeds)
 

@@ -1,11 +1,25 @@
-"""Build a graph into a serialized TensorRT engine, and deserialize engines, with Polygraphy."""
+"""Build a graph into a serialized TensorRT engine, and deserialize engines, with Polygraphy.
+
+TensorRT's log contains the cause of a failure, its exceptions do not, so its messages are captured.
+
+With its timing cache of kernels builds are faster, and equal inputs give an equal engine. A file beside the cache holds
+its digest, and the version of TensorRT and the GPU that were timed. A cache that does not match is moved away, and the
+build reports it.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
+import functools
+import json
 import logging
 import os
-from collections.abc import Mapping
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,24 +27,31 @@ from types import ModuleType
 from typing import Any
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.base import Precision
-from compressor.targets.cuda import CudaDriver
-from compressor.targets.options import BuildOptions
+from compressor.silence_libraries import one_line
+from compressor.targets.base import BuildOptions, Precision
+from compressor.targets.cuda import CudaDriver, Device
+from compressor.targets.graph_facts import digest
+from compressor.targets.machine import user_cache
 from compressor.targets.tensorrt import bindings
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import element_types
-from compressor.targets.tensorrt.log import TensorRtLog, capture_log
-from compressor.targets.tensorrt.metadata import Shape, TimingsUse
-from compressor.targets.tensorrt.timing_cache import TimingCache
+from compressor.targets.tensorrt.metadata import Shape, TimingsState, TimingsUse
+from compressor.workdir import write_json
+from graph_passes.files import atomic_replace
 
 Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Input -> smallest, usual and largest shape."""
-
 _RETRY_SHARE = 8
 """A build that runs out of memory is repeated with the device's free memory divided by this as its workspace."""
 _MIN_WORKSPACE = 8 << 20
 """Minimum workspace of a repeated build, in bytes."""
 _log = logging.getLogger(__name__)
+_MEMORY_RAN_OUT = re.compile(
+    r"out ?of ?memory|insuf+icient (device )?memory|memory is insufficient|std::bad_alloc|MemoryAllocation",
+    re.IGNORECASE,
+)
+_NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
+_INSUFFICIENT_WORKSPACE = "insufficient workspace"
 
 
 class _OutOfMemoryError(InputError):
@@ -64,12 +85,14 @@ class SerializedEngine:
         workspace: bytes of device memory that the build could use; None: all free memory.
         timings: how the timing cache was used.
         types: how the types of layers were determined.
+        profiles: shapes of the inputs.
     """
 
     data: bytes
     workspace: int | None
     timings: TimingsUse
     types: LayerTypes
+    profiles: Profiles
 
 
 @dataclass(frozen=True)
@@ -140,7 +163,7 @@ class EngineBuilder:
             _log.debug("no kernel for a layer in its type; building again with preferred types")
             data, timings = self._build(graph, profiles, {**config, **bindings.PREFER_TYPES})
             types = LayerTypes.PREFERRED
-        return SerializedEngine(data, workspace, timings, types)
+        return SerializedEngine(data, workspace, timings, types, profiles)
 
     def _config_options(self, workspace: int | None) -> dict[str, Any]:
         """Arguments of Polygraphy's `CreateConfig`."""
@@ -186,11 +209,12 @@ class EngineBuilder:
     def _build_error(self, log: TensorRtLog, error: Exception) -> InputError:
         """The error for a failed build, according to the log."""
         kind: type[InputError] = InputError
-        if log.out_of_memory:
+        errors = " ".join(log.errors)
+        if _MEMORY_RAN_OUT.search(errors):
             kind = _OutOfMemoryError
-        elif log.no_implementation:
+        elif _NO_IMPLEMENTATION.search(errors):
             kind = _NoKernelFitsError if log.memory_warning else _NoImplementationError
-        remedy = "a larger --workspace, " if log.insufficient_workspace else ""
+        remedy = "a larger --workspace, " if _INSUFFICIENT_WORKSPACE in errors else ""
         return kind(
             f"TensorRT {self.supported.version} cannot build the graph ({log.summary(error)}); try {remedy}--opset 18"
             " or --target ort",
@@ -226,3 +250,179 @@ def _raise_unless_null(error: Exception) -> None:
     """Raise a TypeError again, unless it means that TensorRT returned no builder or runtime."""
     if isinstance(error, TypeError) and "nullptr" not in str(error):
         raise error
+
+
+class TensorRtLog:
+    """Collects the last errors that TensorRT logs; it takes the place of a Python logger.
+
+    Attributes:
+        errors: the last error messages.
+        memory_warning: whether it has warned of insufficient memory. Kernels that need more memory are then skipped
+            without an error, until none remains.
+    """
+
+    def __init__(self) -> None:
+        self.errors: collections.deque[str] = collections.deque(maxlen=40)
+        self.memory_warning = False
+
+    def log(self, level: int, msg: str) -> None:
+        """Receive a message; the signature is that of `logging.Logger.log`."""
+        if level >= logging.ERROR:
+            self.errors.append(" ".join(msg.split()))
+        else:
+            self.memory_warning = self.memory_warning or _MEMORY_RAN_OUT.search(msg) is not None
+
+    def clear(self) -> None:
+        """Forget all messages."""
+        self.errors.clear()
+        self.memory_warning = False
+
+    def summary(self, error: BaseException | None = None) -> str:
+        """All errors on one line; the exception's message where nothing was logged."""
+        return one_line("; ".join(dict.fromkeys(self.errors)) or error or "TensorRT reports no reason", 400)
+
+
+def current_log() -> TensorRtLog:
+    """The log, cleared. From the first call on Polygraphy and TensorRT print nothing in this process."""
+    from polygraphy.logger import G_LOGGER
+
+    log = _install_log()
+    log.clear()
+    G_LOGGER.once_logged.clear()  # so that warnings which are logged once are logged again
+    return log
+
+
+@functools.cache
+def _install_log() -> TensorRtLog:
+    from polygraphy.logger import G_LOGGER
+
+    log = TensorRtLog()
+    G_LOGGER.use_python_logging_system = True
+    G_LOGGER.python_logger = log
+    G_LOGGER.module_severity, G_LOGGER.letter, G_LOGGER.colors = G_LOGGER.WARNING, False, False
+    return log
+
+
+@contextlib.contextmanager
+def capture_log() -> Iterator[TensorRtLog]:
+    """The log of the calls of Polygraphy inside the context, which use names that TensorRT 10.12 has deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield current_log()
+
+
+@dataclass(frozen=True)
+class TimingCache:
+    """A file of kernel timings.
+
+    Attributes:
+        use: state of the file, as far as it is known before TensorRT reads it.
+        machine: TensorRT's version and the GPU of new times.
+    """
+
+    use: TimingsUse
+    machine: str
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.use.path
+
+    def apply(self, config: Any) -> TimingsUse:
+        """Give the stored times to a build.
+
+        Args:
+            config: TensorRT's `IBuilderConfig`, with an empty cache.
+
+        Returns:
+            How the cache is used, with the state `REFUSED` where TensorRT does not accept it.
+        """
+        if self.use.state is not TimingsState.REUSED:
+            return self.use
+        times = config.create_timing_cache(self.path.read_bytes())
+        if times is not None and config.set_timing_cache(times, False):
+            return self.use
+        config.set_timing_cache(config.create_timing_cache(b""), False)
+        _log.debug("TensorRT does not accept the timing cache %s", self.path)
+        return self.use.model_copy(update={"state": TimingsState.REFUSED})
+
+    def save(self, config: Any, use: TimingsUse) -> TimingsUse:
+        """Write the times of a finished build.
+
+        Args:
+            config: TensorRT's `IBuilderConfig` after the build.
+            use: how the build used the cache.
+
+        Returns:
+            `use`, with an error where the file could not be written.
+        """
+        try:
+            with atomic_replace(self.path) as file:
+                file.write_bytes(config.get_timing_cache().serialize())
+            write_json(seal_path(self.path), {"machine": self.machine, "digest": digest(self.path)})
+        except OSError as error:
+            return use.model_copy(update={"save_error": str(error.strerror)})
+        return use
+
+
+def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
+    """The timing cache for a version of TensorRT and a GPU; a file that cannot be used is moved away.
+
+    Args:
+        path: its file; None: a file for the version and GPU in the user's cache folder.
+        version: version of TensorRT.
+        device: the GPU.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    machine = f"TensorRT {version} on {device}"
+    if path is None:
+        name = "".join(letter if letter.isalnum() else "-" for letter in f"{version}-{device.name}")
+        path = user_cache() / f"tensorrt-{name}.cache"
+    _require_writable(path)
+    if not path.is_file():
+        return TimingCache(TimingsUse(state=TimingsState.NEW, path=path), machine)
+    use = _inspect(path, machine)
+    if use.state is not TimingsState.REUSED:
+        _log.debug("timing cache %s is not used: %s", path, use.state)
+        path.replace(path.with_name(f"{path.name}.unusable"))
+    return TimingCache(use, machine)
+
+
+def seal_path(path: Path) -> Path:
+    """The file beside a timing cache that holds its digest and its machine."""
+    return path.with_name(f"{path.name}.json")
+
+
+def _require_writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)",
+            code=ErrorCode.FILE_UNWRITABLE,
+            field="timing_cache",
+            path=path,
+        ) from error
+
+
+def _inspect(path: Path, machine: str) -> TimingsUse:
+    """Whether the times in a file can be used on a machine."""
+    if not path.stat().st_size:
+        return TimingsUse(state=TimingsState.EMPTY, path=path)
+    try:
+        seal = json.loads(seal_path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # written by another tool; TensorRT itself checks it later
+        return TimingsUse(state=TimingsState.REUSED, path=path)
+    except (OSError, ValueError):
+        seal = None
+    if not isinstance(seal, dict) or seal.get("digest") != digest(path):
+        return TimingsUse(state=TimingsState.DAMAGED, path=path)
+    if seal.get("machine") != machine:
+        return TimingsUse(state=TimingsState.OTHER_MACHINE, path=path, machine=str(seal.get("machine")))
+    return TimingsUse(state=TimingsState.REUSED, path=path)

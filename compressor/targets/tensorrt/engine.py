@@ -1,29 +1,46 @@
-"""A loaded TensorRT engine, run on the GPU through its driver."""
+"""TensorRT engines: built with their metadata from a graph, or loaded, and run on the GPU through its driver."""
 
 from __future__ import annotations
 
 import collections
 import gc
-from collections.abc import Mapping
+import logging
+import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from compressor.errors import ErrorCode, InputError
-from compressor.results import EngineBuild, QuantizedProducts
-from compressor.targets.base import Feeds, Precision
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.results import EngineBuild
+from compressor.targets import cuda
+from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
-from compressor.targets.tensor_specs import TensorSpec
-from compressor.targets.tensorrt import bindings
-from compressor.targets.tensorrt.builder import deserialize
-from compressor.targets.tensorrt.log import current_log
-from compressor.targets.tensorrt.metadata import EngineMetadata, Shape
+from compressor.targets.graph_facts import digest, float_products, fusible_attentions, graph_digest, quantized_products
+from compressor.targets.tensorrt import bindings, inspector
+from compressor.targets.tensorrt.builder import (
+    EngineBuilder,
+    SerializedEngine,
+    current_log,
+    deserialize,
+    open_cache,
+)
+from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
+from compressor.targets.tensorrt.inspector import product_types
+from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata, Shape
+from graph_passes import load
+from graph_passes.quantizers.float_view import without_quantizers
+
+_log = logging.getLogger(__name__)
 
 
-class TrtEngine:
-    """An engine loaded into TensorRT; see `Engine` for the other attributes. Only one thread at a time may run it.
+class TrtEngine(Engine):
+    """An engine loaded into TensorRT. Only one thread at a time may run it: there is one execution context.
+
+    An axis of an input is free where the profile has several sizes. Attentions are those of which it is known whether
+    they are fused, and quantized products those whose layers TensorRT lists.
 
     Args:
         path: the engine's file.
@@ -41,8 +58,7 @@ class TrtEngine:
     """
 
     def __init__(self, path: Path, engine: Any, metadata: EngineMetadata, driver: CudaDriver, trt: ModuleType) -> None:
-        self.path, self.metadata = path, metadata
-        self.device_seconds: float | None = None
+        self.metadata = metadata
         self._driver, self._trt, self._engine = driver, trt, engine
         driver.enter()
         self.context = engine.create_execution_context()
@@ -61,83 +77,24 @@ class TrtEngine:
         self._buffers: dict[str, DeviceBuffer] = collections.defaultdict(lambda: DeviceBuffer(driver))
         self._bound: dict[str, tuple[Shape, int]] = {}
         """Input -> shape and address that are set in the context."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return tuple(self.metadata.profiles)
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Names, element types and shapes of the inputs; an axis is free where the profile has several sizes."""
-        return self.metadata.specs
-
-    @property
-    def host(self) -> str:
-        """Version of TensorRT, and the GPU."""
-        return f"{self.session['runtime']} on {self._driver.device}"
-
-    @property
-    def is_reentrant(self) -> bool:
-        """False: there is one execution context, which one thread at a time may use."""
-        return False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return tuple(self.metadata.outputs)
-
-    @property
-    def precision(self) -> Precision:
-        """Numeric precision of the engine."""
-        return self.metadata.precision
-
-    @property
-    def attentions(self) -> int:
-        """Number of attentions for which it is known whether they are fused."""
-        return self.metadata.attentions
-
-    @property
-    def fused(self) -> int:
-        """Number of fused attentions."""
-        return self.metadata.fused
-
-    @property
-    def kernels(self) -> Mapping[str, int]:
-        """Number of layers by kind."""
-        return collections.Counter(layer.kind for layer in self.metadata.built.layers)
-
-    @property
-    def optimization(self) -> str:
-        """What was done to the graph, in one line."""
-        return self.metadata.optimization
-
-    @property
-    def session(self) -> Mapping[str, Any]:
-        """Runtime, device and options."""
-        return self.metadata.session
-
-    @property
-    def quantized(self) -> QuantizedProducts | None:
-        """The products in 8 bits, as far as TensorRT lists their layers; None: it lists none of them."""
-        return self.metadata.quantized
-
-    @property
-    def products(self) -> Mapping[str, int]:
-        """Number of products with constant weights by precision, where some are in 8 bits; otherwise unknown."""
-        return {} if self.quantized is None else self.quantized.by_precision
-
-    @property
-    def built(self) -> EngineBuild:
-        """Sizes, duration and layers of the build."""
-        return self.metadata.built
+        super().__init__(
+            path=path,
+            specs=metadata.specs,
+            outputs=tuple(metadata.outputs),
+            precision=metadata.precision,
+            attentions=metadata.attentions,
+            fused=metadata.fused,
+            kernels=collections.Counter(layer.kind for layer in metadata.built.layers),
+            optimization=metadata.optimization,
+            session=metadata.session,
+            host=f"{metadata.session['runtime']} on {driver.device}",
+            quantized=metadata.quantized,
+            products={} if metadata.quantized is None else metadata.quantized.by_precision,
+            built=metadata.built,
+        )
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; see `Engine.run`.
-
-        Raises:
-            InputError: an input is missing or outside of the profile, or the run fails.
-        """
+        """Outputs by name; see `Engine.run`. Inputs outside of the profile are refused."""
         self._check(feeds)
         self._driver.enter()
         arrays = {name: np.ascontiguousarray(feeds[name], self.metadata.inputs[name]) for name in self.inputs}
@@ -213,3 +170,147 @@ class TrtEngine:
         array = np.empty(shape, self.metadata.outputs[name])
         self.context.set_tensor_address(name, self._buffers[name].reserve(array.nbytes))
         return array
+
+
+def build_engine(
+    onnx: Path,
+    out: Path,
+    *,
+    precision: Precision = "fp32",
+    provider: Provider | None = None,
+    threads: int | None = None,
+    options: BuildOptions | None = None,
+    runtime: tuple[CudaDriver, ModuleType] | None = None,
+) -> TrtEngine:
+    """Build an engine, write it with its metadata, and load it; see `Target.build`.
+
+    Args:
+        onnx: the graph.
+        out: the engine's file.
+        precision: numeric precision of the engine.
+        provider: the GPU.
+        threads: without effect.
+        options: sizes and settings of the build; None: the defaults.
+        runtime: the driver of the GPU and TensorRT's module; None: those of this machine.
+
+    Raises:
+        UsageError: the GPU does not support hardware-compatible engines.
+        InputError: TensorRT cannot read the graph or cannot build it.
+    """
+    options, (driver, trt) = options or BuildOptions(), runtime or (cuda.driver(), bindings.library())
+    supported = bindings.features(trt)
+    if options.hardware_compatible and driver.device.capability < AMPERE:
+        raise UsageError(
+            f"--hardware-compatible: needs a GPU from Ampere (SM 8.0) on, and this is {driver.device}",
+            code=ErrorCode.UNSUPPORTED,
+            field="hardware_compatible",
+            value=driver.device.capability,
+        )
+    profiles = profile(load(onnx), options)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        graph = Path(folder) / "graph.onnx"
+        prepared = prepare(onnx, graph, precision, supported)
+        cache = open_cache(options.timing_cache, supported.version, driver.device)
+        builder = EngineBuilder(trt, supported, driver, options, cache, precision, prepared.quantized)
+        start = time.perf_counter()
+        serialized = builder.build(graph, profiles)
+        seconds = time.perf_counter() - start
+    out.write_bytes(serialized.data)
+    engine = deserialize(driver, out)
+    metadata = _metadata(onnx, out, engine, builder, prepared, serialized, seconds)
+    metadata.write(out)
+    _log.debug("built %s in %.1f s: %s", out, seconds, metadata.optimization)
+    return TrtEngine(out, engine, metadata, driver, trt)
+
+
+def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: ModuleType) -> TrtEngine:
+    """Load an engine that was built earlier, if its metadata match this machine.
+
+    Args:
+        path: the engine's file, whose hash has been checked.
+        metadata: metadata of the engine.
+        driver: the driver of the GPU.
+        trt: TensorRT's module.
+
+    Raises:
+        InputError: the engine was built for another GPU or version of TensorRT, or TensorRT cannot load it.
+    """
+    metadata.check_machine(path, driver.device, bindings.features(trt).version)
+    return TrtEngine(path, deserialize(driver, path), metadata, driver, trt)
+
+
+def _metadata(
+    onnx: Path,
+    out: Path,
+    engine: Any,
+    builder: EngineBuilder,
+    prepared: PreparedGraph,
+    serialized: SerializedEngine,
+    seconds: float,
+) -> EngineMetadata:
+    """The metadata of an engine in the file `out`, which was built from the graph `onnx` in some seconds."""
+    trt, device, version = builder.trt, builder.driver.device, builder.supported.version
+    listing = engine.create_engine_inspector()
+    layers = (
+        ()
+        if listing is None
+        else inspector.parse_layers(listing.get_engine_information(trt.LayerInformationFormat.JSON))
+    )
+    graph = load(onnx)
+    outputs = [str(value.name) for value in graph.graph.outputs]
+    sites = fusible_attentions(without_quantizers(graph))
+    attention = inspector.attention_fusion(layers, sites, device.capability, builder.precision)
+    in_8_bits, in_floats = (
+        [node.name or "" for node in products(graph)] for products in (quantized_products, float_products)
+    )
+    types = product_types(layers, in_8_bits, in_floats, builder.precision)
+    steps = [
+        str(prepared),
+        f"built by TensorRT {version}",
+        *filter(None, (str(serialized.timings), str(types))),
+        str(attention),
+    ]
+    return EngineMetadata(
+        tensorrt=version,
+        gpu=device.name,
+        capability=device.capability,
+        precision=builder.precision,
+        profiles=dict(serialized.profiles),
+        inputs={name: bindings.numpy_type(trt, engine, name).name for name in serialized.profiles},
+        outputs={name: bindings.numpy_type(trt, engine, name).name for name in outputs},
+        engine_hash=digest(out),
+        graph_hash=graph_digest(onnx),
+        hardware_compatible=builder.options.hardware_compatible,
+        version_compatible=builder.options.version_compatible,
+        attentions=attention.known,
+        fused=attention.fused,
+        optimization="; ".join(steps),
+        session=_session(builder, serialized),
+        built=EngineBuild(
+            seconds=round(seconds, 3),
+            engine_bytes=len(serialized.data),
+            weight_bytes=bindings.weight_bytes(trt, engine),
+            activation_bytes=bindings.activation_bytes(engine),
+            attention=str(attention),
+            layers=layers,
+        ),
+        timings=serialized.timings,
+        quantized=types.known,
+    )
+
+
+def _session(builder: EngineBuilder, serialized: SerializedEngine) -> dict[str, Any]:
+    """Runtime, device and options, as recorded in reports."""
+    workspace = serialized.workspace
+    return {
+        "runtime": f"tensorrt {builder.supported.version}",
+        "provider": str(builder.driver.device),
+        "precision": builder.precision,
+        "types": serialized.types.value,
+        "tf32": False,
+        "profile": {name: [list(shape) for shape in shapes] for name, shapes in serialized.profiles.items()},
+        "workspace": "all that is free" if workspace is None else f"{workspace >> 20} MiB",
+        "tactic_sources": list(builder.supported.tactics),
+        "hardware_compatible": builder.options.hardware_compatible,
+        "version_compatible": builder.options.version_compatible,
+    }

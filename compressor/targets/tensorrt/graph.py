@@ -22,12 +22,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.base import QUANTIZED, Precision
+from compressor.targets.base import QUANTIZED, BuildOptions, Precision, Span
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.options import BuildOptions, Span
-from compressor.targets.random_inputs import axis_kind, memory_length
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import Shape
+from compressor.targets.trial_inputs import axis_kind, memory_length
 from compressor.workdir import FP8_GRAPH, SYMMETRIC_GRAPH
 from graph_passes import GraphError, load, save
 from graph_passes.passes import (

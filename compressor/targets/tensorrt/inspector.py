@@ -1,4 +1,4 @@
-"""The layers of a TensorRT engine as its inspector lists them, and which attentions fused kernels compute."""
+"""The layers of a TensorRT engine as its inspector lists them: fused attentions, and products in 8 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from compressor.results import BuiltLayer
+from compressor.results import BuiltLayer, QuantizedProducts
 from compressor.targets.base import Precision
 from graph_passes import GraphSite
 
@@ -26,6 +26,10 @@ _SEPARATOR = "\x1e"
 _TURING = (7, 5)
 """First compute capability with fused attention."""
 _FUSED_HEAD_DIMS = range(16, 257, 8)
+_TACTIC_OF_8_BITS = re.compile(r"i8i8|int8|imma|e4m3|fp8", re.IGNORECASE)
+"""Names of kernels say the types of their factors: `xmma_gemm_i8i8_i8i32_f32`."""
+_TACTIC_OF_FLOATS = re.compile(r"(b?f16|f32|tf32){2}", re.IGNORECASE)
+_FORMAT_OF_8_BITS = re.compile(r"\b(int8|fp8|e4m3)", re.IGNORECASE)
 
 
 class UnfusedReason(StrEnum):
@@ -207,3 +211,73 @@ def _reason(site: GraphSite, capability: tuple[int, int], precision: Precision) 
             f"heads are {site.head_dim} wide, and fused attention takes multiples of 8 from 16 to 256",
         )
     return UnfusedReason.UNKNOWN, "TensorRT reports no reason"
+
+
+@dataclass(frozen=True)
+class ProductTypes:
+    """How the quantized products of a graph are computed.
+
+    Attributes:
+        known: the products whose layers are listed; None: no product's layer is.
+        hidden: number of products inside layers that do not list their kernels.
+    """
+
+    known: QuantizedProducts | None
+    hidden: int
+
+    def __str__(self) -> str:
+        sentences = []
+        if self.known is not None:
+            sentences.append(f"{self.known.executed} of {self.known.requested} quantized products computed in 8 bits")
+        if self.hidden:
+            sentences.append(
+                f"it is unknown whether {self.hidden} quantized products are computed in 8 bits: TensorRT does not list"
+                " the kernels of the layers that hold them"
+            )
+        return "; ".join(sentences)
+
+
+def product_types(
+    layers: Sequence[BuiltLayer],
+    products: Sequence[str],
+    float_in_graph: Sequence[str] = (),
+    precision: Precision = "int8",
+) -> ProductTypes:
+    """How the quantized products of a graph are computed.
+
+    1. A product is in 8 bits if a layer that names its node has a kernel for 8 bits; where the kernel's name does not
+       say its types, if the layer reads a tensor or weights of 8 bits.
+    2. A product that no layer names, or only layers that do not list their kernels, is hidden.
+    3. Any other product is in floats.
+
+    Args:
+        layers: layers of the engine.
+        products: names of the quantized products with weights.
+        float_in_graph: names of the products that the graph has in floats.
+        precision: numeric precision of the engine.
+    """
+    executed, in_float, hidden = 0, [], 0
+    for product in products:
+        computing = [layer for layer in layers if computes(layer, product)]
+        if not computing:
+            hidden += 1
+        elif any(map(is_in_8_bits, computing)):
+            executed += 1
+        else:
+            in_float.append(product)
+    requested = executed + len(in_float)
+    known = QuantizedProducts(
+        type="fp8" if precision == "fp8" else "int8",
+        requested=requested,
+        executed=executed,
+        in_float=tuple(in_float),
+        float_in_graph=tuple(float_in_graph),
+    )
+    return ProductTypes(known if requested else None, hidden)
+
+
+def is_in_8_bits(layer: BuiltLayer) -> bool:
+    """Whether the kernel of a layer computes with factors of 8 bits (case 1)."""
+    if _TACTIC_OF_8_BITS.search(layer.tactic):
+        return True
+    return not _TACTIC_OF_FLOATS.search(layer.tactic) and any(map(_FORMAT_OF_8_BITS.search, layer.formats))

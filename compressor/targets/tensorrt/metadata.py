@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import EngineBuild, QuantizedProducts
-from compressor.targets.base import Precision
+from compressor.targets.base import Precision, missing_input
 from compressor.targets.cuda import Device
 from compressor.targets.graph_facts import digest
 from compressor.targets.tensor_specs import FREE, TensorSpec
@@ -57,9 +57,6 @@ class TimingsUse(BaseModel):
     save_error: str | None = None
 
     def __str__(self) -> str:
-        return "; ".join(self._sentences())
-
-    def _sentences(self) -> list[str]:
         discarded = f"kernels were timed again because {self.path}"
         sentences = {
             TimingsState.NEW: [],
@@ -71,7 +68,7 @@ class TimingsUse(BaseModel):
         }[self.state]
         if self.save_error is not None:
             sentences.append(f"kernel timings could not be saved in {self.path} ({self.save_error})")
-        return sentences
+        return "; ".join(sentences)
 
 
 class EngineMetadata(BaseModel):
@@ -185,11 +182,7 @@ class EngineMetadata(BaseModel):
         """
         for name, (smallest, _, largest) in self.profiles.items():
             if name not in shapes:
-                raise InputError(
-                    f"{name}: the engine has this input, and it is missing; pass {', '.join(self.profiles)}",
-                    code=ErrorCode.TENSOR_MISMATCH,
-                    tensor=name,
-                )
+                raise missing_input(name, self.profiles)
             shape = shapes[name]
             bounds = zip(smallest, shape, largest, strict=False)
             if len(shape) != len(smallest) or not all(low <= size <= high for low, size, high in bounds):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from compressor.errors import TargetMissingError
 from compressor.targets.base import Precision, Provider, Target
-from compressor.targets.options import BuildOptions
 
 if TYPE_CHECKING:
     from compressor.targets.cuda import CudaDriver
@@ -20,6 +19,7 @@ class TensorRtTarget(Target):
 
     name = "trt"
     title = "TensorRT"
+    engines = "compressor.targets.tensorrt.engine"
     engine_file = "engine.plan"
     metadata_file = "engine.plan.json"
     suffixes = (".plan", ".engine")
@@ -43,13 +43,10 @@ class TensorRtTarget(Target):
 
         return self.missing() is not None or bindings.features(self.runtime()[1]).int64
 
-    def check(
-        self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
-    ) -> None:
-        """Raise where engines cannot be built on this machine; see `Target.check`."""
+    def check_machine(self, precision: Precision, provider: Provider | None, kernel: Path | None) -> None:
+        """Raise where engines cannot be built on this machine; see `Target.check_machine`."""
         from compressor.targets.tensorrt import bindings
 
-        self.check_request(precision=precision, provider=provider, kernel=kernel)
         try:
             driver, trt = self.runtime()
         except TargetMissingError as error:
@@ -60,24 +57,6 @@ class TensorRtTarget(Target):
                 **error.details,
             ) from error
         bindings.features(trt).require(precision, driver.device)
-
-    def build(
-        self,
-        onnx: Path,
-        out: Path,
-        *,
-        precision: Precision = "fp32",
-        provider: Provider | None = None,
-        threads: int | None = None,
-        options: BuildOptions | None = None,
-    ) -> TrtEngine:
-        """Build an engine, write it with its metadata, and load it; see `Target.build`."""
-        from compressor.targets.tensorrt.build import build_engine
-
-        options = options or BuildOptions()
-        self.check(precision=precision, provider=provider, kernel=options.kernel)
-        driver, trt = self.runtime()
-        return build_engine(onnx, out, precision, options, driver, trt)
 
     def load(
         self,
@@ -92,7 +71,7 @@ class TensorRtTarget(Target):
 
         TensorRT sees the file only after its metadata and its hash have been checked.
         """
-        from compressor.targets.tensorrt.build import load_engine
+        from compressor.targets.tensorrt.engine import load_engine
         from compressor.targets.tensorrt.metadata import read_metadata
 
         metadata = read_metadata(path)

@@ -57,7 +57,7 @@ def _(w: World) -> None:
 
 @advice("model_folder.network _missing_error text #2")
 def _(w: World) -> None:
-    w.patch.setattr("compressor.model_folder.network.task_of_tensors", lambda config, tensors: None)
+    w.patch.setattr("compressor.model_folder.network._fitting_class", lambda config, names: None)
     folders.save(folders.bert_encoder(), w.file("encoder"))
     w.fails("encoder", "--task", "text-classification", "--plan", "plan.json", "-o", "out")
     w.right("encoder", "--task", "feature-extraction", "-o", "out")

@@ -51,22 +51,23 @@ def _(w: World) -> None:
     w.right(lambda: _MapSums(folder.model, sites, 9).start_batch(torch.ones(1, 9), None))
 
 
-@advice("block_masks.maps_of_run load_maps too-long")
+@advice("block_masks.collect_maps load_maps too-long")
 def _(w: World) -> None:
-    from compressor.block_masks import maps_of_run
+
+    from compressor.block_masks import collect_maps
 
     length = 8
     maps = SimpleNamespace(length=length, check=lambda *_: None)
-    w.patch.setattr(maps_of_run, "AttentionMaps", SimpleNamespace(load=lambda path: maps))
-    w.patch.setattr(maps_of_run, "memory_length", lambda model: 0)
+    w.patch.setattr(collect_maps, "AttentionMaps", SimpleNamespace(load=lambda path: maps))
+    w.patch.setattr(collect_maps, "memory_length", lambda model: 0)
     file, anything = w.file("maps.safetensors"), SimpleNamespace()
-    w.fails(maps_of_run.load_maps, file, anything, (), 16)
-    w.right(maps_of_run.load_maps, file, anything, (), 8)
+    w.fails(collect_maps.load_maps, file, anything, (), 16)
+    w.right(collect_maps.load_maps, file, anything, (), 8)
     maps.length = 16
-    w.right(maps_of_run.load_maps, file, anything, (), 16)
+    w.right(collect_maps.load_maps, file, anything, (), 16)
 
 
-@advice("block_masks.mask_settings shares_by_kind unsupported-model")
+@advice("block_masks.attention_maps shares_by_kind unsupported-model")
 def _(w: World) -> None:
     command = w.run("--training-steps", "2", "--drop-blocks-by-kind")
     w.fails(*command, "cross=50%")
@@ -156,17 +157,17 @@ def quantized(w: World) -> Any:
     return w.file("quantized.onnx")
 
 
-@advice("quantization.calibration_inputs float_model unsupported-model")
+@advice("quantization.portable float_model unsupported-model")
 def _(w: World) -> None:
-    from compressor.quantization.calibration_inputs import float_model
+    from compressor.quantization.portable import float_model
 
     w.fails(float_model, quantized(w))
     w.right(float_model, softmax_graph(w.file("small.onnx")))
 
 
-@advice("quantization.calibration_inputs inputs_of too-few-rows")
+@advice("quantization.portable inputs_of too-few-rows")
 def _(w: World) -> None:
-    from compressor.quantization.calibration_inputs import inputs_of
+    from compressor.quantization.portable import inputs_of
     from graph_passes import load
 
     graph = softmax_graph(w.file("small.onnx"))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from compressor.targets import target
+from compressor.targets import BuildOptions, target
 from graph_passes import save
 from tests.advice.world import World, advice
 from tests.latency.graphs import softmax_graph
@@ -150,7 +150,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--provider", "cpu"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider unsupported")
+@advice("targets.onnxruntime.ort_session choose_provider text")
 def _(w: World) -> None:
     w.fails(*short(w, "--precision", "bf16"))
     w.right(*short(w, "--precision", "fp32"))
@@ -161,7 +161,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "bf16", "--target", "trt"))  # without a GPU: proven graphs, and a note
 
 
-@advice("targets.onnxruntime.ort_session choose_provider unsupported #2")
+@advice("targets.onnxruntime.ort_session choose_provider text #2")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime.ort_session import choose_provider
 
@@ -171,7 +171,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "fp8", "--target", "trt"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider unsupported #3")
+@advice("targets.onnxruntime.ort_session choose_provider text #3")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime import ort_session
 
@@ -181,7 +181,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "int8", "--target", "trt"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider device-missing #2")
+@advice("targets.onnxruntime.ort_session choose_provider text #4")
 def _(w: World) -> None:
     w.fails(*short(w, "--precision", "fp16"))
     w.right(*short(w, "--precision", "fp32"))
@@ -252,7 +252,7 @@ def _(w: World) -> None:
 
     body = parsed("y = MatMul(x, w)", "float[N, sequence, 4] x", "float[N, sequence, 5] y", "float[4, 5] w")
     save(body, w.file("model.onnx"))
-    w.fails(lambda: build_engine(w.file("model.onnx"), w.file("engine.xml"), shapes=[(1, 8)]))
+    w.fails(lambda: build_engine(w.file("model.onnx"), w.file("engine.xml"), options=BuildOptions(shapes=((1, 8),))))
     w.right(lambda: build_engine(w.file("model.onnx"), w.file("engine.xml")))
 
 
@@ -266,13 +266,13 @@ def _(w: World) -> None:
     w.right(target("openvino").load, run / "engine.xml")
 
 
-@advice("targets.openvino.fixed_shapes compile_fixed out-of-range")
+@advice("targets.openvino.session compile_fixed out-of-range")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     from compressor.targets.openvino.engine import build_engine
 
     def fixed(*shapes: tuple[int, int]) -> None:
-        build_engine(w.file("dense.onnx"), w.file("engine.xml"), shapes=shapes, threads=1)
+        build_engine(w.file("dense.onnx"), w.file("engine.xml"), options=BuildOptions(shapes=shapes), threads=1)
 
     w.fails(fixed, (1, 64))
     w.right(fixed, (1, 8))
@@ -317,9 +317,9 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort", threads=1))
 
 
-@advice("targets.reach check_reach out-of-range")
+@advice("targets.base check_reach out-of-range")
 def _(w: World) -> None:
-    from compressor.targets.reach import check_reach
+    from compressor.targets.base import check_reach
 
     ids = {"input_ids": np.ones((1, 9), np.int64)}
     w.fails(check_reach, {"input_ids": 8}, ids)
@@ -345,24 +345,24 @@ def _(w: World) -> None:
     w.fails(library)
 
 
-@advice("targets.tensorrt.build build_engine unsupported", unfollowed=GPU)
+@advice("targets.tensorrt.engine build_engine unsupported", unfollowed=GPU)
 def _(w: World) -> None:
+    from compressor.targets.base import BuildOptions
     from compressor.targets.cuda import Device
-    from compressor.targets.options import BuildOptions
     from compressor.targets.tensorrt import bindings
-    from compressor.targets.tensorrt import build as builds
+    from compressor.targets.tensorrt import engine as builds
     from tests.targets.tensorrt.machines import NEW
 
     w.patch.setattr(bindings, "features", lambda trt: NEW)
     driver: Any = SimpleNamespace(device=Device("NVIDIA T4", (7, 5), 1 << 34))
     options = BuildOptions(hardware_compatible=True)
     paths = w.file("small.onnx"), w.file("engine.plan")
-    w.fails(lambda: builds.build_engine(*paths, "fp16", options, driver, None))  # type: ignore[arg-type]
+    w.fails(lambda: builds.build_engine(*paths, precision="fp16", options=options, runtime=(driver, None)))  # type: ignore[arg-type]
 
 
 def engine_builder(failure: type[Exception] | None) -> Any:
     """A builder of engines whose builds fail."""
-    from compressor.targets.options import BuildOptions
+    from compressor.targets.base import BuildOptions
     from compressor.targets.tensorrt.builder import EngineBuilder
     from tests.targets.tensorrt.machines import H200, NEW
 
@@ -397,9 +397,8 @@ def _(w: World) -> None:
 
 
 def build_error(small: bool) -> NoReturn:
-    log: Any = SimpleNamespace(
-        out_of_memory=False, no_implementation=False, insufficient_workspace=small, summary=lambda error: "no kernel"
-    )
+    errors = ["insufficient workspace"] if small else []
+    log: Any = SimpleNamespace(errors=errors, memory_warning=False, summary=lambda error: "no kernel")
     raise engine_builder(None)._build_error(log, RuntimeError())
 
 
@@ -461,7 +460,7 @@ def _(w: World) -> None:
 
 @advice("targets.tensorrt.graph _axis_span unsupported")
 def _(w: World) -> None:
-    from compressor.targets.options import BuildOptions
+    from compressor.targets.base import BuildOptions
     from compressor.targets.tensorrt.graph import profile
 
     body = parsed("y = Identity (past_key)", "float[batch, 2, past, 4] past_key", "float[batch, 2, past, 4] y")
@@ -487,14 +486,16 @@ def _(w: World) -> None:
     w.fails(read_metadata, w.file("engine.plan"))
 
 
-@advice("targets.tensorrt.target TensorRtTarget.check code", unfollowed="needs another machine, which has a GPU")
+@advice(
+    "targets.tensorrt.target TensorRtTarget.check_machine code", unfollowed="needs another machine, which has a GPU"
+)
 def _(w: World) -> None:
     w.fails("bench", "dense.onnx", "dense.onnx", "--target", "trt")
 
 
-@advice("targets.tensorrt.timing_cache _require_writable file-unwritable")
+@advice("targets.tensorrt.builder _require_writable file-unwritable")
 def _(w: World) -> None:
-    from compressor.targets.tensorrt.timing_cache import _require_writable
+    from compressor.targets.tensorrt.builder import _require_writable
 
     w.rows("file", "")
     w.fails(_require_writable, w.file("file") / "cache")

@@ -170,7 +170,7 @@ def test_other_names_change_nothing(names: tuple[str, ...]) -> None:
     any(importlib.util.find_spec(package) is None for package in ("nncf", "openvino")), reason="needs NNCF and OpenVINO"
 )
 def test_a_whole_model_returns_to_floats() -> None:
-    from compressor.targets.quantized_graph import float_products, quantized_products
+    from compressor.targets.graph_facts import float_products, quantized_products
     from compressor.targets.relative_error import relative_error
     from tests.graph_passes.graphs import run
     from tests.quantization import graphs

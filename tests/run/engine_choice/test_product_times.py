@@ -18,8 +18,8 @@ from compressor.run.products import DYNAMIC, PORTABLE, Case, Choice, ShrunkGraph
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.targets import BuildOptions, target
-from compressor.targets.options import Widths
-from compressor.targets.quantized_graph import mix, products_by_widths, quantized_products, weighted_products
+from compressor.targets.base import Widths
+from compressor.targets.graph_facts import mix, products_by_widths, quantized_products, weighted_products
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 from tests.quantization.graphs import CASES, calibration_rows, needs_nncf

@@ -20,7 +20,7 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.pruning import cost_tables, measure_times
 from compressor.run.pruning.cost_tables import CostSource, latest_tables
-from compressor.targets.user_cache import user_cache
+from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup, keep_all
 from graph_passes import Plan
 from tests.run.listeners import interrupt
@@ -108,7 +108,7 @@ def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
         case "runtime":
             monkeypatch.setattr(cost_tables, "machine", lambda: facts | {"onnxruntime": "0.1"})
         case "device":
-            source.dense.host = "ort on a GPU"  # type: ignore[misc]
+            source.dense.host = "ort on a GPU"
         case "graph":
             source.engines.reference_form = "opset 18"  # type: ignore[misc]
         case "engine" | "precision":

@@ -18,7 +18,7 @@ from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import equal_groups, keep_counts, measured_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.targets import BuildOptions
-from compressor.targets.quantized_graph import quantized_products
+from compressor.targets.graph_facts import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan
 from tests.law import references

@@ -22,7 +22,9 @@ from tests.zoo import text
 def test_an_engine_runs_the_kernel_in_place_of_the_function(tmp_path: Path) -> None:
     graphs, library = masked(), compiled()
     plain, native = (
-        build_engine(graphs.shrunk, tmp_path / f"{name}.onnx", provider="cpu", threads=1, kernel=kernel)
+        build_engine(
+            graphs.shrunk, tmp_path / f"{name}.onnx", provider="cpu", threads=1, options=BuildOptions(kernel=kernel)
+        )
         for name, kernel in (("plain", None), ("native", library))
     )
     count = len(graphs.plan.masks)

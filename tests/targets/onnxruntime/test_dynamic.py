@@ -13,10 +13,10 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.targets import target
+from compressor.targets.graph_facts import quantized_products, weighted_products
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
+from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, lost_dependencies, quantize_dynamically
 from compressor.targets.onnxruntime.engine import OrtEngine, build_engine, load_engine
-from compressor.targets.quantized_graph import quantized_products, weighted_products
 from compressor.targets.relative_error import relative_error
 from graph_passes import Plan, load, save, shrink
 from tests.faults import fails_with
@@ -25,6 +25,8 @@ from tests.targets.graphs import Pruned, masked, parsed, pruned
 
 SANITY = 0.3 if has_vnni() else 1.0
 """Largest relative error of a tiny random model in int8 against its float graph."""
+INPUTS = "float[B, 8] x, float[B, 8] m"
+NORM = "com.microsoft.SkipLayerNormalization"
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +234,24 @@ def test_int8_on_cuda_is_refused_without_a_gpu(bert: Pruned, tmp_path: Path, mon
     with fails_with(ErrorCode.DEVICE_MISSING, TargetMissingError, field="provider", value="cuda"):
         build_engine(bert.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cuda")
     assert not (tmp_path / "engine.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("after", "lost"),
+    [
+        ("h = Mul(x, m)  y = Add(h, m)", []),
+        ("t = Neg(x)  s = Neg(t)  h = Mul(s, m)  y = Add(h, m)", []),
+        ("h = Neg(x)  y = Add(h, m)", ["m -> h"]),
+        ("h = Mul(x, m)  y = Add(h, x)", ["m -> y"]),
+        ("y = Mul(x, m)", ["h -> y"]),
+    ],
+)
+def test_lost_dependencies_are_named(after: str, lost: list[str]) -> None:
+    before, rewritten = (parsed(body, INPUTS, "float[B, 8] y") for body in ("h = Mul(x, m)  y = Add(h, m)", after))
+    assert lost_dependencies(before, rewritten) == lost
+
+
+def test_omitted_outputs_and_constants_are_not_compared() -> None:
+    body = f"h, , , s = {NORM}(x, m, w)  k, , , t = {NORM}(h, s, w)  y = Add(k, t)"
+    graphs = (parsed(body, INPUTS, "float[B, 8] y", "float[8] w") for _ in range(2))
+    assert lost_dependencies(*graphs) == []

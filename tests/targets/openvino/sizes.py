@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compressor.targets.options import Shape
+from compressor.targets.base import Shape
 from tests.zoo import text
 
 SHAPES: tuple[Shape, ...] = ((1, 8), (4, 16), (1, 24))

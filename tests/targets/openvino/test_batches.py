@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor.targets.base import Shape, parse_shape
 from compressor.targets.openvino.batches import cut, fitting_shape, pad, sizes_of
-from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
-from compressor.targets.options import Shape, parse_shape
+from compressor.targets.openvino.engine import axis_names, can_pad, unfixable
 from tests.targets.graphs import parsed
 from tests.targets.openvino.sizes import SHAPES, SIZES, TEXT, feeds_of
 

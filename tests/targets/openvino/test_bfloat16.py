@@ -19,11 +19,11 @@ from compressor.errors import ErrorCode, MismatchError, TargetMissingError
 from compressor.latency.local_engine import changes_since
 from compressor.run.variant import require_precision
 from compressor.targets import target
+from compressor.targets.graph_facts import weighted_products
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.openvino import batches, session
 from compressor.targets.openvino.engine import _executed, build_engine, load_engine
 from compressor.targets.openvino.session import Layer
-from compressor.targets.quantized_graph import weighted_products
 from compressor.targets.relative_error import relative_error
 from graph_passes import load
 from tests.faults import fails_with

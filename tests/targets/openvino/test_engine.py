@@ -152,7 +152,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
 def test_a_graph_runs_without_the_passes_of_graphs() -> None:
     """The process that measures memory starts with these imports."""
     code = (
-        "import sys, compressor.targets.openvino.fixed_shapes\n"
+        "import sys, compressor.targets.openvino.session\n"
         "print([name for name in ('torch', 'onnx_ir', 'onnx', 'graph_passes') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

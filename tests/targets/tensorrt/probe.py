@@ -15,14 +15,14 @@ import numpy as np
 from compressor.errors import CompressorError
 from compressor.targets import BuildOptions, Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt import bindings
 from compressor.targets.tensorrt.bindings import Features
+from compressor.targets.tensorrt.builder import seal_path
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.metadata import TimingsState
 from compressor.targets.tensorrt.target import TARGET
-from compressor.targets.tensorrt.timing_cache import seal_path
+from compressor.targets.trial_inputs import random_feeds
 from graph_passes import load, save
 from tests.targets.graphs import parsed
 from tests.targets.tensorrt import stand_ins
@@ -38,6 +38,13 @@ def main(graph: Path, quantized: Path, folder: Path) -> dict[str, Any]:
     stand_ins.install(module)
     warnings.filterwarnings("error", "a stand-in is deprecated")
     return Probe(bindings.features(module), graph, quantized, folder).outcomes()
+
+
+def built(graph: Path, path: Path, **settings: Any) -> TrtEngine:
+    """An engine of a graph."""
+    engine = TARGET.build(graph, path, **settings)
+    assert isinstance(engine, TrtEngine)
+    return engine
 
 
 class Probe:
@@ -76,7 +83,7 @@ class Probe:
 
     def build(self, precision: Precision = "fp32", **changes: Any) -> TrtEngine:
         options = BuildOptions(**{**vars(self.options), **changes})
-        return TARGET.build(self.graph, self.path, precision=precision, options=options)
+        return built(self.graph, self.path, precision=precision, options=options)
 
     def precision(self, precision: Any) -> dict[str, Any]:
         """An engine of a precision: the requests to TensorRT, and the outcome of a run."""
@@ -101,7 +108,7 @@ class Probe:
         """An engine in int8, and a refused one of a graph in floats."""
         settings = {**ort_session.session_settings("cpu", 1), "graph_optimization": "none"}
         expected = ort_session.run_session(ort_session.open_session(self.quantized, settings), self.feeds)
-        engine = TARGET.build(self.quantized, self.path, precision="int8", options=self.options)
+        engine = built(self.quantized, self.path, precision="int8", options=self.options)
         outputs = engine.run(self.feeds)
         return {
             "network": REQUESTED["network"],
@@ -154,7 +161,7 @@ class Probe:
         for name, body in (("int64", "y = ArgMax <axis = 1, keepdims = 0> (x)"), ("quantized", QUANTIZED)):
             graph, output = self.folder / f"{name}.onnx", "int64[B] y" if name == "int64" else "float[B, S] y"
             save(parsed(body, "float[B, S] x", output, "float s = {0.5}, int8 z = {0}"), graph)
-            engine = TARGET.build(graph, self.folder / f"{name}.plan", options=self.options)
+            engine = built(graph, self.folder / f"{name}.plan", options=self.options)
             outcomes[name] = [sorted(REQUESTED["flags"]), REQUESTED["layers"], engine.metadata.outputs]
         return outcomes
 

@@ -15,10 +15,10 @@ from compressor.quantization import quantize_symmetric
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets import BuildOptions, Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
+from compressor.targets.trial_inputs import random_feeds
 from graph_passes import load, save
 from graph_passes.quantizers.faults import quantizer_faults
 from tests.targets.graphs import Pruned, masked, parsed, pruned

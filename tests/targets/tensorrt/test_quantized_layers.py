@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from compressor.results import QuantizedProducts
-from compressor.targets.tensorrt.inspector import parse_layers
-from compressor.targets.tensorrt.quantized_layers import ProductTypes, product_types
+from compressor.targets.tensorrt.inspector import ProductTypes, parse_layers, product_types
 
 INT8 = "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize64x64x64_stage6_warpsize2x2x1_tensor16x8x32"
 FP16 = "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x16"

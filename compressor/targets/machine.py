@@ -1,4 +1,4 @@
-"""The processor cores that runtimes may use."""
+"""What runtimes may use of this machine: its processor cores, and a folder in the user's cache."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def _quota() -> int | None:
         return max(1, int(time) // int(period))
     except (OSError, ValueError):  # no such file, or no limit: `max 100000`
         return None
+
+
+def user_cache() -> Path:
+    """The folder `compressor` in the user's cache; it may not exist."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (Path(folder) if folder else Path.home() / ".cache") / "compressor"

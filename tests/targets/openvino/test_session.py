@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.targets.openvino import model_cache, session
+from compressor.targets import BuildOptions
+from compressor.targets.openvino import session
 from compressor.targets.openvino.engine import OpenVinoEngine, build_engine, load_engine
 from compressor.targets.openvino.session import Layer
 from tests.targets.graphs import Pruned, pruned
@@ -24,7 +25,9 @@ def bert() -> Pruned:
 
 @pytest.fixture(scope="module")
 def built(bert: Pruned, tmp_path_factory: pytest.TempPathFactory) -> OpenVinoEngine:
-    return build_engine(bert.shrunk, tmp_path_factory.mktemp("bert") / "engine.xml", threads=1, shapes=SHAPES)
+    return build_engine(
+        bert.shrunk, tmp_path_factory.mktemp("bert") / "engine.xml", threads=1, options=BuildOptions(shapes=SHAPES)
+    )
 
 
 def blobs(cache: Path) -> dict[Path, int]:
@@ -99,9 +102,9 @@ def test_an_engine_loads_without_a_cache_that_can_be_written(built: OpenVinoEngi
 
 def test_layers_are_stored(tmp_path: Path) -> None:
     layers = (Layer("MVN", "f32", frozenset({"b", "a"})), Layer("Subgraph", "i8", frozenset()))
-    model_cache.write_layers(tmp_path, layers)
-    assert model_cache.read_layers(tmp_path) == layers
-    assert model_cache.read_layers(tmp_path / "missing") is None
+    session.write_layers(tmp_path, layers)
+    assert session.read_layers(tmp_path) == layers
+    assert session.read_layers(tmp_path / "missing") is None
 
 
 def test_models_of_former_weights_are_removed(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_models_of_former_weights_are_removed(tmp_path: Path) -> None:
         blob = tmp_path / "engine" / f"{number}.blob"
         blob.write_bytes(bytes(100))
         os.utime(blob, (number, number))
-    model_cache.evict_oldest(tmp_path, total=250)
+    session.evict_oldest(tmp_path, total=250)
     assert sorted(file.name for file in (tmp_path / "engine").iterdir()) == ["2.blob", "3.blob"]
 
 
@@ -124,11 +127,11 @@ def test_engines_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> N
     def left() -> list[str]:
         return sorted(folder.name for folder in tmp_path.iterdir())
 
-    model_cache.evict_oldest(tmp_path, engines=4)
+    session.evict_oldest(tmp_path, engines=4)
     assert left() == ["1", "2", "3", "4"]
-    model_cache.evict_oldest(tmp_path, total=250)
+    session.evict_oldest(tmp_path, total=250)
     assert left() == ["3", "4"]
-    model_cache.evict_oldest(tmp_path, total=1)
+    session.evict_oldest(tmp_path, total=1)
     assert left() == ["4"], "the engine that was just used stays"
     shutil.rmtree(tmp_path / "4")
-    model_cache.evict_oldest(tmp_path)
+    session.evict_oldest(tmp_path)

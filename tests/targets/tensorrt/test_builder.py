@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compressor.errors import ErrorCode, InputError
+from compressor.targets.tensorrt.builder import TimingCache, open_cache, seal_path
 from compressor.targets.tensorrt.metadata import TimingsState
-from compressor.targets.tensorrt.timing_cache import TimingCache, open_cache, seal_path
 from tests.targets.tensorrt.machines import H200
 
 FINISHED: Any = SimpleNamespace(get_timing_cache=lambda: SimpleNamespace(serialize=lambda: b"times"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.units.closeness import is_close
+from compressor.units.layers import is_close
 
 EXPECTED = torch.tensor([0.0, -8.0])
 
