@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.block_masks.mask_settings import mask_length
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of

@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.measure import bench, bench_folder, macs
 from compressor.measure.throughput import affordable_callers, row_rates, rows_per_second
 from compressor.targets import Feeds, target
-from compressor.targets.cores import usable_cores
+from compressor.targets.machine import usable_cores
 from graph_passes import load, save
 from tests.faults import fails_with
 from tests.graph_passes.graphs import graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.attention_maps import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.steps import Blocks, Step
 from compressor.errors import ErrorCode, InputError, UsageError
