@@ -42,7 +42,7 @@ from compressor.selection.learn import learn
 from compressor.studies import page
 from compressor.studies.cell_store import Cell, CellStore
 from compressor.tasks import Data, open_data
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
@@ -77,7 +77,6 @@ class Study:
         )
         self.model_folder = load(self.recipe.source.model)
         self.data: Data = open_data(self.recipe.rows, self.model_folder, self.recipe.selection.seed)
-        assert isinstance(self.data.task, Streams)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def _begin(self, folder: Path) -> Path:
@@ -207,7 +206,6 @@ class Study:
 
     def _score(self, model: Any, plan: Plan, rows: Any) -> float:
         task = self.data.task
-        assert isinstance(task, Streams)
         model.eval()
         with gated(model, plan):
             return task.score(read(task, rows, reader(model), self.size.batch))

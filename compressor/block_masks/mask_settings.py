@@ -10,7 +10,6 @@ from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder.example_inputs import token_limit
 from compressor.tasks import Data
-from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
 from graph_passes import Kind, SitePlan
 
@@ -36,7 +35,7 @@ def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kin
 
 def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
     """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
-    if isinstance(data.task, Streams):
+    if data.task.reads_streams:
         return max(1, *(length - 1 for length in data.train["length"][:]))
     limit, maximum = token_limit(model), recipe.rows.max_length
     return maximum if limit is None else min(maximum, limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -137,21 +136,14 @@ class LabelledTexts(LabelledRows):
         request: columns and maximum row length.
         metric: one of `metrics`.
 
-    Attributes:
-        config: configuration of the model, with the names of its classes.
-        label_type: type of the labels of a batch, int64 for classes.
-
     Raises:
         InputError: the maximum row length leaves no room for text.
     """
 
     text_columns: ClassVar[TextColumns] = TextColumns()
-    label_type: ClassVar[torch.dtype]
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(metric)
-        self.config = folder.config
-        self._request = request
+        super().__init__(folder, request, metric)
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
@@ -163,39 +155,11 @@ class LabelledTexts(LabelledRows):
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
-    @property
-    def placeholder(self) -> Any:
-        """The label of rows without labels."""
-        return 0
+    def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
+        """The columns of text that have usual names."""
+        return self.text_columns.find_usual(rows)
 
-    @abstractmethod
-    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number, or as a list of numbers of the same length for each row."""
-
-    def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens and labels as numbers."""
-        return self._encode_texts(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
-
-    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens; every label is zero."""
-        return self._encode_texts(rows, itertools.repeat(self.placeholder, len(rows)), source)
-
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
-
-        Rows are padded on the right, or on the left where `pads_left` says so.
-        """
-        fills = {"input_ids": self._padding, "attention_mask": 0}
-        if self._with_token_types:
-            fills["token_type_ids"] = self._tokenizer.pad_token_type_id
-        texts = {
-            name: pad([example[name] for example in examples], fill, left=self._pads_left)
-            for name, fill in fills.items()
-        }
-        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
-        return {**texts, "labels": labels}
-
-    def _encode_texts(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
         """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
 
         Raises:
@@ -215,6 +179,21 @@ class LabelledTexts(LabelledRows):
             store.add(Dataset.from_dict(encoded).data.table)
         self.notes = (*self.notes, *cut_notes(source, cut, len(rows), self._longest))
         return store.finish()
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
+
+        Rows are padded on the right, or on the left where `pads_left` says so.
+        """
+        fills = {"input_ids": self._padding, "attention_mask": 0}
+        if self._with_token_types:
+            fills["token_type_ids"] = self._tokenizer.pad_token_type_id
+        texts = {
+            name: pad([example[name] for example in examples], fill, left=self._pads_left)
+            for name, fill in fills.items()
+        }
+        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
+        return {**texts, "labels": labels}
 
     def _count_cut(self, encoded: BatchEncoding) -> int:
         """Number of the rows of the last encoding that are cut."""

@@ -82,6 +82,8 @@ class IdTables:
         """Check padding and positions in a batch of the longest and the shortest row."""
         extremes = _extreme_rows(encoded)
         batch = task.collate([encoded[index] for index in extremes])
+        if not isinstance(batch, Mapping):
+            raise task.returns_wrong("collate", "a dict of tensors")
         for name, array in batch.items():
             size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
             if limit is not None and array.ndim and array.shape[-1] > limit:

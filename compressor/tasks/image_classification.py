@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
@@ -21,7 +20,6 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
 from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
-from compressor.model_folder.thresholds import read_thresholds
 from compressor.models.answer_kind import AnswerKind, answer_kind
 from compressor.results import MetricUnit
 from compressor.tasks.image_files import IMAGE, ImageColumn, image_splits, skipped_files
@@ -51,10 +49,6 @@ class ImageRows(LabelledRows):
         folder: its image processor converts images; its configuration has the number of classes and their names.
         request: columns.
         metric: one of `metrics`.
-
-    Attributes:
-        config: configuration of the model, with the names of its classes.
-        label_type: type of the labels of a batch.
     """
 
     name = IMAGE_CLASSIFICATION
@@ -62,20 +56,9 @@ class ImageRows(LabelledRows):
     label_type: ClassVar[torch.dtype] = torch.int64
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(metric)
-        self.config = folder.config
-        self._request = request
+        super().__init__(folder, request, metric)
         self._processor = folder.processor
         self._size = folder.image_size
-
-    @property
-    def placeholder(self) -> Any:
-        """The label of rows without labels."""
-        return 0
-
-    @abstractmethod
-    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number, or as a list of numbers of the same length for each row."""
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
@@ -104,16 +87,23 @@ class ImageRows(LabelledRows):
             )
         return super()._find_labels(rows, source)
 
-    def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode labels as classes; images stay files or bytes until they are collated.
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode labels; images stay files or bytes until they are collated, and each is opened once.
 
         Columns: those of `image_sources.source_columns`, `labels`, and `length`, which is 1.
-        """
-        return self._encode_images(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
 
-    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows whose labels are not used; every label is zero."""
-        return self._encode_images(rows, itertools.repeat(self.placeholder, len(rows)), source)
+        Raises:
+            InputError: a column is missing, or a row has no image that can be opened.
+        """
+        column = self.image_column.find(rows, self._request.image_column, source)
+        remaining, images = iter(labels), image_sources(rows, column, source)
+        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
+        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
+        store = RowStore()
+        store.add(_table([], [], kind, settings))
+        while chunk := list(itertools.islice(images, _STORED_ROWS)):
+            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), kind, settings))
+        return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
         """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
@@ -136,22 +126,6 @@ class ImageRows(LabelledRows):
         """
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
-
-    def _encode_images(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
-
-        Raises:
-            InputError: a column is missing, or a row has no image that can be opened.
-        """
-        column = self.image_column.find(rows, self._request.image_column, source)
-        remaining, images = iter(labels), image_sources(rows, column, source)
-        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
-        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
-        store = RowStore()
-        store.add(_table([], [], kind, settings))
-        while chunk := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), kind, settings))
-        return store.finish()
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
@@ -176,7 +150,6 @@ class ImageClassification(ClassLabels, ImageRows):
     )
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        self.require_one_class(folder)
         super().__init__(folder, request, metric)
         classes = int(folder.config.num_labels or 0)
         if metric.name == "top5" and classes <= _TOP:
@@ -209,10 +182,6 @@ class MultiLabelImages(SeveralClasses, ImageRows):
     Raises:
         InputError: the thresholds are not one for each class.
     """
-
-    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(folder, request, metric)
-        self.thresholds = read_thresholds(folder.path, folder.config)
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:

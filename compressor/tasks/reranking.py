@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -103,13 +103,9 @@ class Reranking(Regression):
             return super().metric_obstacle(examples)
         return None if max(examples["labels"][:], default=0) > 0 else "no document is relevant to any query"
 
-    def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens and labels as numbers; `query` is the number of the query of a row."""
-        return super().encode(rows, source).add_column("query", self._queries_of(rows, source))
-
-    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens; every label is zero."""
-        return super().encode_unlabelled(rows, source).add_column("query", self._queries_of(rows, source))
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode texts as tokens, with these labels; `query` is the number of the query of a row."""
+        return super().encode_with(rows, labels, source).add_column("query", self._queries_of(rows, source))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, and `pairs` `[batch, 2]`, label and number of the query.

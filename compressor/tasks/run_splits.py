@@ -112,6 +112,12 @@ def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled:
     encode = task.encode if is_labelled else task.encode_unlabelled
     with split.origin.located():
         encoded = encode(split.rows, split.source)
+        if (
+            not isinstance(encoded, Dataset)
+            or "length" not in encoded.column_names
+            or len(encoded) < min(1, len(split.rows))
+        ):
+            raise task.returns_wrong(encode.__name__, "a datasets.Dataset of at least one row with a column 'length'")
         tables.check(task, encoded, split.rows, split.source)
     return task.locate(encoded, split.origin)
 

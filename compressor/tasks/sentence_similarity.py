@@ -61,6 +61,7 @@ class SentenceSimilarity(Task):
     name = "sentence-similarity"
     metrics: ClassVar[tuple[Metric, ...]] = (_SPEARMAN, Metric("pearson", pearson, maximum=1.0), _RECALL, _NDCG)
     outputs = (EMBEDDING,)
+    embeds = True
     label_name = "pairs"  # transformers' Trainer would divide the loss by the number of `labels`
     text_columns: ClassVar[TextColumns] = TextColumns(
         usual=(

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PretrainedConfig
 
+from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder.thresholds import Thresholds
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.thresholds import Thresholds, read_thresholds
 from compressor.models.class_names import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
@@ -36,7 +37,6 @@ class SeveralClasses(LabelledRows):
     loss reads them as they are, and the metric counts those from 0.5 on.
 
     Attributes:
-        config: configuration of the model, with the names of its classes.
         thresholds: the probabilities from which classes are assigned.
     """
 
@@ -46,9 +46,11 @@ class SeveralClasses(LabelledRows):
         Metric("map", mean_average_precision, MetricUnit.POINTS, maximum=1.0),
     )
     label_type: ClassVar[torch.dtype] = torch.float32
-    config: PretrainedConfig
-    thresholds: Thresholds
     _class_ids: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        self.thresholds = read_thresholds(folder.path, folder.config)
 
     @property
     def placeholder(self) -> list[float]:

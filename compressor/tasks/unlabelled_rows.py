@@ -14,7 +14,6 @@ from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task
-from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.id_tables import IdTables
 from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.run_splits import SourceRows, encode_rows, select_split
@@ -57,8 +56,8 @@ def encode_unlabelled(
     Raises:
         InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
     """
-    if isinstance(task, LabelledTexts) and not request.text_columns:  # requested columns are those of both
-        texts, of_train = (task.text_columns.find_usual(part.rows) for part in (rows, train))
+    if not request.text_columns:  # requested columns are those of both
+        texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
         if texts and len(texts) != len(of_train):
             raise InputError(
                 f"{rows.source}: a row has {_count(texts)} ({', '.join(texts)}), and a training row has"

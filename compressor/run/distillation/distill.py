@@ -30,7 +30,6 @@ from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.scoring import sample_of
-from compressor.tasks.segment_streams import Streams
 from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
@@ -55,7 +54,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         UsageError: the rows of the task are not cut and joined.
     """
     task = data.task.chooser
-    if isinstance(task, Streams):
+    if task.reads_streams:
         raise InputError(
             f"--distill: {model.folder.family} reads a text segment by segment, and its memory differs from the"
             " teacher's; omit --distill",

@@ -264,13 +264,15 @@ def _(w: World) -> None:
     w.right("plain", "--task", "text-classification", "--data", w.rows("rows.tsv", "label\ttext", *TEXTS), *SHORT)
 
 
-@advice("tasks.returned_values _error task-failed")
+@advice("tasks.base Task.returns_wrong text")
 def _(w: World) -> None:
-    w.fails(
-        *own_task(
-            w, answers=('return [[float(tag in cell.split(",")) for tag in tags] for cell in rows[column]]', "return 3")
-        )
-    )
+    w.fails(*own_task(w, answers=("return np.stack(", "return 3  # (")))
+    w.right(*own_task(w))
+
+
+@advice("tasks.metrics Metric.value task-failed")
+def _(w: World) -> None:
+    w.fails(*own_task(w, metric=("    return float(", "    float(")))
     w.right(*own_task(w))
 
 
@@ -456,13 +458,13 @@ def _(w: World) -> None:
     w.right(*command, "columns.tsv", "--label-column", "loud,long,sad")
 
 
-@advice("tasks.labelled_rows ClassLabels.require_one_class unsupported-model")
+@advice("tasks.labelled_rows ClassLabels.__init__ unsupported-model")
 def _(w: World) -> None:
     from compressor.model_folder import load
-    from compressor.tasks.labelled_rows import ClassLabels
+    from compressor.tasks.classification import TextClassification
 
     folder = several(w)
-    w.fails(ClassLabels.require_one_class, load(w.file(folder)))
+    w.fails(TextClassification, load(w.file(folder)), folders.rows_config(), TextClassification.metrics[0])
     w.right(folder, "--task", "multi-label-classification", "--data", "classes.tsv", *SHORT)
 
 
