@@ -36,7 +36,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import SelectionConfig
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.models.shrink_model import pruned
+from compressor.models.segments import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.studies import page

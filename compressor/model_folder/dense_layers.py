@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.sentence_files import damaged, invalid, read_object, unsupported
+from compressor.model_folder.configuration import damaged, invalid, read_object, unsupported
 from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
-from compressor.models.dense_layer import ACTIVATIONS, DenseLayer, NormLayer
+from compressor.models.pooled_encoder import ACTIVATIONS, DenseLayer, NormLayer
 
 _WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
 _NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,22 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
-from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError, suggestion
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
-from compressor.model_folder.row_layout import row_layout
-from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
-from compressor.model_folder.vocabulary import ordinary_ids, text_tokenizer, vocabulary_size
+from compressor.model_folder.input_rules import (
+    IMAGES,
+    PATCH_POSITIONS,
+    SIGNALS,
+    InputRequest,
+    example_signal,
+    make_inputs,
+)
+from compressor.model_folder.row_layout import ordinary_ids, row_layout, text_tokenizer, vocabulary_size
 from compressor.models import SegmentConfig
-from compressor.models.rotary import extension
-from compressor.models.text_config import text_config
+from compressor.models.text_config import extension, text_config
 from compressor.segment_memory import memory_names
+from compressor.targets.array_file import read_arrays
+from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows
 
 _NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
@@ -281,3 +288,66 @@ def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
 def _drawn(ordinary: np.ndarray, batch: int, seq: int) -> Tensor:
     """Ids of ordinary tokens, drawn at random, `[batch, seq]`."""
     return torch.from_numpy(ordinary)[torch.randint(len(ordinary), (batch, seq))]
+
+
+def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
+    """Inputs of one size for an engine; see `example_inputs`.
+
+    Args:
+        folder: a loaded folder.
+        batch: rows.
+        seq: tokens per row; None: the model has one size.
+    """
+    return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
+
+
+def example_feeds_by_size(
+    folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]
+) -> dict[tuple[int, int | None], Feeds]:
+    """Inputs for an engine by batch size and length, in the order of `sizes`; see `example_feeds`."""
+    return {(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
+
+
+def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The arrays of an .npz file as inputs of a model, `[row, ...]` each, with equally many rows.
+
+    Floating-point arrays become float32, integers int64.
+
+    Raises:
+        InputError: the file is missing or damaged, an array is not an input of the model, or rows are missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; write the inputs of the model with numpy.savez",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+            field="example_inputs",
+        )
+    arrays = read_arrays(path)
+    parameters = list(inspect.signature(model.forward).parameters)
+    for name, array in arrays.items():
+        if name not in parameters:
+            raise _mismatch(path, name, f"{type(model).__name__} has no such input; {suggestion(name, parameters)}")
+        if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
+            raise _mismatch(path, name, f"{array.dtype} {list(array.shape)} has no rows of numbers; give them")
+        if len(array) != len(next(iter(arrays.values()))):
+            raise _mismatch(path, name, f"{len(array)} rows, others have another number; give equally many")
+    if not arrays:
+        raise _mismatch(path, "", "the file has no arrays; give one for each input of the model")
+    return {name: torch.from_numpy(_usual(array)) for name, array in arrays.items()}
+
+
+def _usual(array: np.ndarray) -> np.ndarray:
+    kinds = {"f": np.float32, "b": np.bool_}
+    return np.ascontiguousarray(array, kinds.get(array.dtype.kind, np.int64))
+
+
+def _mismatch(path: Path, name: str, problem: str) -> InputError:
+    return InputError(
+        f"{path}: {name}: {problem}" if name else f"{path}: {problem}",
+        code=ErrorCode.TENSOR_MISMATCH,
+        path=path,
+        field="example_inputs",
+        tensor=name,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,12 @@ from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
 
 _WRAPPERS = (
-    "_orig_mod",
-    "module",
-    "_module",
-    "_forward_module",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
+    *("_orig_mod", "module", "_module", "_forward_module"),
+    *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
 )
 """Attributes under which compiled, parallel and checkpointed modules hold the module that they wrap."""
 _WRAPPER = re.compile(rf"(?<![^.])(?:{'|'.join(_WRAPPERS)})\.")
 _GENERATION = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model as it was read.
-
-    Attributes:
-        model: float32, in evaluation mode.
-        notes: facts for the reader, e.g. tensors that the model does not use.
-        renamed: whether the names of the tensors in the file are others than those of the model.
-    """
-
-    model: PreTrainedModel
-    notes: tuple[Note, ...] = ()
-    renamed: bool = False
 
 
 def load_network(
@@ -54,7 +34,7 @@ def load_network(
     remote: bool = False,
     with_summary: bool = True,
     supplied: Collection[str] = (),
-) -> Network:
+) -> tuple[PreTrainedModel, tuple[Note, ...], bool]:
     """Load the weights of a folder.
 
     Prefixes of names that a wrapped model leaves, such as `_orig_mod.`, are removed if nothing is missing then.
@@ -67,6 +47,10 @@ def load_network(
         with_summary: whether a layer that summarizes a text is loaded where the class leaves a choice; encoders whose
             tokens are pooled are often saved without it.
         supplied: names of tensors that an adapter supplies, which the files may lack.
+
+    Returns:
+        The model, float32 and in evaluation mode; notes, e.g. on tensors that it does not use; and whether the names of
+        the tensors in the files are others than those of the model.
 
     Raises:
         InputError: the weights cannot be read, or some are missing or have other shapes.
@@ -99,7 +83,7 @@ def load_network(
         raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
     if wrong:
         raise _shape_error(files, type(model), config, wrong)
-    return Network(model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), renamed=bool(notes))
+    return model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), bool(notes)
 
 
 def _read(

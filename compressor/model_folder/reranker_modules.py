@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.configuration import MODULES, invalid, read_object, unsupported
 from compressor.model_folder.dense_layers import EMBEDDING, SCORES, load_dense_layer, load_norm_layer
-from compressor.model_folder.sentence_files import MODULES, invalid, read_object, unsupported
 from compressor.model_folder.sentence_modules import (
     LIBRARY_CONFIG,
     POOLING,
@@ -19,11 +19,11 @@ from compressor.model_folder.sentence_modules import (
     listed_modules,
     module_folders,
     pooling_of,
+    prepare_tokenizer,
     require_inside,
     text_settings,
 )
-from compressor.models.causal_reranker import Answers, CausalReranker
-from compressor.models.module_reranker import HeadLayer, ModuleReranker
+from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
 from compressor.silence_libraries import one_line
 
 _DENSE, _NORM, _DROPOUT = "Dense", "LayerNorm", "Dropout"
@@ -38,7 +38,7 @@ class RerankerModules:
     """What follows the encoder of a reranker.
 
     Attributes:
-        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
         layers: the class and the folder of each layer of the head, in order; dropout is left out.
         outputs: number of scores.
         max_tokens: maximum number of tokens of a pair; None: that of tokenizer and model.
@@ -55,6 +55,38 @@ class RerankerModules:
     def head(self) -> tuple[str, int]:
         """The task of the model class that the head is added to, and the number of scores."""
         return ("text-generation" if self.answers else "feature-extraction"), self.outputs
+
+    def wrap(
+        self, path: Path, encoder: PreTrainedModel, processor: Any, *, pool_in_graph: bool, allow_pickle: bool
+    ) -> ModuleReranker:
+        """The encoder of a folder with its pooling and head; the tokenizer gets the maximum length of the folder.
+
+        Raises:
+            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
+        """
+        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        if self.answers is not None:
+            try:
+                return CausalReranker(encoder, self.answers).eval()
+            except (ValueError, IndexError, AttributeError) as error:
+                raise InputError(
+                    f"{path}: {type(encoder).__name__} cannot score pairs by the logits of two tokens"
+                    f" ({one_line(error)}); use a reranker with a classifier, or name another task (--task causal-lm)",
+                    code=ErrorCode.UNSUPPORTED_MODEL,
+                    path=path,
+                ) from error
+        width: int = encoder.config.get_text_config().hidden_size
+        layers: list[HeadLayer] = []
+        for number, (name, folder) in enumerate(self.layers, 1):
+            if name == _NORM:
+                layers.append(load_norm_layer(path / folder, width, allow_pickle=allow_pickle))
+                continue
+            writes = SCORES if number == len(self.layers) else EMBEDDING
+            layer = load_dense_layer(path / folder, width, allow_pickle=allow_pickle, writes=writes)
+            layers.append(layer)
+            width = len(layer.weight)
+        folders = [folder for _, folder in self.layers]
+        return ModuleReranker(encoder, self.pooling, layers, folders, pool_in_graph=pool_in_graph).eval()
 
 
 def read_reranker_modules(folder: Path) -> RerankerModules | None:
@@ -110,60 +142,6 @@ def _of_language_model(folder: Path, module: str) -> RerankerModules:
     arguments = {name: value for name, value in (template or {}).items() if name != "restore_suffix"}
     prompt = settings["prompts"].get(settings["default_prompt"], "")
     return RerankerModules("lasttoken", (), 1, settings["max_tokens"], Answers(positive, negative, prompt, arguments))
-
-
-def with_head(
-    path: Path,
-    encoder: PreTrainedModel,
-    modules: RerankerModules,
-    processor: Any,
-    *,
-    pool_in_graph: bool,
-    allow_pickle: bool,
-) -> ModuleReranker:
-    """The encoder with its pooling and head; the tokenizer gets the maximum length of the folder.
-
-    Raises:
-        InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
-    """
-    if processor is not None and modules.max_tokens is not None:
-        processor.model_max_length = min(processor.model_max_length, modules.max_tokens)
-    if modules.answers is not None:
-        try:
-            return CausalReranker(encoder, modules.answers).eval()
-        except (ValueError, IndexError, AttributeError) as error:
-            raise InputError(
-                f"{path}: {type(encoder).__name__} cannot score pairs by the logits of two tokens ({one_line(error)});"
-                " use a reranker with a classifier, or name another task (--task causal-lm)",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=path,
-            ) from error
-    require_padding(path, modules.pooling, processor)
-    width: int = encoder.config.get_text_config().hidden_size
-    layers: list[HeadLayer] = []
-    for number, (name, folder) in enumerate(modules.layers, 1):
-        if name == _NORM:
-            layers.append(load_norm_layer(path / folder, width, allow_pickle=allow_pickle))
-            continue
-        writes = SCORES if number == len(modules.layers) else EMBEDDING
-        layer = load_dense_layer(path / folder, width, allow_pickle=allow_pickle, writes=writes)
-        layers.append(layer)
-        width = len(layer.weight)
-    folders = [folder for _, folder in modules.layers]
-    return ModuleReranker(encoder, modules.pooling, layers, folders, pool_in_graph=pool_in_graph).eval()
-
-
-def require_padding(path: Path, pooling: str, processor: Any) -> None:
-    """Raise InputError where the first token is pooled, and the tokenizer pads on the left."""
-    if pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
-        raise InputError(
-            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
-            " with padding on the right",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=path,
-            field="padding_side",
-            value="left",
-        )
 
 
 def _is_reranker(folder: Path) -> bool:

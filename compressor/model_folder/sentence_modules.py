@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.sentence_files import MODULES, damaged, invalid, read_object, unsupported
-from compressor.models.pooling import POOLINGS
+from compressor.model_folder.configuration import MODULES, damaged, invalid, read_json, read_object, unsupported
+from compressor.model_folder.dense_layers import load_dense_layer
+from compressor.models.pooled_encoder import POOLINGS
+from compressor.models.sentence_encoder import SentenceEncoder
 
 LIBRARY_CONFIG, TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
@@ -66,7 +69,7 @@ class SentenceModules(SentenceTexts):
     """What surrounds the encoder of a folder of sentence-transformers.
 
     Attributes:
-        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
         normalize: whether embeddings have norm one.
         dense: the paths in the folder of the dense layers between pooling and normalisation, in order.
     """
@@ -74,6 +77,39 @@ class SentenceModules(SentenceTexts):
     pooling: str
     normalize: bool
     dense: tuple[str, ...] = ()
+
+    def wrap(
+        self, path: Path, encoder: PreTrainedModel, processor: Any, *, pool_in_graph: bool, allow_pickle: bool
+    ) -> SentenceEncoder:
+        """The encoder of a folder with its pooling and dense layers; the tokenizer gets the folder's maximum length.
+
+        Raises:
+            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
+        """
+        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
+        for part in self.dense:
+            model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
+        return model.eval()
+
+
+def prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int | None) -> None:
+    """Give a tokenizer, if there is one, the maximum length of a folder.
+
+    Raises:
+        InputError: the first token is pooled, and the tokenizer pads on the left.
+    """
+    if pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
+        raise InputError(
+            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
+            " with padding on the right",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=path,
+            field="padding_side",
+            value="left",
+        )
+    if processor is not None and max_tokens is not None:
+        processor.model_max_length = min(processor.model_max_length, max_tokens)
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
@@ -159,8 +195,8 @@ def _is_inside(path: PurePosixPath) -> bool:
 def listed_modules(folder: Path) -> list[dict[str, Any]]:
     """The entries of the file of modules; empty where it is missing, damaged or of another program."""
     try:
-        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        modules = read_json(folder / MODULES)
+    except InputError:
         return []
     return [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
 
@@ -168,16 +204,13 @@ def listed_modules(folder: Path) -> list[dict[str, Any]]:
 def _supported_modules(folder: Path) -> list[tuple[str, str]]:
     """The class of each module and its path in the folder, in order."""
     file = folder / MODULES
-    try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not file.is_file():
         raise InputError(
             f"{folder}: no {MODULES}, which says how tokens are pooled; {_SAVE}",
             code=ErrorCode.FILE_MISSING,
             path=file,
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(file, error) from error
+        )
+    modules = read_json(file)
     if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
     names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.sentence_files import damaged
-from compressor.models.class_names import class_names
+from compressor.model_folder.configuration import read_json
+from compressor.models.classifiers import class_names
 
 THRESHOLD_FILES = "*thresholds.json"
 """Files of thresholds in a model folder."""
@@ -56,10 +55,7 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
                 field=_KEY,
             )
         file = files[0]
-        try:
-            declared = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise damaged(file, error) from error
+        declared = read_json(file)
         if isinstance(declared, Mapping) and isinstance(declared.get(_KEY), Mapping | list | float | int):
             declared = declared[_KEY]
     names = class_names(config)

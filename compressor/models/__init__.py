@@ -3,16 +3,16 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
-from compressor.models.segment_outputs import SegmentOutput
 from compressor.models.segments import (
     AllAttentionForCausalLM,
     AllAttentionModel,
     SegmentForCausalLM,
+    SegmentOutput,
     SegmentPreTrainedModel,
     TransformerXLForCausalLM,
     TransformerXLModel,
+    pruned,
 )
-from compressor.models.shrink_model import pruned
 
 AutoConfig.register("all-attention", AllAttentionConfig)
 AutoConfig.register("transformer-xl", TransformerXLConfig)

@@ -1,18 +1,38 @@
-"""What a forward changes in a model besides its outputs: attributes, buffers and modules."""
+"""What a forward changes in a model besides its outputs: copies that hide it, the changes, and the lengths of texts at
+which a model may change what it computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.models.text_config import DYNAMIC, extension, text_config
 from compressor.silence_libraries import quiet_transformers
-from compressor.units.find import evaluation_mode
+from compressor.units.find import evaluation_mode, restored_modes, share_unread_sites
+
+
+def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrainedModel:
+    """A copy of a model in evaluation mode, which shares nothing that a forward can change.
+
+    Args:
+        model: the model.
+        with_weights: whether its parameters are copied too; otherwise they are shared.
+    """
+    parameters = {} if with_weights else {id(parameter): parameter for parameter in model.parameters()}
+    with restored_modes(model):
+        model.train()  # LeViT caches in evaluation mode what cannot be copied
+        duplicate = copy.deepcopy(model, parameters)
+    share_unread_sites(model, duplicate)
+    return duplicate.eval()
+
 
 _CLASS = "__class__"
 _PLAIN = (bool, int, float, str, type(None))
@@ -88,3 +108,53 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
             elif isinstance(value, (np.generic, *_PLAIN)) and not name.startswith("_"):
                 state[path, name] = value
     return state
+
+
+_REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
+"""Names of configuration entries that hold a number of positions."""
+_PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
+"""Words of the types of layers to which such an entry may apply."""
+_CHOSEN = "index_topk"
+"""Name of the entry with the number of keys up to which sparse attention sees all."""
+
+
+def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
+    """Lengths in tokens after which a model may compute something else, ascending.
+
+    Windows to both sides have half of their width on each side, so that both numbers are among the lengths.
+    """
+    sizes = set(_sizes(text_config(config)))
+    return tuple(sorted(sizes | {size // 2 for size in sizes if size > 3}))
+
+
+def chosen_keys(config: PretrainedConfig) -> int | None:
+    """The number of keys that sparse attention chooses by scores; None: it attends to all."""
+    chosen: Any = getattr(text_config(config), _CHOSEN, None)
+    return chosen if _is_reach(chosen) else None
+
+
+def _sizes(config: PretrainedConfig) -> Iterator[int]:
+    """The numbers of positions among the entries of a configuration that its layers use."""
+    layers = getattr(config, "layer_types", None) or ()
+    if not layers or any(word in layer for layer in layers for word in _PARTIAL):
+        for name in (name for name in vars(config) if _REACH.fullmatch(name)):
+            value = getattr(config, name)
+            yield from (size for size in (value if isinstance(value, list | tuple) else [value]) if _is_reach(size))
+    if (chosen := chosen_keys(config)) is not None:
+        yield chosen
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    usual = getattr(config, "original_max_position_embeddings", None)
+    for part in (part for part in kinds if part.get("rope_type") == "longrope"):
+        size: Any = part.get("original_max_position_embeddings", usual)
+        if _is_reach(size):
+            yield size
+    if any(part.get("rope_type") == DYNAMIC for part in kinds) and extension(config) > 1:
+        yield config.max_position_embeddings
+    drawn, block = getattr(config, "num_random_blocks", None), getattr(config, "block_size", None)
+    if drawn is not None and block is not None and getattr(config, "attention_type", None) == "block_sparse":
+        yield (5 + 2 * drawn) * block
+
+
+def _is_reach(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 1

@@ -8,19 +8,206 @@ feed-forward layer.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput
 
+from compressor.errors import ErrorCode, InputError
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
-from compressor.models.relative_attention import RelativeAttention, sinusoids
-from compressor.models.segment_outputs import SegmentOutput, SegmentStates, by_name
-from compressor.segment_memory import ordered_memories
+from compressor.segment_memory import new_memory_names, ordered_memories
+from compressor.units import Site, check_plan
+from graph_passes import Plan, SitePlan
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention in basic operators, with the signature of transformers' attention interface.
+
+    Args:
+        module: the attention module; dropout applies if it is in training mode.
+        query: `[batch, head, query, head_dim]`.
+        key: `[batch, head, key, head_dim]`.
+        value: `[batch, head, key, head_dim]`.
+        attention_mask: added to the scores `[batch, head, query, key]`, or None.
+        scaling: factor of the scores.
+        dropout: dropout probability of the attention map.
+
+    Returns:
+        Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`.
+    """
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
+    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (R in Transformer-XL).
+
+    Args:
+        length: number of distances.
+        width: even width of an encoding.
+        like: a tensor whose device and type the result has.
+    """
+    steps = torch.arange(width // 2, device=like.device)  # integers, here and below: TensorRT 8.6 has no float Range
+    distance = length - 1 - torch.arange(length, device=like.device)
+    angles = distance.float()[:, None] * torch.exp(steps.float() * (-2 * math.log(10000.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
+
+
+def rel_shift(scores: Tensor) -> Tensor:
+    """Convert scores by distance into scores by key (Transformer-XL, appendix B).
+
+    Args:
+        scores: `[batch, head, query, key]`, column p for distance key - 1 - p.
+
+    Returns:
+        Scores `[batch, head, query, key]`; entry [i, j] is that of distance i + memory - j. Entries of negative
+        distance (the future) are arbitrary.
+    """
+    batch, heads, queries, keys = scores.shape
+    padded = nn.functional.pad(scores, (1, 0)).reshape(batch, heads, keys + 1, queries)
+    return padded[:, :, 1:].reshape(batch, heads, queries, keys)
+
+
+class RelativeAttention(nn.Module):
+    """Attention over memory, segment and persistent vectors, with relative positions.
+
+    The score of query i and key j is `((q_i + b_w) k_j + (q_i + b_r) W_r R_{i+S-j}) / sqrt(head_dim)` (Transformer-XL,
+    section 3.3). Persistent vectors (All-attention, eq. 1) are attended by every query, never masked, and have no
+    position.
+
+    Args:
+        config: sizes of the model.
+        heads: heads of this site, at least one.
+        persistent: number N of persistent key and value vectors per head.
+    """
+
+    is_causal = True
+    reads_segments = True
+    """Queries start at position 0 of the segment, regardless of the length of the memory."""
+
+    def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
+        super().__init__()
+        assert config.head_dim is not None
+        self.config, self.heads, self.head_dim, self.persistent = config, heads, config.head_dim, persistent
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        width = heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.r_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size)
+        self.content_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_w
+        self.position_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_r
+        if persistent:
+            self.persistent_key = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
+            self.persistent_value = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
+
+    def forward(self, context: Tensor, length: int, positions: Tensor, masked: Tensor) -> Tensor:
+        """Attend from a segment to memory, segment and persistent vectors.
+
+        Args:
+            context: normalized memory and segment, `[batch, key, hidden]`; the last `length` positions are the segment.
+            length: number of queries.
+            positions: encodings of distances `[key, hidden]`, farthest first.
+            masked: True where a query must not attend to a key; can be broadcast to `[batch, 1, query, key]`.
+
+        Returns:
+            `[batch, query, hidden]`.
+        """
+        batch, keys = context.shape[:2]
+        query = self._heads(self.q_proj(context[:, keys - length :]))
+        key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        distance = self._heads(self.r_proj(positions)[None])
+        biased = (query + self.position_bias.to(query.dtype)).transpose(1, 2)
+        mask = rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
+        mask = mask.masked_fill(masked, torch.finfo(mask.dtype).min)
+        if self.persistent:
+            # The factors keep both in the range of the projected keys and values (Sukhbaatar et al., 2019).
+            key = self._append_persistent(key, self.persistent_key * math.sqrt(self.head_dim))
+            value = self._append_persistent(value, self.persistent_value * math.sqrt(self.persistent))
+            mask = nn.functional.pad(mask, (0, self.persistent))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        out, _ = attend(
+            self,
+            (query + self.content_bias.to(query.dtype)).transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            mask,
+            scaling=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        return self.o_proj(out.reshape(batch, length, -1))
+
+    def _heads(self, states: Tensor) -> Tensor:
+        """`[batch, position, head * head_dim]` -> `[batch, position, head, head_dim]`."""
+        return states.view(*states.shape[:2], -1, self.head_dim)
+
+    def _append_persistent(self, states: Tensor, vectors: Tensor) -> Tensor:
+        """Append persistent vectors `[head, N, head_dim]` to the positions of every row."""
+        rows = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
+        return torch.cat([states, rows], dim=1)
+
+
+Memories = tuple[Tensor, ...]
+"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
+
+
+@dataclass
+class SegmentStates(ModelOutput):
+    """Output of the models without language model head.
+
+    Attributes:
+        last_hidden_state: normalized, `[batch, segment, hidden]`.
+        memories: memories for the next segment.
+    """
+
+    last_hidden_state: Tensor | None = None
+    memories: Memories | None = None
+
+
+@dataclass
+class SegmentOutput(ModelOutput):
+    """Output of the language models.
+
+    Attributes:
+        loss: mean loss per token, if labels are given.
+        logits: `[batch, segment, vocabulary]`.
+        memories: memories for the next segment.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    memories: Memories | None = None
+
+
+def by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
+    """The outputs by their names in an exported graph with memory."""
+    memories = outputs.memories or ()
+    return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
+        zip(new_memory_names(len(memories)), memories, strict=True)
+    )
 
 
 class SegmentLayer(nn.Module):
@@ -260,3 +447,84 @@ class TransformerXLForCausalLM(SegmentForCausalLM):
 
     config_class = TransformerXLConfig
     model_class = TransformerXLModel
+
+
+Model = TypeVar("Model", bound=SegmentPreTrainedModel)
+
+
+def pruned(model: Model, plan: Plan) -> Model:
+    """A model without the dropped heads that computes the same function as `model` gated by `plan`.
+
+    Dropping a head removes its query, key, value, position and output projections, its two biases and its persistent
+    vectors. A layer without heads adds its output bias to the residual. Scales are folded into the output projections.
+
+    Args:
+        model: the model, which is not changed and shares no tensor with the result.
+        plan: one entry for each attention site of the model.
+
+    Raises:
+        InputError: the plan belongs to another model, masks blocks of attention maps, or drops or scales neurons.
+    """
+    neurons = [group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units]
+    if neurons:
+        raise InputError(
+            f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads",
+            code=ErrorCode.INVALID_VALUE,
+            field="plan",
+            sites=tuple(neurons),
+        )
+    if plan.masks:
+        raise InputError(
+            f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
+            " that only drops heads",
+            code=ErrorCode.INVALID_VALUE,
+            field="plan",
+            sites=tuple(sorted(plan.masks)),
+        )
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
+    sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
+    check_plan(plan, [Site(name, "causal", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
+    planned = {site.name: site for site in plan.sites}
+    config = copy.deepcopy(model.config)
+    config.layer_heads = [config.kept(layer) for layer in range(config.num_hidden_layers)]
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    for index, name in enumerate(layers):
+        site = planned.get(f"{name}.attention")
+        if site is None:
+            continue
+        config.layer_heads[index] = [config.layer_heads[index][head] for head in site.kept]
+        for key, tensor in _slice_heads(sites[site.name], site).items():
+            state[f"{site.name}.{key}"] = tensor
+        if not site.kept:
+            bias = state[f"{site.name}.o_proj.bias"]
+            state = {
+                key: value
+                for key, value in state.items()
+                if not key.startswith((f"{name}.attention.", f"{name}.norm."))
+            }
+            state[f"{name}.bias"] = bias
+    with torch.device("meta"):
+        smaller = type(model)(config)
+    smaller.load_state_dict(state, assign=True)
+    smaller.tie_weights()
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(trained.get(name, True))
+    return smaller.train(model.training)
+
+
+def _slice_heads(attention: RelativeAttention, site: SitePlan) -> dict[str, Tensor]:
+    """The tensors of one attention, reduced to the kept heads."""
+    kept = torch.tensor(site.kept, dtype=torch.long, device=attention.o_proj.weight.device)
+    tensors = {}
+    for name, tensor in attention.state_dict().items():
+        if name == "o_proj.bias":
+            tensors[name] = tensor.clone()
+        elif name == "o_proj.weight":
+            scale = torch.tensor(site.scale, dtype=tensor.dtype, device=tensor.device)
+            tensors[name] = (tensor.unflatten(1, (site.heads, -1))[:, kept] * scale[:, None]).flatten(1)
+        elif name.endswith("proj.weight"):
+            tensors[name] = tensor.unflatten(0, (site.heads, -1))[kept].flatten(0, 1)
+        else:
+            tensors[name] = tensor[kept]
+    return tensors

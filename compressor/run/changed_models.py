@@ -31,7 +31,7 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             among equal scores, so that it holds by chance if it does.
         MismatchError: it does not hold.
     """
-    from compressor.models.length_switches import chosen_keys
+    from compressor.models.forward_changes import chosen_keys
     from compressor.models.tied_choices import FirstOfEqual
     from compressor.units.hook import family
 

@@ -21,7 +21,7 @@ from compressor.selection.plan_and_curves import all_heads
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.data import rows_hash
 from compressor.tasks.scoring import statistics
 from compressor.tasks.segment_streams import read, reader
 from compressor.units import find_sites, gated

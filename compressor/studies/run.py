@@ -32,7 +32,7 @@ from compressor.studies.importance import Importance
 from compressor.studies.penalty import Penalty
 from compressor.studies.results import Findings
 from compressor.studies.speed import SpeedStudy
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.data import rows_hash
 
 KINDS: dict[str, type[Study]] = {
     "grid": Grid,

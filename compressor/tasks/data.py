@@ -1,28 +1,30 @@
-"""Read and encode the rows of a run: training, evaluation and test rows."""
+"""The rows of a run, read and encoded: training, evaluation and test rows, and further training rows without labels."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import generate_random_fingerprint
 
 from compressor.config.sections import RowsConfig
+from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Task
+from compressor.tasks.base import LABELS, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.metric_obstacles import require_metric
 from compressor.tasks.registry import make_task
-from compressor.tasks.row_contents import read_contents, repeated_rows
-from compressor.tasks.run_splits import PURPOSES, SourceRows, encode_rows, fill_splits, read_splits
+from compressor.tasks.row_origin import SplitRows
+from compressor.tasks.run_splits import PURPOSES, SourceRows, encode_rows, fill_splits, read_splits, select_split
 from compressor.tasks.splits import Split, named_splits
-from compressor.tasks.unlabelled_rows import encode_unlabelled, join_rows, read_unlabelled
 
 logger = logging.getLogger(__name__)
 
@@ -247,3 +249,195 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()
     return numbers[numbers < rows]
+
+
+def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
+    """The rows of `unlabelled_data`, with a note on splits that are not used.
+
+    The only column of a file, such as the lines of a text, stands for the column of texts, whatever its name.
+    """
+    source = request.unlabelled_data
+    assert source is not None
+    named = read(source)
+    name, chosen = select_split("train", named, source)
+    rows, columns = chosen.rows, request.text_columns
+    notes = []
+    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
+        if rows.info.builder_name in TABLES:
+            text = f"the column {rows.column_names[0]!r:.60} of {source} is read as {columns[0]!r}"
+            notes.append(Note(text=text, code=NoteCode.TEXT_COLUMNS))
+        rows = rows.rename_column(rows.column_names[0], columns[0])
+    if others := [other for other in named if other != name]:
+        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
+        notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+    return SourceRows(rows, chosen.source, chosen.origin), notes
+
+
+def encode_unlabelled(
+    task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
+) -> Dataset:
+    """The encoded rows, with placeholders for labels.
+
+    Args:
+        task: the task.
+        request: names the columns.
+        rows: the rows to encode.
+        train: the training rows beside them; rows of a classification or regression have as many texts as these.
+        tables: those of the model, in which every id of the rows must have a row.
+
+    Raises:
+        InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
+    """
+    if not request.text_columns:  # requested columns are those of both
+        texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
+        if texts and len(texts) != len(of_train):
+            raise InputError(
+                f"{rows.source}: a row has {_count(texts)} ({', '.join(texts)}), and a training row has"
+                f" {_count(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
+                code=ErrorCode.FILE_MISMATCH,
+                field="text_columns",
+                columns=texts,
+            )
+    try:
+        return encode_rows(task, rows, tables, is_labelled=False)
+    except InputError as error:
+        if error.details.get("field") != "label_column":
+            raise
+        raise InputError(
+            f"{rows.source}: {task.name} encodes rows together with their labels, and there are none; add labels, or"
+            " omit these rows (--unlabelled-data)",
+            code=error.code,
+            field="unlabelled_data",
+            source=rows.source,
+        ) from error
+
+
+def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
+    """Encoded training rows and further ones behind them, in the columns and types of the first.
+
+    Placeholders of another type than labels, such as zero for a list of tags, become the label of the first row.
+
+    Raises:
+        InputError: a custom task encodes the two as different columns or types.
+    """
+    columns, schema = further.with_format("arrow")[:], train.features.arrow_schema
+    try:
+        if LABELS in schema.names and columns.schema.field(LABELS).type != schema.field(LABELS).type and len(train):
+            label = train.select_columns(LABELS).with_format("arrow")[:1].column(0).combine_chunks()
+            labels = label.take(pa.array(np.zeros(len(columns), np.int64)))
+            columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
+        table = columns.select(train.column_names).cast(schema)
+    except (KeyError, pa.ArrowException) as error:
+        raise InputError(
+            f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
+            " encode and encode_unlabelled of the task return equal columns",
+            code=ErrorCode.FILE_MISMATCH,
+            field="unlabelled_data",
+            source=source,
+        ) from error
+    # The fingerprint of the content, which is the default, would take it into memory.
+    return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+
+
+def _count(texts: Sequence[str]) -> str:
+    return "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+
+
+def _types(rows: Dataset) -> str:
+    return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
+
+
+def require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
+    """Check that the metric of a task is defined on rows.
+
+    Args:
+        task: the task.
+        scored: encoded rows by split.
+
+    Raises:
+        InputError: it is not.
+    """
+    for split, rows in scored.items():
+        if (obstacle := task.metric_obstacle(rows)) is not None:
+            raise InputError(
+                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
+                f" (--{split}-data)",
+                code=ErrorCode.INVALID_ROWS,
+                field=f"{split}_data",
+            )
+
+
+_REPEATED = 10
+_REPEATED_SHARE = 0.1
+"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the encoded rows of one split contain.
+
+    Attributes:
+        digest: see `rows_hash`.
+        rows: a hash of the tokens of each row, or of the digest of its image; empty for rows of another kind.
+    """
+
+    digest: str | None
+    rows: Sequence[int]
+
+
+def rows_hash(examples: Dataset) -> str | None:
+    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
+
+    Rows of a custom task that have neither tokens nor images count with all of their columns.
+    """
+    return read_contents(examples).digest
+
+
+def read_contents(examples: Dataset) -> Contents:
+    """Read encoded rows once, chunk by chunk."""
+    if not len(examples):
+        return Contents(None, ())
+    digest, rows = hashlib.sha256(), list[int]()
+    names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
+    has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
+    if not has_inputs:
+        return Contents(_hash_of_columns(examples), ())
+    for batch in examples.select_columns(names).iter(batch_size=1000):
+        for row in zip(*(batch[name] for name in names), strict=True):
+            digest.update(repr(row).encode())
+            rows.append(hash(repr(row[0])))
+    return Contents(f"sha256:{digest.hexdigest()}", rows)
+
+
+def _hash_of_columns(examples: Dataset) -> str:
+    """`sha256:...` of all columns of rows as they are stored, whatever they are decoded to."""
+    digest = hashlib.sha256()
+    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
+    for table in columns.iter(batch_size=64):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        digest.update(sink.getvalue())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def repeated_rows(contents: Mapping[Split, Contents], pairs: Iterable[tuple[Split, Split]]) -> list[Note]:
+    """Notes on rows that are scored and repeat many others, as in one file that is named twice.
+
+    Args:
+        contents: those of each split.
+        pairs: a split that is scored, and one whose rows must not be among it.
+    """
+    notes = []
+    for scored, split in pairs:
+        if split not in contents or scored not in contents:
+            continue
+        rows, known = contents[scored].rows, set(contents[split].rows)
+        repeated = sum(content in known for content in rows)
+        if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
+            text = (
+                f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so that"
+                f" they do not show what is lost on new rows; name other rows (--{scored}-data)"
+            )
+            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
+    return notes

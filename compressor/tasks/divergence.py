@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from compressor.models.answer_kind import AnswerKind, several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 

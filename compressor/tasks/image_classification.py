@@ -19,11 +19,21 @@ from torch import Tensor
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
-from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
-from compressor.models.answer_kind import AnswerKind, answer_kind
+from compressor.model_folder.processor import IMAGE_CLASSIFICATION, image_settings
+from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.results import MetricUnit
-from compressor.tasks.image_files import IMAGE, ImageColumn, image_splits, skipped_files
-from compressor.tasks.image_sources import ImageSource, digest, image_sources, located_rows, reason_of, source_columns
+from compressor.tasks.images import (
+    IMAGE,
+    ImageColumn,
+    ImageSource,
+    digest,
+    image_sources,
+    image_splits,
+    located_rows,
+    reason_of,
+    skipped_files,
+    source_columns,
+)
 from compressor.tasks.labelled_rows import ClassLabels, LabelledRows
 from compressor.tasks.metrics import Metric, accuracy
 from compressor.tasks.row_origin import RowOrigin, SplitRows
@@ -68,7 +78,7 @@ class ImageRows(LabelledRows):
         require_processor(folder.processor, folder.path, images=True)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a folder of images, of files of rows, or of a data set; see `image_files.image_splits`."""
+        """The rows of a folder of images, of files of rows, or of a data set; see `images.image_splits`."""
         self.notes = (*self.notes, *skipped_files(source))
         return image_splits(source, self.image_column, self._request.image_column)
 
@@ -90,7 +100,7 @@ class ImageRows(LabelledRows):
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
         """Encode labels; images stay files or bytes until they are collated, and each is opened once.
 
-        Columns: those of `image_sources.source_columns`, `labels`, and `length`, which is 1.
+        Columns: those of `images.source_columns`, `labels`, and `length`, which is 1.
 
         Raises:
             InputError: a column is missing, or a row has no image that can be opened.
@@ -106,7 +116,7 @@ class ImageRows(LabelledRows):
         return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
+        """The rows with the numbers and the files of their origin; see `images.located_rows`."""
         return located_rows(encoded, origin)
 
     def check_files(self, examples: Dataset) -> None:

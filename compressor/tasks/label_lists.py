@@ -11,10 +11,9 @@ from datasets import ClassLabel, Dataset
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.models.class_names import class_names, has_default_names
+from compressor.models.classifiers import class_names, has_default_names
 from compressor.tasks.columns import check_present, is_text, list_columns
-from compressor.tasks.label_values import label_text, number_of, numbers_of
-from compressor.tasks.labels import has_model_names
+from compressor.tasks.labels import has_model_names, label_text, number_of, numbers_of
 
 _SEPARATORS = ("|", ";", ",")
 """What joins the labels of a text."""
@@ -76,7 +75,7 @@ def numbers_by_column(rows: Dataset, columns: Sequence[str], source: str) -> lis
 
 
 def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[list[str]]:
-    """The labels of every row as text, in the form of `label_values.label_text`.
+    """The labels of every row as text, in the form of `labels.label_text`.
 
     A value is one of these:
 

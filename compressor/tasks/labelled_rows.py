@@ -21,8 +21,7 @@ from transformers import PretrainedConfig
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.models.answer_kind import AnswerKind, answer_kind
-from compressor.models.class_names import class_names
+from compressor.models.classifiers import AnswerKind, answer_kind, class_names
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn

@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.label_values import are_withheld
+from compressor.tasks.labels import are_withheld
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import Split, pick
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.models.segment_outputs import Memories
+from compressor.models.segments import Memories
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import PERPLEXITY, CausalLM, summed_loss

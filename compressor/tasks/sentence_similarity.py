@@ -22,7 +22,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
-from compressor.tasks.label_values import numbers_of
+from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
 from compressor.tasks.retrieval import Judgements, unit_rows
 from compressor.tasks.row_store import RowStore

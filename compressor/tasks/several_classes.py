@@ -16,7 +16,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.thresholds import Thresholds, read_thresholds
-from compressor.models.class_names import class_names, has_default_names
+from compressor.models.classifiers import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
 from compressor.tasks.labelled_rows import LabelledRows

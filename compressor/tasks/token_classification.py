@@ -16,7 +16,6 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
-from compressor.tasks.entities import entities_of, entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.metrics import Metric, token_accuracy
 from compressor.tasks.row_store import RowStore
@@ -25,8 +24,12 @@ from compressor.tasks.tagged_words import (
     WORD_COLUMNS,
     TagIds,
     decoded_words,
+    entities_of,
+    entity_counts,
+    entity_f1,
     first_pieces,
     invalid_row,
+    is_entity_tag,
     with_spaces,
     word_column,
     words_of,

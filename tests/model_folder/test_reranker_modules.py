@@ -15,8 +15,7 @@ from torch import Tensor
 from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs, load, save_companions
-from compressor.models.causal_reranker import CausalReranker
-from compressor.models.module_reranker import ModuleReranker
+from compressor.models.rerankers import CausalReranker, ModuleReranker
 from compressor.training.distillation import Distillation
 from compressor.units.outputs import kept_outputs
 from tests import folders

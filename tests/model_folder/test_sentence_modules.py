@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import link_library_files, load, save_companions
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
-from compressor.models.pooling import POOLINGS
+from compressor.models.pooled_encoder import POOLINGS
 from compressor.models.sentence_encoder import SentenceEncoder
 from tests import folders
 from tests.faults import fails_with

@@ -15,7 +15,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.report import Report
 from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode
 from compressor.tasks import open_data, statistics
-from compressor.tasks.squad import Answer
+from compressor.tasks.question_answering import Answer
 from tests.folders import rows_config
 from tests.tasks.questions import WORDS, bert, forward_of, row, wordpieces
 from tests.tasks.rows import jsonl

@@ -166,14 +166,14 @@ def picture_rows(w: World, **columns: list[Any]) -> tuple[str, ...]:
     return ("vit", "--data", "images.jsonl", *SHORT)
 
 
-@advice("tasks.image_files ImageColumn.find column-missing")
+@advice("tasks.images ImageColumn.find column-missing")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command)
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.image_files ImageColumn.find invalid-rows")
+@advice("tasks.images ImageColumn.find invalid-rows")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command, "--image-column", "size")
@@ -189,7 +189,7 @@ def _(w: World) -> None:
     w.right(*command, "--label-column", "kind")
 
 
-@advice("tasks.metric_obstacles require_metric invalid-rows")
+@advice("tasks.data require_metric invalid-rows")
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))
@@ -266,14 +266,17 @@ def _(w: World) -> None:
 
 @advice("tasks.base Task.returns_wrong text")
 def _(w: World) -> None:
-    w.fails(*own_task(w, answers=("return np.stack(", "return 3  # (")))
+    w.fails(*own_task(w, rows=("    def _names(", "    def encode(self, *rows):\n        return 3\n\n    def _names(")))
     w.right(*own_task(w))
 
 
 @advice("tasks.metrics Metric.value task-failed")
 def _(w: World) -> None:
-    w.fails(*own_task(w, metric=("    return float(", "    float(")))
-    w.right(*own_task(w))
+    from compressor.tasks import Metric
+
+    compute: Any = list
+    w.fails(Metric("rows", compute).value, torch.zeros(3, 2).numpy())
+    w.right(Metric("count", len).value, torch.zeros(3, 2).numpy())
 
 
 @advice("tasks.run_splits read_splits missing-value")
@@ -334,7 +337,7 @@ def _(w: World) -> None:
     w.right(*command, "8")
 
 
-@advice("tasks.unlabelled_rows encode_unlabelled file-mismatch")
+@advice("tasks.data encode_unlabelled file-mismatch")
 def _(w: World) -> None:
     rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
     w.rows("pairs.tsv", "text_a\ttext_b", *rows)
@@ -346,7 +349,7 @@ def _(w: World) -> None:
     w.right(*command, "renamed.tsv", "--text-columns", "text")
 
 
-@advice("tasks.unlabelled_rows encode_unlabelled code")
+@advice("tasks.data encode_unlabelled code")
 def _(w: World) -> None:
     command = (model_of_questions(w), "--data", question_rows(w), *SHORT)
     w.rows("more.tsv", "question\tcontext", *(f"who\tparis {word}" for word in questions.WORDS))
@@ -363,7 +366,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.row_contents repeated_rows text")
+@advice("tasks.data repeated_rows text")
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
