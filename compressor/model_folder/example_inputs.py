@@ -335,12 +335,11 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
             raise _mismatch(path, name, f"{len(array)} rows, others have another number; give equally many")
     if not arrays:
         raise _mismatch(path, "", "the file has no arrays; give one for each input of the model")
-    return {name: torch.from_numpy(_usual(array)) for name, array in arrays.items()}
-
-
-def _usual(array: np.ndarray) -> np.ndarray:
     kinds = {"f": np.float32, "b": np.bool_}
-    return np.ascontiguousarray(array, kinds.get(array.dtype.kind, np.int64))
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array, kinds.get(array.dtype.kind, np.int64)))
+        for name, array in arrays.items()
+    }
 
 
 def _mismatch(path: Path, name: str, problem: str) -> InputError:

@@ -195,10 +195,6 @@ def _query_text(request: InputRequest) -> Tensor | None:
     return None if config is None else torch.randint(config.vocab_size, (request.batch, request.seq))
 
 
-def _patch_mask(request: InputRequest) -> Tensor:
-    return torch.ones(request.batch, request.side**2, dtype=torch.int64)
-
-
 def _patch_positions(request: InputRequest) -> Tensor:
     """Row and column of each patch, `[batch, patch, 2]`."""
     coordinates = torch.arange(request.side)
@@ -207,7 +203,7 @@ def _patch_positions(request: InputRequest) -> Tensor:
 
 RULES: tuple[tuple[str, Rule], ...] = (
     (r"pixel_values", _patches),
-    (r"pixel_attention_mask", _patch_mask),
+    (r"pixel_attention_mask", lambda request: torch.ones(request.batch, request.side**2, dtype=torch.int64)),
     (r"pixel_position_ids", _patch_positions),
     (r"spatial_shapes", lambda request: torch.full((request.batch, 2), request.side)),
     (r"inputs_embeds|hidden_states|query_embeds|patch_embeds|context|latents", _embeddings),

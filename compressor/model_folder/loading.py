@@ -40,7 +40,7 @@ from compressor.model_folder.processor import (
     set_padding_token,
 )
 from compressor.model_folder.reranker_modules import read_reranker_modules
-from compressor.model_folder.sentence_modules import SentenceModules, module_folders, read_sentence_modules
+from compressor.model_folder.sentence_modules import module_folders, read_sentence_modules
 from compressor.model_folder.weight_checks import WeightFiles, check_finite, check_weight_files
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import copy_of
@@ -119,7 +119,9 @@ def load_unchanged(
         )
         if adapter is not None and not remote:
             adapter.fit_labels(cls, config)
-        sentence = _sentence_modules(modules_folder, name, named=task is not None)
+        # A reranker of sentence-transformers has modules too, and is a classifier with one class.
+        has_modules = name == _ENCODER and task is None and (modules_folder / MODULES).is_file()
+        sentence = read_sentence_modules(modules_folder) if has_modules or name == SENTENCE_SIMILARITY else None
         supplied = () if adapter is None else adapter.whole
         with_summary = sentence is None and reranker is None
         model, network_notes, is_renamed = load_network(
@@ -194,18 +196,6 @@ def _file_notes(path: Path, files: WeightFiles, adapter: Adapter | None, process
             read.append(f"{path.resolve().relative_to(folder.resolve()).parts[0]}/")
         notes += notes_on_files(folder, read)
     return tuple(notes)
-
-
-def _sentence_modules(path: Path, task: str, *, named: bool) -> SentenceModules | None:
-    """What surrounds a sentence encoder; None for a model that is none.
-
-    A reranker of sentence-transformers has modules too, and is a classifier with one class.
-
-    Raises:
-        InputError: a file of the modules cannot be used.
-    """
-    has_modules = task == _ENCODER and not named and (path / MODULES).is_file()
-    return read_sentence_modules(path) if has_modules or task == SENTENCE_SIMILARITY else None
 
 
 _unused = WeakKeyDictionary[nn.Module, tuple[PreTrainedModel, Mapping[str, int]]]()

@@ -75,7 +75,8 @@ def load_network(
             still_missing, still_wrong = _faults(unwrapped_info, supplied)
             if not still_missing:
                 model, info, missing, wrong = unwrapped, unwrapped_info, still_missing, still_wrong
-                _read_generation_config(files.folder, model)
+                if (files.folder / _GENERATION).is_file() and model.can_generate():
+                    model.generation_config = GenerationConfig.from_pretrained(files.folder, local_files_only=True)
                 text = f"{files.path}: the names of the tensors have the prefix {prefix}, which was removed"
                 notes = (Note(text=text, code=NoteCode.PREFIX_REMOVED),)
                 break
@@ -136,12 +137,6 @@ def _without_wrappers(names: Sequence[str]) -> Iterator[tuple[str, dict[str, str
             return
         removed.append(f"{common.pop()}.")
         current = {old: new.partition(".")[2] for old, new in current.items()}
-
-
-def _read_generation_config(folder: Path, model: PreTrainedModel) -> None:
-    """Give a model that was loaded from tensors alone the settings by which it generates."""
-    if (folder / _GENERATION).is_file() and model.can_generate():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _missing_error(

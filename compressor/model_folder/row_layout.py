@@ -94,7 +94,8 @@ def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> Examp
             layouts.append(_layout(ids, kinds, is_marker, placeholder))
     if not layouts:
         return None
-    shapes = [tuple(layout.inputs["input_ids"][0][_is_marker(layout)].tolist()) for layout in layouts]
+    rows_of_ids = [(layout.inputs["input_ids"][0], list(layout.markers)) for layout in layouts]
+    shapes = [tuple(ids[np.isin(ids, marked)].tolist()) for ids, marked in rows_of_ids]
     (most, _), *_ = Counter(shapes).most_common(1)
     return layouts[shapes.index(most)]
 
@@ -105,10 +106,6 @@ def _first_row(content: Any) -> np.ndarray:
         content = content[0]
     array = np.array([] if content is None else content)
     return array if array.ndim == 1 else array.reshape(-1)
-
-
-def _is_marker(layout: ExampleRows) -> np.ndarray:
-    return np.isin(layout.inputs["input_ids"][0], list(layout.markers))
 
 
 def _layout(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, placeholder: int) -> ExampleRows:

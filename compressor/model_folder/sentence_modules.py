@@ -211,7 +211,10 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
             path=file,
         )
     modules = read_json(file)
-    if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
+    if not isinstance(modules, list) or not all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in modules
+    ):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
     names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]
     unknown = next((name for name in names if name not in (TRANSFORMER, POOLING, _DENSE, _NORMALIZE)), None)
@@ -235,11 +238,6 @@ def require_inside(folder: Path, paths: Sequence[str]) -> None:
     if paths[0]:
         text = f"the encoder is in the folder {paths[0]}, not in that of {MODULES}; {_SAVE}"
         raise unsupported(file, "path", paths[0], text)
-
-
-def _is_module(entry: object) -> bool:
-    """Whether an entry of the file of modules has a type and a path."""
-    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("type", "path"))
 
 
 def pooling_of(file: Path) -> str:

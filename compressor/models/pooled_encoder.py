@@ -14,26 +14,10 @@ Pooling = Callable[[Tensor, Tensor], Tensor]
 """Pools states `[rows, positions, width]` with a mask `[rows, positions]` (0: padding) to `[rows, width]`."""
 
 
-def _first_position(states: Tensor, mask: Tensor) -> Tensor:
-    return states[:, 0]
-
-
 def _last(states: Tensor, mask: Tensor) -> Tensor:
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = (positions * mask.ne(0)).amax(1)
     return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
-
-
-def _largest(states: Tensor, mask: Tensor) -> Tensor:
-    return states.masked_fill(mask.eq(0)[..., None], torch.finfo(states.dtype).min).amax(1)
-
-
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask) / _tokens(states, mask)
-
-
-def _mean_sqrt_length(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask) / _tokens(states, mask).sqrt()
 
 
 def _sum(states: Tensor, mask: Tensor) -> Tensor:
@@ -46,11 +30,11 @@ def _tokens(states: Tensor, mask: Tensor) -> Tensor:
 
 
 POOLINGS: Mapping[str, Pooling] = {
-    "cls": _first_position,
+    "cls": lambda states, mask: states[:, 0],
     "lasttoken": _last,
-    "max": _largest,
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt_length,
+    "max": lambda states, mask: states.masked_fill(mask.eq(0)[..., None], torch.finfo(states.dtype).min).amax(1),
+    "mean": lambda states, mask: _sum(states, mask) / _tokens(states, mask),
+    "mean_sqrt_len_tokens": lambda states, mask: _sum(states, mask) / _tokens(states, mask).sqrt(),
 }
 """By the names of sentence-transformers. `cls` reads position 0, so rows must be padded on the right."""
 

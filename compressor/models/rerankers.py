@@ -86,7 +86,9 @@ class ModuleReranker(PooledEncoder):
         logits = self.score(pooled)
         values: dict[str, Any] = {LOGITS: logits, STATES: states}
         if labels is not None:
-            values = {"loss": _loss(logits, labels), **values}
+            numbers = labels.is_floating_point()
+            loss = nn.functional.mse_loss if numbers else nn.functional.cross_entropy
+            values = {"loss": loss(logits.reshape(labels.shape) if numbers else logits, labels), **values}
         if hidden_states is not None:
             values["hidden_states"] = hidden_states
         return ModelOutput(values)
@@ -95,13 +97,6 @@ class ModuleReranker(PooledEncoder):
         """Scores `[rows, scores]` from pooled states `[rows, width]`."""
         logits: Tensor = self.head(pooled)
         return logits
-
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of classes, else the squared error of numbers."""
-    if labels.is_floating_point():
-        return nn.functional.mse_loss(logits.reshape(labels.shape), labels)
-    return nn.functional.cross_entropy(logits, labels)
 
 
 _TOLERANCE = 1e-3

@@ -101,12 +101,14 @@ class SentenceEncoder(PooledEncoder):
         pooled, states, hidden_states = self.pooled_states(
             input_ids, attention_mask, token_type_ids, output_hidden_states
         )
-        embedding = self._embed(pooled)
+        embedding, scores = self._embed(pooled), None
+        if self.documents is not None:
+            scores = _SCALE * nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T
         return SentenceOutput(
             loss=None if labels is None else _ranking_loss(embedding, labels),
             sentence_embedding=embedding,
             last_hidden_state=states,
-            document_scores=None if self.documents is None else self._scores(embedding, self.documents),
+            document_scores=scores,
             hidden_states=hidden_states,
         )
 
@@ -118,10 +120,6 @@ class SentenceEncoder(PooledEncoder):
         """Embeddings `[texts, width]` from pooled states `[texts, width of states]`."""
         embedding: Tensor = self.dense(pooled)
         return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
-
-    @staticmethod
-    def _scores(embedding: Tensor, documents: Tensor) -> Tensor:
-        return _SCALE * nn.functional.normalize(embedding, dim=-1) @ documents.to(embedding).T
 
 
 def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:

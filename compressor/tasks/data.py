@@ -68,7 +68,7 @@ class Data:
         task = self.task.chooser
         rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
         if task is not self.task:
-            require_metric(task, {split: part for split, part in rows.items() if len(part)})
+            _require_metric(task, {split: part for split, part in rows.items() if len(part)})
         return replace(self, task=task)
 
 
@@ -107,7 +107,11 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes += further_notes
     notes += task.notes
     if unlabelled:
-        notes.append(_unlabelled_note([splits[name].source for name in unlabelled]))
+        text = (
+            f"{', '.join(splits[name].source for name in unlabelled)}: the rows have no labels, and none are needed to"
+            " choose units, to refit weights, to learn a teacher's outputs or to quantize"
+        )
+        notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
     notes += fill_splits(encoded, splits, unlabelled, seed, task)
@@ -116,37 +120,20 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
-    require_metric(task, scored)
+    _require_metric(task, scored)
     for split, rows in encoded.items():
         if split != "train" or drawn_rows is None:
             task.check_files(rows)
-    contents = {split: read_contents(rows) for split, rows in encoded.items()}
+    contents = {split: _contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
-        notes += repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
+        notes += _repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
     empty = next(iter(encoded.values())).select([])
     train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
-    logger.debug(
-        "%s: %d training, %d evaluation and %d test rows, scored by %s",
-        task.name,
-        len(train),
-        len(evaluation),
-        len(test),
-        task.metric,
-    )
-    train_hash, eval_hash = (contents[name].digest if name in contents else None for name in ("train", "eval"))
-    scores_eval = "eval" in scored
-    return Data(
-        train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, scores_eval=scores_eval
-    )
-
-
-def _unlabelled_note(sources: Sequence[str]) -> Note:
-    text = (
-        f"{', '.join(sources)}: the rows have no labels, and none are needed to choose units, to refit weights, to"
-        " learn a teacher's outputs or to quantize"
-    )
-    return Note(text=text, code=NoteCode.ROWS_UNLABELLED)
+    sizes = tuple(map(len, (train, evaluation, test)))
+    logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
+    train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
+    return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, "eval" in scored)
 
 
 def _open_further(
@@ -166,9 +153,9 @@ def _open_further(
             field="unlabelled_data",
             value=request.unlabelled_data,
         )
-    source, split_notes = read_unlabelled(request, task.read)
+    source, split_notes = _read_unlabelled(request, task.read)
     source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
-    encoded = encode_unlabelled(task, request, source, train, tables)
+    encoded = _encode_unlabelled(task, request, source, train, tables)
     text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
     return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 
@@ -251,7 +238,7 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
     return numbers[numbers < rows]
 
 
-def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
+def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
     """The rows of `unlabelled_data`, with a note on splits that are not used.
 
     The only column of a file, such as the lines of a text, stands for the column of texts, whatever its name.
@@ -273,17 +260,10 @@ def read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tu
     return SourceRows(rows, chosen.source, chosen.origin), notes
 
 
-def encode_unlabelled(
+def _encode_unlabelled(
     task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
 ) -> Dataset:
-    """The encoded rows, with placeholders for labels.
-
-    Args:
-        task: the task.
-        request: names the columns.
-        rows: the rows to encode.
-        train: the training rows beside them; rows of a classification or regression have as many texts as these.
-        tables: those of the model, in which every id of the rows must have a row.
+    """The encoded rows, with placeholders for labels, in which each has as many texts as a training row.
 
     Raises:
         InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
@@ -292,8 +272,8 @@ def encode_unlabelled(
         texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
         if texts and len(texts) != len(of_train):
             raise InputError(
-                f"{rows.source}: a row has {_count(texts)} ({', '.join(texts)}), and a training row has"
-                f" {_count(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
+                f"{rows.source}: a row has {len(texts)} text(s) ({', '.join(texts)}), and a training row has"
+                f" {len(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
                 code=ErrorCode.FILE_MISMATCH,
                 field="text_columns",
                 columns=texts,
@@ -339,24 +319,12 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
 
 
-def _count(texts: Sequence[str]) -> str:
-    return "1 text" if len(texts) == 1 else f"{len(texts)} texts"
-
-
 def _types(rows: Dataset) -> str:
     return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
 
 
-def require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
-    """Check that the metric of a task is defined on rows.
-
-    Args:
-        task: the task.
-        scored: encoded rows by split.
-
-    Raises:
-        InputError: it is not.
-    """
+def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
+    """Raise InputError unless the metric of a task is defined on the encoded rows of each split."""
     for split, rows in scored.items():
         if (obstacle := task.metric_obstacle(rows)) is not None:
             raise InputError(
@@ -372,41 +340,28 @@ _REPEATED_SHARE = 0.1
 """Number and share of scored rows from which on a note says that they are among the rows of another split too."""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What the encoded rows of one split contain.
-
-    Attributes:
-        digest: see `rows_hash`.
-        rows: a hash of the tokens of each row, or of the digest of its image; empty for rows of another kind.
-    """
-
-    digest: str | None
-    rows: Sequence[int]
-
-
 def rows_hash(examples: Dataset) -> str | None:
     """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
 
     Rows of a custom task that have neither tokens nor images count with all of their columns.
     """
-    return read_contents(examples).digest
+    return _contents(examples)[0]
 
 
-def read_contents(examples: Dataset) -> Contents:
-    """Read encoded rows once, chunk by chunk."""
+def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
+    """The digest of encoded rows, see `rows_hash`; and a hash of the tokens or the image of each, where it has some."""
     if not len(examples):
-        return Contents(None, ())
+        return None, ()
     digest, rows = hashlib.sha256(), list[int]()
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
     if not has_inputs:
-        return Contents(_hash_of_columns(examples), ())
+        return _hash_of_columns(examples), ()
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
             rows.append(hash(repr(row[0])))
-    return Contents(f"sha256:{digest.hexdigest()}", rows)
+    return f"sha256:{digest.hexdigest()}", rows
 
 
 def _hash_of_columns(examples: Dataset) -> str:
@@ -421,18 +376,15 @@ def _hash_of_columns(examples: Dataset) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def repeated_rows(contents: Mapping[Split, Contents], pairs: Iterable[tuple[Split, Split]]) -> list[Note]:
-    """Notes on rows that are scored and repeat many others, as in one file that is named twice.
-
-    Args:
-        contents: those of each split.
-        pairs: a split that is scored, and one whose rows must not be among it.
-    """
+def _repeated_rows(
+    contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
+) -> list[Note]:
+    """Notes on rows that are scored and repeat many of another split, as in one file that is named twice."""
     notes = []
     for scored, split in pairs:
         if split not in contents or scored not in contents:
             continue
-        rows, known = contents[scored].rows, set(contents[split].rows)
+        rows, known = contents[scored][1], set(contents[split][1])
         repeated = sum(content in known for content in rows)
         if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
             text = (

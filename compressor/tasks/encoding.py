@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -169,8 +169,8 @@ class LabelledTexts(LabelledRows):
         remaining = iter(labels)
         store, cut = RowStore(), 0
         for start, chunk in chunks_of(rows):
-            columns = self._tokenize([list(chunk[name]) for name in names])
-            cut += self._count_cut(columns)
+            columns, cut_rows = self._tokenize([list(chunk[name]) for name in names])
+            cut += cut_rows
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
                 problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
@@ -195,12 +195,8 @@ class LabelledTexts(LabelledRows):
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {**texts, "labels": labels}
 
-    def _count_cut(self, encoded: BatchEncoding) -> int:
-        """Number of the rows of the last encoding that are cut."""
-        return count_cut(encoded)
-
-    def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
-        """The tokenizer's encoding of rows of one or two texts."""
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
+        """The tokenizer's encoding of rows of one or two texts, and the number of rows that are cut."""
         with quiet_transformers():
             encoded: BatchEncoding = self._tokenizer(
                 *texts,
@@ -209,7 +205,7 @@ class LabelledTexts(LabelledRows):
                 return_attention_mask=True,
                 return_token_type_ids=self._with_token_types,
             )
-        return encoded
+        return encoded, count_cut(encoded)
 
 
 _TEXTS = 2
@@ -232,12 +228,12 @@ def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
         return ()
     frames = {getattr(tokenizer, name, None) for name in _FRAMES}
     parts = [ids] if isinstance(ids[0], int) else ids
-    runs = itertools.chain.from_iterable(_split(part, frames) for part in parts)
+    runs = itertools.chain.from_iterable(runs_between(part, frames) for part in parts)
     return tuple(shorten(tokenizer.decode(run)) for run in itertools.islice(runs, _TEXTS))
 
 
-def _split(ids: Sequence[int], frames: set[int | None]) -> list[list[int]]:
-    """The consecutive ids between tokens of a frame."""
+def runs_between(ids: Sequence[int], frames: Collection[int | None]) -> list[list[int]]:
+    """The tokens of each text of a row, without the tokens of a frame around them."""
     return [list(run) for is_frame, run in itertools.groupby(ids, frames.__contains__) if not is_frame]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -24,18 +24,16 @@ from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.results import MetricUnit
 from compressor.tasks.images import (
     IMAGE,
-    ImageColumn,
     ImageSource,
-    digest,
+    image_column,
     image_sources,
     image_splits,
     located_rows,
-    reason_of,
     skipped_files,
-    source_columns,
+    source_table,
 )
 from compressor.tasks.labelled_rows import ClassLabels, LabelledRows
-from compressor.tasks.metrics import Metric, accuracy
+from compressor.tasks.metrics import Metric, accuracy, column_mean
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.row_store import RowStore
 from compressor.tasks.several_classes import SeveralClasses
@@ -43,11 +41,6 @@ from compressor.tasks.several_classes import SeveralClasses
 _TOP = 5
 _STORED_ROWS = 256
 """Rows that are added to the store at once."""
-
-
-def _share(statistics: np.ndarray) -> float:
-    """Share of the rows `[rows, 1]` that are one."""
-    return float(statistics.mean()) if len(statistics) else 0.0
 
 
 class ImageRows(LabelledRows):
@@ -62,7 +55,6 @@ class ImageRows(LabelledRows):
     """
 
     name = IMAGE_CLASSIFICATION
-    image_column: ClassVar[ImageColumn] = ImageColumn()
     label_type: ClassVar[torch.dtype] = torch.int64
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -80,7 +72,7 @@ class ImageRows(LabelledRows):
     def read(self, source: str) -> SplitRows:
         """The rows of a folder of images, of files of rows, or of a data set; see `images.image_splits`."""
         self.notes = (*self.notes, *skipped_files(source))
-        return image_splits(source, self.image_column, self._request.image_column)
+        return image_splits(source, self._request.image_column)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
         """The name of the column of labels.
@@ -100,19 +92,21 @@ class ImageRows(LabelledRows):
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
         """Encode labels; images stay files or bytes until they are collated, and each is opened once.
 
-        Columns: those of `images.source_columns`, `labels`, and `length`, which is 1.
+        Columns: those of `images.source_table`, `labels`, and `length`, which is 1.
 
         Raises:
             InputError: a column is missing, or a row has no image that can be opened.
         """
-        column = self.image_column.find(rows, self._request.image_column, source)
+        column = image_column(rows, self._request.image_column, source)
         remaining, images = iter(labels), image_sources(rows, column, source)
         settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
         kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
         store = RowStore()
-        store.add(_table([], [], kind, settings))
-        while chunk := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), kind, settings))
+        for _ in range(0, max(1, len(rows)), _STORED_ROWS):
+            chunk = list(itertools.islice(images, _STORED_ROWS))
+            values = pa.array(itertools.islice(remaining, len(chunk)), kind)
+            table = source_table(chunk, settings).append_column("labels", values)
+            store.add(table.append_column("length", pa.array([1] * len(chunk), pa.int64())))
         return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
@@ -156,7 +150,7 @@ class ImageClassification(ClassLabels, ImageRows):
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
-        Metric("top5", _share, MetricUnit.POINTS, maximum=1.0),
+        Metric("top5", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0),
     )
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -202,27 +196,3 @@ class MultiLabelImages(SeveralClasses, ImageRows):
 def _source_of(example: Mapping[str, Any]) -> ImageSource:
     """Where the image of an encoded row is."""
     return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
-
-
-def _table(images: Sequence[ImageSource], labels: Sequence[Any], kind: pa.DataType, settings: str) -> pa.Table:
-    """Encoded rows; every image is opened. The pixels of a row depend on the settings of the processor too."""
-    columns = source_columns(images, [_digest(image, settings) for image in images])
-    columns["labels"] = pa.array(labels, kind)
-    columns["length"] = pa.array([1] * len(images), pa.int64())
-    return pa.table(columns)
-
-
-def _digest(image: ImageSource, settings: str) -> str:
-    """The hash of an image that can be opened and of how it is processed; its pixels are not decoded.
-
-    Raises:
-        InputError: its file is missing, or is not an image.
-    """
-    import PIL.Image
-
-    content = image.read()
-    try:
-        PIL.Image.open(io.BytesIO(content)).close()
-    except Exception as error:
-        raise image.unusable(f"is not a readable image ({reason_of(error)})") from error
-    return digest(content + settings.encode())

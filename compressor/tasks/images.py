@@ -32,49 +32,40 @@ from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
+_USUAL_COLUMNS = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
 
 
-@dataclass(frozen=True)
-class ImageColumn:
-    """The column of images, or of paths of image files, that a task reads.
+def image_column(rows: Dataset, requested: str | None, source: str) -> str:
+    """The name of the column of images, or of paths of image files.
 
-    Attributes:
-        usual: names that data sets use; the first that is present is used.
+    Args:
+        rows: the rows.
+        requested: name from the recipe; None: the first of the names that are usual in data sets.
+        source: name of the rows in error messages.
+
+    Raises:
+        InputError: the requested column is missing, no usual name is present, or it holds something else.
     """
-
-    usual: tuple[str, ...] = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
-
-    def find(self, rows: Dataset, requested: str | None, source: str) -> str:
-        """The name of the column.
-
-        Args:
-            rows: the rows.
-            requested: name from the recipe; None: the usual names.
-            source: name of the rows in error messages.
-
-        Raises:
-            InputError: the requested column is missing, no usual name is present, or it holds something else.
-        """
-        if requested is not None:
-            check_present(rows, requested, source, "image_column")
-        name = requested or next((name for name in self.usual if name in rows.column_names), None)
-        if name is None:
-            raise InputError(
-                f"{source}: no column of images among {list_columns(rows)}; name it (--image-column)",
-                code=ErrorCode.COLUMN_MISSING,
-                field="image_column",
-                columns=tuple(rows.column_names),
-            )
-        if not is_text(rows, name) and not _holds_images(rows, name):
-            raise InputError(
-                f"{source}: column {name!r} holds neither images nor paths; name one that does (--image-column)",
-                code=ErrorCode.INVALID_ROWS,
-                column=name,
-            )
-        return name
+    if requested is not None:
+        check_present(rows, requested, source, "image_column")
+    name = requested or next((name for name in _USUAL_COLUMNS if name in rows.column_names), None)
+    if name is None:
+        raise InputError(
+            f"{source}: no column of images among {list_columns(rows)}; name it (--image-column)",
+            code=ErrorCode.COLUMN_MISSING,
+            field="image_column",
+            columns=tuple(rows.column_names),
+        )
+    if not is_text(rows, name) and not _holds_images(rows, name):
+        raise InputError(
+            f"{source}: column {name!r} holds neither images nor paths; name one that does (--image-column)",
+            code=ErrorCode.INVALID_ROWS,
+            column=name,
+        )
+    return name
 
 
-def image_splits(source: str, column: ImageColumn, requested: str | None) -> SplitRows:
+def image_splits(source: str, requested: str | None) -> SplitRows:
     """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
 
     A folder whose subfolders hold images has a class for each of them, and columns `image`, the path of a file, and
@@ -83,8 +74,7 @@ def image_splits(source: str, column: ImageColumn, requested: str | None) -> Spl
 
     Args:
         source: path of a folder or file, or the name of a data set.
-        column: the column of images in files of rows.
-        requested: its name from the recipe; None: the usual names.
+        requested: the column of images in files of rows, from the recipe; None: the usual names.
 
     Raises:
         InputError: the rows cannot be read, or images lie beside the folders of classes.
@@ -105,7 +95,7 @@ def image_splits(source: str, column: ImageColumn, requested: str | None) -> Spl
         return splits
     folder = path if path.is_dir() else path.parent
     return SplitRows(
-        {split: _with_paths(rows, column.find(rows, requested, source), folder) for split, rows in splits.items()},
+        {split: _with_paths(rows, image_column(rows, requested, source), folder) for split, rows in splits.items()},
         splits.origins,
     )
 
@@ -195,6 +185,15 @@ def _holds_images(rows: Dataset, name: str) -> bool:
 
 _CHUNK_ROWS = 256
 """Rows whose images are in memory at once."""
+_SOURCE_COLUMNS = (
+    ("content", pa.large_binary()),
+    ("path", pa.string()),
+    ("source", pa.string()),
+    ("row", pa.int64()),
+    ("column", pa.string()),
+    ("file", pa.string()),
+    ("digest", pa.string()),
+)
 
 
 @dataclass(frozen=True)
@@ -229,6 +228,21 @@ class ImageSource:
             reason = getattr(error, "strerror", None) or str(error)
             raise self.unusable(f"cannot be read ({reason})") from error
 
+    def digest(self, settings: str) -> str:
+        """The hash of an image that can be opened and of the settings by which it is processed.
+
+        Raises:
+            InputError: the file cannot be read, or is not an image.
+        """
+        import PIL.Image
+
+        content = self.read()
+        try:
+            PIL.Image.open(io.BytesIO(content)).close()
+        except Exception as error:  # damaged images raise errors of any type
+            raise self._unreadable("is not a readable image", error) from error
+        return hashlib.sha256(content + settings.encode()).hexdigest()
+
     def decode(self) -> None:
         """Decode the image, which is not kept.
 
@@ -242,7 +256,7 @@ class ImageSource:
             with PIL.Image.open(io.BytesIO(content)) as image:
                 image.load()
         except Exception as error:  # damaged images raise errors of any type
-            raise self.unusable(f"cannot be decoded ({reason_of(error)})") from error
+            raise self._unreadable("cannot be decoded", error) from error
 
     def pixels(self, processor: Any) -> Tensor:
         """The pixels `[channel, height, width]` that an image processor makes.
@@ -254,7 +268,7 @@ class ImageSource:
         try:
             return pixels_of(content, processor)
         except Exception as error:  # damaged images raise errors of any type
-            raise self.unusable(f"cannot be decoded or processed ({reason_of(error)})") from error
+            raise self._unreadable("cannot be decoded or processed", error) from error
 
     def unusable(self, reason: str) -> RowError:
         """The error for this image, with its row, column and file."""
@@ -262,15 +276,9 @@ class ImageSource:
         problem = f"{self.column!r}{file}: {reason}; replace the image or remove its row"
         return RowError.of(self.source, self.row, problem, column=self.column, path=self.path)
 
-    @property
-    def label(self) -> str:
-        """The end of the path: the name of the file after that of its folder."""
-        return "/".join(Path(self.path).parts[-2:])
-
-
-def reason_of(error: Exception) -> str:
-    """The message of an error of Pillow, without the object in memory that it names."""
-    return one_line(error).partition(" <_io")[0]
+    def _unreadable(self, problem: str, error: Exception) -> RowError:
+        """The error of Pillow, without the object in memory that it names."""
+        return self.unusable(f"{problem} ({one_line(error).partition(' <_io')[0]})")
 
 
 def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
@@ -288,36 +296,29 @@ def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSour
     for chunk in rows.select_columns(column).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
         for value in chunk.column(0).to_pylist():
             number += 1
-            content, path = _content_and_path(value)
-            image = ImageSource(content or None, path, source, number, column)
+            if isinstance(value, dict):
+                content, path = value["bytes"], value["path"]
+            else:
+                content, path = (value, "") if isinstance(value, bytes) else (None, value)
+            image = ImageSource(content or None, path or "", source, number, column)
             if not content and not path:
                 raise image.unusable("is empty")
             yield image
 
 
-def digest(content: bytes) -> str:
-    """A hash of the bytes of an image."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def source_columns(sources: Sequence[ImageSource], digests: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of encoded rows, from which `ImageSource` is restored, and the hashes of the images."""
-    return {
-        "content": pa.array([source.content for source in sources], pa.large_binary()),
-        "path": pa.array([source.path for source in sources], pa.string()),
-        "source": pa.array([source.source for source in sources], pa.string()),
-        "row": pa.array([source.row for source in sources], pa.int64()),
-        "column": pa.array([source.column for source in sources], pa.string()),
-        "file": pa.array([source.label for source in sources], pa.string()),
-        "digest": pa.array(digests, pa.string()),
-    }
+def source_table(sources: Sequence[ImageSource], settings: str) -> pa.Table:
+    """Columns of encoded rows, from which `ImageSource` is restored, the file to show, and `ImageSource.digest`."""
+    columns = {name: [getattr(source, name) for source in sources] for name, _ in _SOURCE_COLUMNS[:5]}
+    columns["file"] = ["/".join(Path(source.path).parts[-2:]) for source in sources]
+    columns["digest"] = [source.digest(settings) for source in sources]
+    return pa.table(columns, pa.schema(_SOURCE_COLUMNS))
 
 
 def located_rows(encoded: Dataset, origin: RowOrigin) -> Dataset:
     """Encoded rows whose `source` and `row` are the file of each row, where it has one, and its number there.
 
     Args:
-        encoded: rows with the columns of `source_columns`, in their order.
+        encoded: rows with the columns of `source_table`, in their order.
         origin: where these rows come from.
     """
     table: pa.Table = encoded.data.table
@@ -326,13 +327,6 @@ def located_rows(encoded: Dataset, origin: RowOrigin) -> Dataset:
     for name, values in (("source", pa.array(sources, pa.string())), ("row", pa.array(numbers, pa.int64()))):
         table = table.set_column(table.column_names.index(name), name, values)
     return Dataset(table, fingerprint=generate_random_fingerprint())
-
-
-def _content_and_path(value: Any) -> tuple[bytes | None, str]:
-    """The bytes and the path of a cell, where it has them."""
-    if isinstance(value, dict):
-        return value["bytes"], value["path"] or ""
-    return (value, "") if isinstance(value, bytes) else (None, value or "")
 
 
 def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:
@@ -353,9 +347,8 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     with quiet_transformers():
         processor = load_processor(folder, images=True)
     require_processor(processor, folder, images=True)
-    column = ImageColumn()
-    splits = image_splits(source, column, requested)
+    splits = image_splits(source, requested)
     split = pick_any(splits, "test", "eval")
-    images = image_sources(splits[split], column.find(splits[split], requested, source), source)
+    images = image_sources(splits[split], image_column(splits[split], requested, source), source)
     with splits.origins[split].located():
         return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()

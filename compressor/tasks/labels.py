@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Value
@@ -33,6 +34,7 @@ def with_points(texts: Sequence[str]) -> list[str]:
 
 _NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
 """Usual names of columns whose labels are numbers."""
+_LABEL_TYPES = ("int", "float", "string", "large_string")
 
 
 def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
@@ -86,13 +88,10 @@ def are_withheld(rows: Dataset) -> bool:
     columns = [
         name
         for name, feature in rows.features.items()
-        if isinstance(feature, ClassLabel) or (name in _NUMBER_COLUMNS and _is_number_or_text(feature))
+        if isinstance(feature, ClassLabel)
+        or (name in _NUMBER_COLUMNS and isinstance(feature, Value) and feature.dtype.startswith(_LABEL_TYPES))
     ]
     return any(len(rows) > 0 and all(label_text(value) == "-1" for value in rows[name][:]) for name in columns)
-
-
-def _is_number_or_text(feature: Any) -> bool:
-    return isinstance(feature, Value) and feature.dtype.startswith(("int", "float", "string", "large_string"))
 
 
 def label_text(value: Any) -> str | None:
@@ -128,6 +127,109 @@ _LISTED = 6
 """Maximum number of labels that an error message lists."""
 
 
+@dataclass(frozen=True)
+class RowLabels:
+    """Labels as text, of which a row may have any number.
+
+    Attributes:
+        texts: the labels of all rows.
+        rows: the row of each label, counted from 1.
+        column: the column of labels.
+        source: name of the rows in error messages.
+    """
+
+    texts: Sequence[str]
+    rows: Sequence[int]
+    column: str
+    source: str
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[str]], column: str, source: str) -> RowLabels:
+        """The labels of lists, one list for each row."""
+        rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
+        return cls([text for labels in lists for text in labels], rows, column, source)
+
+    def ids(self, config: PretrainedConfig, known: Sequence[str] | None = None) -> dict[str, int]:
+        """Map labels to classes by the rules of `class_ids`.
+
+        Args:
+            config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
+            known: all names of the column, which rule 1 compares with those of the model; None: those of the rows.
+
+        Raises:
+            InputError: a label is outside the model's classes, or only some are names of the model's classes.
+        """
+        classes, names = int(config.num_labels or 0), sorted(set(self.texts))
+        if model_names := _model_ids(known or names, config):
+            ids = model_names
+        elif all(whole_number(name) is not None for name in names):
+            ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
+        else:
+            self._check_new_names(names, config)
+            ids = {name: index for index, name in enumerate(names)}
+            config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
+        outside = next((name for name in names if not 0 <= ids[name] < classes), None)
+        if outside is not None:
+            problem = (
+                f"{outside}, outside the model's range 0 to {classes - 1}; number the labels from 0, or use a model"
+                " with more classes"
+            )
+            raise self._error(outside, problem, classes=classes)
+        return ids
+
+    def classes(self, ids: Mapping[str, int]) -> list[int]:
+        """The class of every label.
+
+        Args:
+            ids: label as text to class.
+
+        Raises:
+            InputError: a label is missing from `ids`.
+        """
+        classes = []
+        for text in self.texts:
+            number = _class_of(text, ids)
+            if number is None:
+                problem = f"{text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows with it"
+                raise self._error(text, problem, labels=tuple(ids))
+            classes.append(number)
+        return classes
+
+    def _check_new_names(self, names: Sequence[str], config: PretrainedConfig) -> None:
+        """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
+        classes, unknown = int(config.num_labels or 0), _names_unknown_to(config, names)
+        details: dict[str, Any] = {"labels": tuple(names), "classes": classes}
+        if 0 < len(unknown) < len(names):
+            text = next(text for text in self.texts if text in unknown)
+            problem = (
+                f"{text!r:.60}, which is not among the model's labels"
+                f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the"
+                " label or remove its rows"
+            )
+            raise self._error(text, problem, **details)
+        if len(names) > classes:
+            rarest, count = min(Counter(self.texts).items(), key=lambda item: item[1])  # the first of equally rare ones
+            problem = (
+                f"{rarest!r:.60}, the rarest label, in {count} of {len(self.texts)} labels; there are {len(names)}"
+                f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
+                " fine-tune a model with that many, or name another column (--label-column)"
+            )
+            raise self._error(rarest, problem, count=count, **details)
+        if len(names) < classes:
+            raise InputError(
+                f"{self.source}: {self.column!r} has {len(names)} different labels ({listed_names(names)}), the model"
+                f" has {classes} classes without these names; put id2label into its config.json, or number the labels",
+                code=ErrorCode.LABEL_MISMATCH,
+                column=self.column,
+                **details,
+            )
+
+    def _error(self, text: str, problem: str, **details: Any) -> RowError:
+        """The error of the first row with a label."""
+        row, details = self.rows[self.texts.index(text)], {"column": self.column, "value": text, **details}
+        return RowError.of(self.source, row, f"{self.column!r} is {problem}", code=ErrorCode.LABEL_MISMATCH, **details)
+
+
 def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> dict[str, int]:
     """Map each label, as text, to a class of the model.
 
@@ -148,162 +250,25 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
         InputError: a label is empty or outside the model's classes, only some labels are names of the model's classes,
             or all rows have the same label.
     """
-    texts = _texts_of(rows, column, config, source)
-    names = sorted(set(texts))
-    if len(names) < 2:
+    labels, feature = _labels_of(rows, column, config, source), rows.features[column]
+    if len(set(labels.texts)) < 2:
         raise InputError(
-            f"{source}: {column!r} is {names[0]!r} in every row; give rows of two classes or more, or"
+            f"{source}: {column!r} is {labels.texts[0]!r} in every row; give rows of two classes or more, or"
             " remove the column where labels are not needed",
             code=ErrorCode.INVALID_ROWS,
             column=column,
-            value=names[0],
+            value=labels.texts[0],
         )
-    feature = rows.features[column]
-    known = feature.names if has_model_names(feature, config) else names
-    return ids_of_texts(texts, known, config, column, source)
-
-
-def ids_of_texts(
-    texts: Sequence[str],
-    known: Sequence[str],
-    config: PretrainedConfig,
-    column: str,
-    source: str,
-    row_numbers: Sequence[int] | None = None,
-) -> dict[str, int]:
-    """Map labels to classes by the rules of `class_ids`.
-
-    Args:
-        texts: labels as text.
-        known: all names of the column, which rule 1 compares with those of the model.
-        config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
-        column: the column of labels.
-        source: name of the rows in error messages.
-        row_numbers: the row of each label, counted from 1; None: every row has one.
-
-    Raises:
-        InputError: a label is outside the model's classes, or only some are names of the model's classes.
-    """
-    classes, names = int(config.num_labels or 0), sorted(set(texts))
-    if model_names := _model_ids(known, config):
-        ids = model_names
-    elif all(whole_number(name) is not None for name in names):
-        ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
-    else:
-        _check_new_names(texts, column, config, source, row_numbers)
-        ids = {name: index for index, name in enumerate(names)}
-        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
-    outside = [name for name in names if not 0 <= ids[name] < classes]
-    if outside:
-        raise RowError.of(
-            source,
-            _row_of(texts, outside[0], row_numbers),
-            f"{column!r} is {outside[0]}, outside the model's range 0 to {classes - 1}; number the labels from 0, or"
-            " use a model with more classes",
-            code=ErrorCode.LABEL_MISMATCH,
-            column=column,
-            value=outside[0],
-            classes=classes,
-        )
-    return ids
-
-
-def _row_of(texts: Sequence[str], text: str, row_numbers: Sequence[int] | None) -> int:
-    """The row of the first label that is `text`, counted from 1."""
-    index = texts.index(text)
-    return index + 1 if row_numbers is None else row_numbers[index]
-
-
-def _check_new_names(
-    texts: Sequence[str], column: str, config: PretrainedConfig, source: str, row_numbers: Sequence[int] | None = None
-) -> None:
-    """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
-    names = sorted(set(texts))
-    classes = int(config.num_labels or 0)
-    unknown = _names_unknown_to(config, names)
-    details: dict[str, Any] = {
-        "code": ErrorCode.LABEL_MISMATCH,
-        "column": column,
-        "labels": tuple(names),
-        "classes": classes,
-    }
-    if 0 < len(unknown) < len(names):
-        text = next(text for text in texts if text in unknown)
-        raise RowError.of(
-            source,
-            _row_of(texts, text, row_numbers),
-            f"{column!r} is {text!r:.60}, which is not among the model's labels"
-            f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
-            " or remove its rows",
-            value=text,
-            **details,
-        )
-    if len(names) > classes:
-        rarest, count = min(Counter(texts).items(), key=lambda item: item[1])  # of equally rare ones the first
-        raise RowError.of(
-            source,
-            _row_of(texts, rarest, row_numbers),
-            f"{column!r} is {rarest!r:.60}, the rarest label, in {count} of {len(texts)} labels; there are {len(names)}"
-            f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
-            " fine-tune a model with that many, or name another column (--label-column)",
-            value=rarest,
-            count=count,
-            **details,
-        )
-    if len(names) < classes:
-        raise InputError(
-            f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
-            " classes without these names; put id2label into its config.json, or number the labels",
-            **details,
-        )
+    return labels.ids(config, feature.names if has_model_names(feature, config) else None)
 
 
 def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: PretrainedConfig, source: str) -> list[int]:
-    """The class of every row.
-
-    Args:
-        rows: the rows.
-        column: the column of labels.
-        ids: label as text to class, from `class_ids`.
-        config: configuration of the model, from `class_ids` too.
-        source: name of the rows in error messages.
+    """The class of every row by `ids`, from `class_ids` with the same configuration.
 
     Raises:
         InputError: a label is missing from `ids`.
     """
-    texts = _texts_of(rows, column, config, source)
-    return classes_of_texts(texts, ids, column, source)
-
-
-def classes_of_texts(
-    texts: Sequence[str], ids: Mapping[str, int], column: str, source: str, row_numbers: Sequence[int] | None = None
-) -> list[int]:
-    """The class of every label.
-
-    Args:
-        texts: labels as text.
-        ids: label as text to class.
-        column: the column of labels.
-        source: name of the rows in error messages.
-        row_numbers: the row of each label, counted from 1; None: every row has one.
-
-    Raises:
-        InputError: a label is missing from `ids`.
-    """
-    classes = [_class_of(text, ids) for text in texts]
-    for text, number in zip(texts, classes, strict=True):
-        if number is None:
-            raise RowError.of(
-                source,
-                _row_of(texts, text, row_numbers),
-                f"{column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows"
-                " with this label",
-                code=ErrorCode.LABEL_MISMATCH,
-                column=column,
-                value=text,
-                labels=tuple(ids),
-            )
-    return [number for number in classes if number is not None]
+    return _labels_of(rows, column, config, source).classes(ids)
 
 
 def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
@@ -314,13 +279,12 @@ def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
     return same.pop() if len(same) == 1 else None
 
 
-def _texts_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[str]:
-    """Every label as text: the name of its number, where a `ClassLabel` column has names of the model's classes.
-
-    Data sets number the same names in different orders.
-    """
+def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> RowLabels:
+    """The label of every row: the name of its number, where a `ClassLabel` column has names of the model's classes."""
     texts, feature = label_texts(rows, column, source), rows.features[column]
-    return [feature.names[int(text)] for text in texts] if has_model_names(feature, config) else texts
+    if has_model_names(feature, config):  # data sets number the same names in different orders
+        texts = [feature.names[int(text)] for text in texts]
+    return RowLabels(texts, range(1, len(texts) + 1), column, source)
 
 
 def has_model_names(feature: Any, config: PretrainedConfig) -> bool:

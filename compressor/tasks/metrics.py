@@ -61,6 +61,11 @@ class Metric:
             ) from error
 
 
+def column_mean(column: int, statistics: np.ndarray) -> float:
+    """The mean of a column of statistics `[examples, k]`; zero without examples."""
+    return float(statistics[:, column].mean()) if len(statistics) else 0.0
+
+
 def accuracy(statistics: np.ndarray) -> float:
     """Share of rows whose class is predicted, from predicted and true class of each row `[rows, 2]`."""
     # A bootstrap computes it thousands of times, and most of the time of sklearn's function is validation.

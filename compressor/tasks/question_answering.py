@@ -11,6 +11,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,21 +29,13 @@ from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import chunks_of, longest_row, pad, padding_id, require_fast_tokenizer
 from compressor.tasks.forwards import SPAN_ENDS
-from compressor.tasks.metrics import Metric
+from compressor.tasks.metrics import Metric, column_mean
 from compressor.tasks.row_store import RowStore
 
 _LONGEST_QUESTION = 64
 """Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
 """Padding of `spans` in a batch of questions with different numbers of windows."""
-
-
-def _mean_f1(statistics: np.ndarray) -> float:
-    return float(statistics[:, 0].mean())
-
-
-def _mean_exact_match(statistics: np.ndarray) -> float:
-    return float(statistics[:, 1].mean())
 
 
 class QuestionAnswering(Task):
@@ -64,8 +57,8 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("f1", _mean_f1, MetricUnit.POINTS, maximum=1.0),
-        Metric("exact-match", _mean_exact_match, MetricUnit.POINTS, maximum=1.0),
+        Metric("f1", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0),
+        Metric("exact-match", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0),
     )
     outputs = SPAN_ENDS
     label_name = "spans"  # transformers' Trainer would divide the loss by the number of `labels`
@@ -130,7 +123,9 @@ class QuestionAnswering(Task):
             windows: list[list[Window]] = [[] for _ in contexts]
             for row, window in zip(encoding["overflow_to_sample_mapping"], windows_of(encoding), strict=True):
                 windows[row].append(window)
-            _check_windows(windows, context, source, start)
+            for row, of_row in enumerate(windows, start + 1):
+                if not all(len(window.characters) for window in of_row):
+                    raise RowError.of(source, row, f"no token in its {context!r}; remove the row", column=context)
             columns = self._columns_of(encoding, windows, accepted)
             lost += sum(not any(map(any, spans)) for spans in columns["labels"])
             store.add(Dataset.from_dict(columns).data.table)
@@ -250,13 +245,6 @@ class QuestionAnswering(Task):
 def _window_counts(spans: Any) -> Any:
     """The number of windows of each question, `[questions]`, from `spans`, an array or a tensor."""
     return (spans[..., 2] != _NO_WINDOW).sum(1)
-
-
-def _check_windows(windows: Sequence[Sequence[Window]], column: str, source: str, start: int) -> None:
-    """Raise InputError unless every window of rows behind the first `start` holds a token of the context."""
-    for row, of_row in enumerate(windows, start + 1):
-        if not all(len(window.characters) for window in of_row):
-            raise RowError.of(source, row, f"no token in its {column!r}; remove the row", column=column)
 
 
 LONGEST_ANSWER = 30
@@ -392,14 +380,12 @@ def f1(prediction: str, answers: Iterable[str]) -> float:
 
     If either text has no words, F1 is 1 if both have none, else 0 (as in SQuAD 2.0).
     """
-    return max(_f1(_words(prediction), _words(answer)) for answer in answers)
-
-
-def _f1(predicted: list[str], expected: list[str]) -> float:
-    """F1 between two lists of words."""
-    if not predicted or not expected:
-        return float(predicted == expected)
-    return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
+    scores, predicted = [], _words(prediction)
+    for expected in map(_words, answers):
+        common = (Counter(predicted) & Counter(expected)).total()
+        has_words = predicted and expected
+        scores.append(2 * common / (len(predicted) + len(expected)) if has_words else float(predicted == expected))
+    return max(scores)
 
 
 def _words(text: str) -> list[str]:

@@ -21,10 +21,10 @@ from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.metrics import Metric
+from compressor.tasks.metrics import Metric, column_mean
 from compressor.tasks.regression import Regression
 from compressor.tasks.retrieval import TOP
-from compressor.tasks.sentence_similarity import SentenceSimilarity, column_mean
+from compressor.tasks.sentence_similarity import SentenceSimilarity
 
 _NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
 _MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
@@ -60,7 +60,7 @@ class Reranking(Regression):
         super().__init__(folder, request, metric)
         self._folder = folder
         self._queries: dict[str, int] = {}
-        self._template, self._cut = PairTemplate.of(folder), 0
+        self._template = PairTemplate.of(folder)
         self._with_token_types = self._with_token_types and self._template is None
         self._set_metric(metric)
 
@@ -141,17 +141,13 @@ class Reranking(Regression):
         """The score of an answer that is the same for every row; None for orders, which it does not have."""
         return None if self.ranks else super().constant_score(statistics)
 
-    def _count_cut(self, encoded: BatchEncoding) -> int:
-        """Number of the rows of the last encoding that are cut."""
-        return super()._count_cut(encoded) if self._template is None else self._cut
-
-    def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
         """The encoding of rows of one or two texts, or of pairs in the template of a language model."""
         if self._template is None:
             return super()._tokenize(texts)
         queries, documents = texts if len(texts) == 2 else ([""] * len(texts[0]), texts[0])
-        rows, self._cut = self._template.encode(queries, documents, self._longest)
-        return BatchEncoding({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]})
+        rows, cut = self._template.encode(queries, documents, self._longest)
+        return BatchEncoding({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}), cut
 
     def _set_metric(self, metric: Metric) -> None:
         self._metric = metric

@@ -23,7 +23,7 @@ from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
 from compressor.tasks.labels import numbers_of
-from compressor.tasks.metrics import Metric, pearson, spearman
+from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
 from compressor.tasks.retrieval import Judgements, unit_rows
 from compressor.tasks.row_store import RowStore
 
@@ -31,11 +31,6 @@ _ABSENT = -1
 """Number of the second text of a row that has one text."""
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 """Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
-
-
-def column_mean(column: int, statistics: np.ndarray) -> float:
-    """The mean of a column of statistics `[examples, k]`; zero without examples."""
-    return float(statistics[:, column].mean()) if len(statistics) else 0.0
 
 
 _RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)

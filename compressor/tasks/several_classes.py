@@ -20,7 +20,7 @@ from compressor.models.classifiers import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
 from compressor.tasks.labelled_rows import LabelledRows
-from compressor.tasks.labels import classes_of_texts, ids_of_texts, listed_names
+from compressor.tasks.labels import RowLabels, listed_names
 from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
 
 _COUNTS = 64
@@ -158,11 +158,10 @@ class SeveralClasses(LabelledRows):
                     raise RowError.of(source, row, problem, column=column, value=number)
 
     def _learn_names(self, lists: Sequence[Sequence[str]], column: str, source: str) -> None:
-        texts, rows = _flat(lists)
-        if not texts:
+        labels, names = RowLabels.of(lists, column, source), self.config.id2label
+        if not labels.texts:
             return  # the caller names rows without any class
-        names = self.config.id2label
-        self._class_ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
+        self._class_ids = labels.ids(self.config)
         if self.config.id2label != names:
             self._note_names(source, "names of labels are the classes in sorted order, capitals first")
 
@@ -181,12 +180,11 @@ class SeveralClasses(LabelledRows):
 
     def _vectors(self, lists: Sequence[Sequence[str]], column: str, source: str) -> list[list[float]]:
         """One number for each class, from lists of names or numbers of classes."""
-        texts, rows = _flat(lists)
-        ids = self._class_ids
-        if texts and not ids:  # the labels of the first split are vectors
-            ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
+        labels, ids = RowLabels.of(lists, column, source), self._class_ids
+        if labels.texts and not ids:  # the labels of the first split are vectors
+            ids = labels.ids(self.config)
         vectors = np.zeros((len(lists), self._classes))
-        vectors[np.asarray(rows, np.int64) - 1, classes_of_texts(texts, ids, column, source, rows)] = 1
+        vectors[np.asarray(labels.rows, np.int64) - 1, labels.classes(ids)] = 1
         return [list(map(float, vector)) for vector in vectors]
 
     def _assigned(self, logits: np.ndarray) -> np.ndarray:
@@ -209,10 +207,3 @@ def _threshold_note(thresholds: Thresholds, source: str) -> Note:
         else f"{source}: classes are assigned from the thresholds of {thresholds.file} on, by both models"
     )
     return Note(text=text, code=NoteCode.THRESHOLDS)
-
-
-def _flat(lists: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
-    """The labels of all rows, and the row of each, counted from 1."""
-    texts = [text for labels in lists for text in labels]
-    rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
-    return texts, rows

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,16 +140,10 @@ def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> li
 
 def _is_escaped(rows: Iterable[list[str]]) -> bool:
     """Whether a program put quotes around cells: around names of columns, or around cells whose quotes it doubled."""
-    cells = list(_cells_with_quotes(rows))
+    cells = [(number == 0, cell) for number, row in enumerate(rows) for cell in row if '"' in cell]
     if not all(_QUOTED.fullmatch(cell) for _, cell in cells):
         return False
     return any(is_name or '""' in cell[1:-1] for is_name, cell in cells)
-
-
-def _cells_with_quotes(rows: Iterable[list[str]]) -> Iterator[tuple[bool, str]]:
-    """The cells that hold a quote, each with whether it is in the header."""
-    for number, row in enumerate(rows):
-        yield from ((number == 0, cell) for cell in row if '"' in cell)
 
 
 _ROWS = 1000

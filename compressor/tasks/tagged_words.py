@@ -36,7 +36,7 @@ def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
         requested: names from the recipe; empty: the usual names.
     """
     names = requested if len(requested) == 1 else () if requested else WORD_COLUMNS
-    return next((name for name in names if name in rows.column_names and _holds_lists(rows, name)), None)
+    return next((name for name in names if name in rows.column_names and hasattr(rows.features[name], "feature")), None)
 
 
 def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[list[str]]:
@@ -184,10 +184,6 @@ def invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
         problem: what is wrong with its value and how to correct it; follows the column's name.
     """
     return RowError.of(source, row, f"{column!r} {problem}", column=column)
-
-
-def _holds_lists(rows: Dataset, name: str) -> bool:
-    return hasattr(rows.features[name], "feature")
 
 
 _OUTSIDE = "O"

@@ -166,21 +166,21 @@ def picture_rows(w: World, **columns: list[Any]) -> tuple[str, ...]:
     return ("vit", "--data", "images.jsonl", *SHORT)
 
 
-@advice("tasks.images ImageColumn.find column-missing")
+@advice("tasks.images image_column column-missing")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command)
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.images ImageColumn.find invalid-rows")
+@advice("tasks.images image_column invalid-rows")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command, "--image-column", "size")
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.labels _check_new_names code")
+@advice("tasks.labels RowLabels._check_new_names text")
 def _(w: World) -> None:
     words = ("red", "green", "blue")
     w.rows("many.tsv", "label\tkind\ttext", *(f"{words[n % 3]}\t{row}" for n, row in enumerate(TEXTS)))
@@ -189,7 +189,7 @@ def _(w: World) -> None:
     w.right(*command, "--label-column", "kind")
 
 
-@advice("tasks.data require_metric invalid-rows")
+@advice("tasks.data _require_metric invalid-rows")
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))
@@ -337,7 +337,7 @@ def _(w: World) -> None:
     w.right(*command, "8")
 
 
-@advice("tasks.data encode_unlabelled file-mismatch")
+@advice("tasks.data _encode_unlabelled file-mismatch")
 def _(w: World) -> None:
     rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
     w.rows("pairs.tsv", "text_a\ttext_b", *rows)
@@ -349,7 +349,7 @@ def _(w: World) -> None:
     w.right(*command, "renamed.tsv", "--text-columns", "text")
 
 
-@advice("tasks.data encode_unlabelled code")
+@advice("tasks.data _encode_unlabelled code")
 def _(w: World) -> None:
     command = (model_of_questions(w), "--data", question_rows(w), *SHORT)
     w.rows("more.tsv", "question\tcontext", *(f"who\tparis {word}" for word in questions.WORDS))
@@ -366,7 +366,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.data repeated_rows text")
+@advice("tasks.data _repeated_rows text")
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
