@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from compressor.model_folder.configuration import MODULES
-from compressor.model_folder.dense_layers import save_layers
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.sentence_modules import module_folders
-from compressor.model_folder.thresholds import THRESHOLD_FILES
+from compressor.model_folder.sentence_modules import module_folders, save_layers
 from compressor.models.classifiers import has_default_names, several_answers
 from compressor.models.rerankers import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
 
+THRESHOLD_FILES = "*thresholds.json"
+"""Files with the probabilities from which a classifier assigns its classes."""
 COMPANIONS = (
     *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),

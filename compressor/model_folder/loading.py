@@ -39,8 +39,7 @@ from compressor.model_folder.processor import (
     require_processor,
     set_padding_token,
 )
-from compressor.model_folder.reranker_modules import read_reranker_modules
-from compressor.model_folder.sentence_modules import module_folders, read_sentence_modules
+from compressor.model_folder.sentence_modules import module_folders, read_reranker_modules, read_sentence_modules
 from compressor.model_folder.weight_checks import WeightFiles, check_finite, check_weight_files
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import copy_of

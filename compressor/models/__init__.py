@@ -2,13 +2,15 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
 from compressor.models.segments import (
+    AllAttentionConfig,
     AllAttentionForCausalLM,
     AllAttentionModel,
+    SegmentConfig,
     SegmentForCausalLM,
     SegmentOutput,
     SegmentPreTrainedModel,
+    TransformerXLConfig,
     TransformerXLForCausalLM,
     TransformerXLModel,
     pruned,

@@ -15,8 +15,7 @@ from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import takes_text
-from compressor.model_folder.row_layout import rows_layout
+from compressor.model_folder.example_inputs import rows_layout, takes_text
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents

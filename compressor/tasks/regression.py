@@ -11,8 +11,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.encoding import LabelledTexts
-from compressor.tasks.label_lists import columns_of_classes, number_lists, numbers_by_column
-from compressor.tasks.labels import numbers_of
+from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by_column, numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
 
 

@@ -18,11 +18,10 @@ from datasets import Dataset
 from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, TABLES, names_row_file
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_chunks import dialect_of, parse_chunks
+from compressor.tasks.row_chunks import FormatError, LineError, TextFile, dialect_of, parse_chunks
 from compressor.tasks.row_origin import RowOrigin
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 from compressor.tasks.table_dialect import header_evidence, proposed_names
-from compressor.tasks.text_file import FormatError, LineError, TextFile
 
 _OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 

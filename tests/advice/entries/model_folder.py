@@ -30,9 +30,9 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--example-inputs", "inputs.npz"))
 
 
-@advice("model_folder.row_layout vocabulary_size unsupported-model")
+@advice("model_folder.example_inputs vocabulary_size unsupported-model")
 def _(w: World) -> None:
-    from compressor.model_folder.row_layout import vocabulary_size
+    from compressor.model_folder.example_inputs import vocabulary_size
 
     config = hf.ViTConfig()
     w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))
@@ -164,7 +164,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("model_folder.reranker_modules RerankerModules.wrap unsupported-model")
+@advice("model_folder.sentence_modules RerankerModules.wrap unsupported-model")
 def _(w: World) -> None:
     rerankers.save_causal_reranker(w.file("answers"))
     folders.save(folders.bert(num_labels=1), w.file("scorer"))

@@ -423,14 +423,14 @@ def _(w: World) -> None:
     w.right(check, 8)
 
 
-@advice("tasks.label_lists columns_of_classes label-mismatch")
+@advice("tasks.labels columns_of_classes label-mismatch")
 def _(w: World) -> None:
     command = (several(w), "--data", "classes.tsv", *SHORT, "--label-column")
     w.fails(*command, "loud,sad")
     w.right(*command, "loud,long,sad")
 
 
-@advice("tasks.label_lists no_columns column-missing")
+@advice("tasks.labels no_columns column-missing")
 def _(w: World) -> None:
     folder = several(w)
     lines = w.file("classes.tsv").read_text().splitlines()[1:]
@@ -444,7 +444,7 @@ def _(w: World) -> None:
     w.right(*command, "texts.tsv")
 
 
-@advice("tasks.label_lists number_lists text")
+@advice("tasks.labels number_lists text")
 def _(w: World) -> None:
     folder = several(w, problem_type="regression")
     words = folders.WORDS
