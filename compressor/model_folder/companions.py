@@ -118,7 +118,9 @@ def link_library_files(out: Path) -> None:
     The ONNX backend of the library reads `model.onnx`, which is in every output folder. Links take no space; an earlier
     engine's are replaced.
     """
-    if not _is_of_library(out):
+    config = out / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    if not (out / MODULES).is_file() and _LIBRARY_SETTINGS.isdisjoint(settings):
         return
     for name, library_name in _LIBRARY_NAMES.items():
         link = out / library_name
@@ -146,11 +148,3 @@ def _save_labels(folder: ModelFolder, file: Path) -> None:
         config["problem_type"] = folder.config.problem_type
     if has_names or has_problem:
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _is_of_library(out: Path) -> bool:
-    """Whether a folder is one of sentence-transformers."""
-    if (out / MODULES).is_file():
-        return True
-    config = out / "config.json"
-    return config.is_file() and not _LIBRARY_SETTINGS.isdisjoint(json.loads(config.read_text(encoding="utf-8")))

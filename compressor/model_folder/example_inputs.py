@@ -369,28 +369,19 @@ def row_layout(folder: ModelFolder, *, pair: bool) -> tuple[ExampleRows, np.ndar
     ordinary = ordinary_ids(folder.config, size, tokenizer)
     layout = folder.layout or _tokenizer_layout(tokenizer, ordinary, pair=pair)
     if layout is None or (folder.layout is None and not layout.markers):
-        first, last = (special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
+        first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
         text, markers = int(ordinary[0]), frozenset(token for token in (first, last) if token is not None)
         ids = np.array([token for token in (first, text, text, last) if token is not None])
         types = (np.arange(len(ids)) >= len(ids) / 2).astype(np.int64)
         row = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
         layout = ExampleRows({name: array[None] for name, array in row.items()}, markers - {text})
-    layout = dataclasses.replace(layout, padding=special_id(config, tokenizer, size, "pad") or 0)
+    layout = dataclasses.replace(layout, padding=_special_id(config, tokenizer, size, "pad") or 0)
     unmarked = np.setdiff1d(ordinary, list(layout.markers))
     return layout, unmarked if len(unmarked) else ordinary
 
 
 def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:
-    """The layout that a tokenizer gives to a text or a pair of texts.
-
-    Args:
-        tokenizer: the tokenizer, or None.
-        ordinary: ids of ordinary tokens.
-        pair: whether the row is a pair.
-
-    Returns:
-        One row of ids and token types; None where the tokenizer cannot encode a token of its vocabulary.
-    """
+    """One row that a tokenizer makes of a text or a pair; None where it cannot encode a token of its vocabulary."""
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         return None
     for number in np.linspace(len(ordinary) - 1, 0, min(_ATTEMPTS, len(ordinary)), dtype=int):
@@ -500,15 +491,8 @@ def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
     )
 
 
-def special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
-    """The id of the first of `names` that the tokenizer has, else the first that the configuration has.
-
-    Args:
-        config: the configuration.
-        tokenizer: the tokenizer, or None.
-        size: number of ids.
-        *names: `bos`, `eos`, ...
-    """
+def _special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
+    """The id of the first of `names` (`bos`, `eos`, ...) that the tokenizer has, else that the configuration has."""
     for holder in (tokenizer, config):
         for name in names:
             value = getattr(holder, f"{name}_token_id", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -84,7 +84,11 @@ def load_network(
         raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
     if wrong:
         raise _shape_error(files, type(model), config, wrong)
-    return model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), bool(notes)
+    is_renamed = bool(notes)
+    if unused := sorted(info["unexpected_keys"]):
+        text = f"{len(unused)} tensors of {files.folder} are not used by {cls.__name__}, e.g. {unused[0]}"
+        notes = (*notes, Note(text=text, code=NoteCode.TENSORS_UNUSED))
+    return model.float().eval(), notes, is_renamed
 
 
 def _read(
@@ -186,9 +190,9 @@ def _shape_error(
         "tensors": tuple(tensor for tensor, *_ in wrong),
         "model_class": cls.__name__,
     }
-    if count is None or not all(
-        _differs_in(int(config.num_labels or 0), count, needed, shape) for _, shape, needed in wrong
-    ):
+    pairs = [pair for _, shape, needed in wrong for pair in zip_longest(needed, shape)]
+    classes = (int(config.num_labels or 0), count)
+    if count is None or not all(size == other or (size, other) == classes for size, other in pairs):
         return InputError(
             f"{files.path}: has other shapes than config.json says: {shapes}; copy both from the same model", **details
         )
@@ -200,19 +204,3 @@ def _shape_error(
     if saved != cls.__name__:
         message = f"{message}, or omit --task, since the folder is one of {saved}"
     return InputError(message, **details, classes=count)
-
-
-def _differs_in(named: int, count: int, needed: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether the shape of a tensor is the needed one with another number of classes."""
-    return len(needed) == len(shape) and all(
-        size == first or (first, size) == (named, count) for first, size in zip(needed, shape, strict=True)
-    )
-
-
-def _notes_on_unused(path: Path, cls: Any, info: Mapping[str, Any]) -> tuple[Note, ...]:
-    """A note on tensors of the folder that the model does not use, if there are any."""
-    unused = sorted(info["unexpected_keys"])
-    if not unused:
-        return ()
-    text = f"{len(unused)} tensors of {path} are not used by {cls.__name__}, e.g. {unused[0]}"
-    return (Note(text=text, code=NoteCode.TENSORS_UNUSED),)

@@ -181,15 +181,10 @@ def resize_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_
 
 
 def _weights(targets: Tensor, sizes: Tensor, count: int) -> Tensor:
-    """Weights of the positions of an axis in the mean for each patch, `[image, patch, position]`.
+    """Weights of `count` positions in the mean for each patch, `[image, patch, position]`, which sum to one.
 
     They fall linearly with the distance from the patch, over one position, or over a patch's width where the axis
-    shrinks, and sum to one.
-
-    Args:
-        targets: positions after resizing, `[image, patch]`.
-        sizes: numbers of positions after resizing, `[image, 1]`.
-        count: number of positions before.
+    shrinks. `targets` `[image, patch]` are positions after resizing, `sizes` `[image, 1]` their numbers.
     """
     scale = count / sizes.to(torch.float32)
     centers = (targets.to(torch.float32) + 0.5) * scale
@@ -209,14 +204,11 @@ def frequencies_by_length(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             kinds = getattr(module, "rope_type", None)
             types = kinds if isinstance(kinds, dict) else {None: kinds}
-            dynamic = [layer for layer, kind in types.items() if kind == DYNAMIC and _is_known(module, layer)]
-            if dynamic:
+            dynamic = [layer for layer, kind in types.items() if kind == DYNAMIC]
+            dynamic = [layer for layer in dynamic if hasattr(module, _buffer_name(layer, "original_inv_freq"))]
+            if dynamic and hasattr(module, "original_max_seq_len"):
                 undo.enter_context(_by_length(module, dynamic))
         yield
-
-
-def _is_known(module: nn.Module, layer_type: str | None) -> bool:
-    return hasattr(module, _buffer_name(layer_type, "original_inv_freq")) and hasattr(module, "original_max_seq_len")
 
 
 def _buffer_name(layer_type: str | None, name: str) -> str:

@@ -194,7 +194,7 @@ class TransformerXLConfig(SegmentConfig):
         super().__post_init__(**kwargs)
 
 
-def eager_attention_forward(
+def _eager_attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -204,16 +204,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention in basic operators, with the signature of transformers' attention interface.
-
-    Args:
-        module: the attention module; dropout applies if it is in training mode.
-        query: `[batch, head, query, head_dim]`.
-        key: `[batch, head, key, head_dim]`.
-        value: `[batch, head, key, head_dim]`.
-        attention_mask: added to the scores `[batch, head, query, key]`, or None.
-        scaling: factor of the scores.
-        dropout: dropout probability of the attention map.
+    """Attention of query `[batch, head, query, head_dim]` in basic operators, by the interface of transformers.
 
     Returns:
         Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`.
@@ -226,29 +217,19 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
-    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (R in Transformer-XL).
-
-    Args:
-        length: number of distances.
-        width: even width of an encoding.
-        like: a tensor whose device and type the result has.
-    """
+def _sinusoids(length: int, width: int, like: Tensor) -> Tensor:
+    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (R in Transformer-XL)."""
     steps = torch.arange(width // 2, device=like.device)  # integers, here and below: TensorRT 8.6 has no float Range
     distance = length - 1 - torch.arange(length, device=like.device)
     angles = distance.float()[:, None] * torch.exp(steps.float() * (-2 * math.log(10000.0) / width))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
-def rel_shift(scores: Tensor) -> Tensor:
-    """Convert scores by distance into scores by key (Transformer-XL, appendix B).
+def _rel_shift(scores: Tensor) -> Tensor:
+    """Convert scores `[batch, head, query, key]` by distance into scores by key (Transformer-XL, appendix B).
 
-    Args:
-        scores: `[batch, head, query, key]`, column p for distance key - 1 - p.
-
-    Returns:
-        Scores `[batch, head, query, key]`; entry [i, j] is that of distance i + memory - j. Entries of negative
-        distance (the future) are arbitrary.
+    Column p of the scores is that of distance key - 1 - p. Entry [i, j] of the result is that of distance
+    i + memory - j; entries of negative distance (the future) are arbitrary.
     """
     batch, heads, queries, keys = scores.shape
     padded = nn.functional.pad(scores, (1, 0)).reshape(batch, heads, keys + 1, queries)
@@ -307,14 +288,14 @@ class RelativeAttention(nn.Module):
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
         distance = self._heads(self.r_proj(positions)[None])
         biased = (query + self.position_bias.to(query.dtype)).transpose(1, 2)
-        mask = rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
+        mask = _rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
         mask = mask.masked_fill(masked, torch.finfo(mask.dtype).min)
         if self.persistent:
             # The factors keep both in the range of the projected keys and values (Sukhbaatar et al., 2019).
             key = self._append_persistent(key, self.persistent_key * math.sqrt(self.head_dim))
             value = self._append_persistent(value, self.persistent_value * math.sqrt(self.persistent))
             mask = nn.functional.pad(mask, (0, self.persistent))
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention_forward)
         out, _ = attend(
             self,
             (query + self.content_bias.to(query.dtype)).transpose(1, 2),
@@ -512,20 +493,16 @@ class SegmentModel(SegmentPreTrainedModel):
             self.config.limits.check(states.shape[0], states.shape[1], [memory.shape for memory in memories or ()])
         length = states.shape[1]
         keys = length if not memories else memories[0].shape[1] + length
-        positions = sinusoids(keys, self.config.hidden_size, states)
+        positions = _sinusoids(keys, self.config.hidden_size, states)
         masked = _masked_keys(length, keys, attention_mask, states.device)
         new_memories = []
         for index, layer in enumerate(self.layers):
             memory = memories[index] if memories else None
-            new_memories.append(self._new_memory(memory, states))
+            context = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
+            new_memories.append(context[:, torch.sym_max(context.shape[1] - self.config.memory_length, 0) :])
             states = layer(states, memory, positions, masked)
         outputs = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(new_memories))
         return by_name(outputs) if named_memories else outputs
-
-    def _new_memory(self, memory: Tensor | None, states: Tensor) -> Tensor:
-        """The last `memory_length` positions of memory and segment, without gradient."""
-        context = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
-        return context[:, torch.sym_max(context.shape[1] - self.config.memory_length, 0) :]
 
 
 class SegmentForCausalLM(SegmentPreTrainedModel):

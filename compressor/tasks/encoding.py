@@ -100,7 +100,7 @@ def cut_notes(source: str, cut: int, total: int, longest: int, kind: str = "rows
     return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
 
 
-def pads_left(folder: ModelFolder) -> bool:
+def _pads_left(folder: ModelFolder) -> bool:
     """Whether rows are padded before their first token: the tokenizer does so, and the model reads the last position.
 
     XLNet is such a model. Others read the first position, or search for the last token.
@@ -148,7 +148,7 @@ class LabelledTexts(LabelledRows):
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
         self._padding = padding_id(folder)
-        self._pads_left = pads_left(folder)
+        self._pads_left = _pads_left(folder)
 
     @property
     def special_ids(self) -> frozenset[int] | None:
@@ -183,7 +183,7 @@ class LabelledTexts(LabelledRows):
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
 
-        Rows are padded on the right, or on the left where `pads_left` says so.
+        Rows are padded on the right, or on the left where `_pads_left` says so.
         """
         fills = {"input_ids": self._padding, "attention_mask": 0}
         if self._with_token_types:

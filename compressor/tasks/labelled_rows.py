@@ -81,9 +81,14 @@ class LabelledRows(Task):
         """Encode rows whose labels are not used; every label is `placeholder`."""
         return self.encode_with(rows, itertools.repeat(self.placeholder, len(rows)), source)
 
+    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
+        """The columns that are one label together; None: one column holds all labels."""
+        return None
+
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels."""
-        return self.label_column.find(rows, self._request.label_column, source)
+        """The name of the column of labels, or those of the columns that are one label together, joined."""
+        columns = self._columns(rows, source)
+        return ",".join(columns) if columns else self.label_column.find(rows, self._request.label_column, source)
 
 
 class ClassLabels(LabelledRows):

@@ -47,7 +47,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
         InputError: a label is not a finite number.
     """
     values = []
-    for row, text in enumerate(with_points(label_texts(rows, column, source)), 1):
+    for row, text in enumerate(with_points(_label_texts(rows, column, source)), 1):
         value = number_of(text)
         if not math.isfinite(value):
             problem = f"{column!r} is {text!r}, which is not a finite number; correct it"
@@ -56,7 +56,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
     return values
 
 
-def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
+def _label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     """Every label as text; `1`, `"1"` and `1.0` are the same label.
 
     Raises:
@@ -284,7 +284,7 @@ def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
 
 def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> RowLabels:
     """The label of every row: the name of its number, where a `ClassLabel` column has names of the model's classes."""
-    texts, feature = label_texts(rows, column, source), rows.features[column]
+    texts, feature = _label_texts(rows, column, source), rows.features[column]
     if has_model_names(feature, config):  # data sets number the same names in different orders
         texts = [feature.names[int(text)] for text in texts]
     return RowLabels(texts, range(1, len(texts) + 1), column, source)

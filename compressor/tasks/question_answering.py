@@ -115,13 +115,13 @@ class QuestionAnswering(Task):
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
         question, context = self.text_columns.find(rows, self._columns, source)
-        answers = answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
+        answers = _answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
         store, lost = RowStore(), 0
         for start, chunk in chunks_of(rows):
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
             encoding = self._tokenize(chunk[question][:], contexts)
             windows: list[list[Window]] = [[] for _ in contexts]
-            for row, window in zip(encoding["overflow_to_sample_mapping"], windows_of(encoding), strict=True):
+            for row, window in zip(encoding["overflow_to_sample_mapping"], _windows_of(encoding), strict=True):
                 windows[row].append(window)
             for row, of_row in enumerate(windows, start + 1):
                 if not all(len(window.characters) for window in of_row):
@@ -313,7 +313,7 @@ def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER)
     return float(scores[first, offset]), int(first), int(first + offset)
 
 
-def windows_of(encoding: Any) -> Iterator[Window]:
+def _windows_of(encoding: Any) -> Iterator[Window]:
     """The windows in a tokenizer's encoding of (question, context) pairs, which includes offsets."""
     for number, characters in enumerate(encoding["offset_mapping"]):
         inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
@@ -333,17 +333,11 @@ class Answer(NamedTuple):
     start: int
 
 
-def answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str) -> list[list[Answer]]:
+def _answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str) -> list[list[Answer]]:
     """The answers of every row, each a span of its context.
 
     A cell is a list of `{"text", "start"}` (or `answer_start`), or `{"text": [...], "answer_start": [...]}` as in
     Hugging Face's SQuAD, or either of them as JSON text.
-
-    Args:
-        rows: the rows.
-        column: the column of answers.
-        contexts: the context of each row.
-        source: name of the rows in error messages.
 
     Raises:
         InputError: a row has no answer, answers are in another form, or an answer is not at its position.
@@ -394,7 +388,7 @@ def _words(text: str) -> list[str]:
 
 
 def _read_cell(cell: Any) -> Iterable[Answer]:
-    """The answers in a cell, in any of the forms that `answers_of` describes."""
+    """The answers in a cell, in any of the forms that `_answers_of` describes."""
     if isinstance(cell, str):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):

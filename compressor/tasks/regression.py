@@ -49,7 +49,7 @@ class Regression(LabelledTexts):
             InputError: a label is not a number, or all are the same.
         """
         column = self._find_labels(rows, source)
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
+        columns = self._columns(rows, source)
         labels = _as_table(self.encode_labels(rows, column, source))
         if (constant := _constant_number(labels)) is not None:
             name = columns[constant] if columns else column
@@ -74,7 +74,7 @@ class Regression(LabelledTexts):
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
         """The number of every row, or a list of numbers."""
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
+        columns = self._columns(rows, source)
         if columns is not None:
             numbers = numbers_by_column(rows, columns, source)
             return numbers if self._numbers > 1 else [number for (number,) in numbers]
@@ -106,10 +106,8 @@ class Regression(LabelledTexts):
         """How many numbers the model predicts."""
         return int(self.config.num_labels or 1)
 
-    def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels, or those of the columns of the numbers, joined."""
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
-        return super()._find_labels(rows, source) if columns is None else ",".join(columns)
+    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
+        return columns_of_classes(rows, self._request.label_column, self.config, source)
 
 
 def _as_table(labels: Sequence[Any]) -> np.ndarray:

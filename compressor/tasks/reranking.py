@@ -60,7 +60,7 @@ class Reranking(Regression):
         super().__init__(folder, request, metric)
         self._folder = folder
         self._queries: dict[str, int] = {}
-        self._template = PairTemplate.of(folder)
+        self._template = _PairTemplate.of(folder)
         self._with_token_types = self._with_token_types and self._template is None
         self._set_metric(metric)
 
@@ -201,16 +201,11 @@ def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
 
 
 _FILLERS = ("0", "1 2 3 4")
-"""Texts of which no tokens at the end are equal; see `PairTemplate.suffix`."""
+"""Texts of which no tokens at the end are equal; see `_PairTemplate.suffix`."""
 
 
-class PairTemplate:
+class _PairTemplate:
     """The chat template of a tokenizer that has the roles `query` and `document`, as sentence-transformers uses it.
-
-    Args:
-        tokenizer: the tokenizer.
-        answers: the arguments and the system message of the template.
-        path: the model folder, for error messages.
 
     Raises:
         InputError: the template fails, or leaves out the query or the document.
@@ -232,7 +227,7 @@ class PairTemplate:
                 )
 
     @classmethod
-    def of(cls, folder: ModelFolder) -> PairTemplate | None:
+    def of(cls, folder: ModelFolder) -> _PairTemplate | None:
         """The template of a folder; None for a model that reads pairs as its tokenizer joins them."""
         if not isinstance(folder.model, CausalReranker) or not getattr(folder.processor, "chat_template", None):
             return None

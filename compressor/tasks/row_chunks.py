@@ -326,7 +326,7 @@ class TextFile(io.RawIOBase):
     def __init__(self, path: Path, file: BinaryIO) -> None:
         super().__init__()
         self._path, self._file, self._lines = path, file, 0
-        self._quotes: Quotes | None = None
+        self._quotes: _Quotes | None = None
         head = file.read(_READ_BYTES)
         if (problem := next((_SIGNATURES[first] for first in _SIGNATURES if head.startswith(first)), None)) is not None:
             raise self._error(problem)
@@ -375,7 +375,7 @@ class TextFile(io.RawIOBase):
 
     def follow_quotes(self, separator: str) -> None:
         """Check the quotes of all that is read from now on."""
-        self._quotes = Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
+        self._quotes = _Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
 
     @property
     def open_line(self) -> int | None:
@@ -445,14 +445,10 @@ def _unmarked_encoding(head: bytes) -> str:
     return "utf-8"
 
 
-class Quotes:
+class _Quotes:
     """Follows the quotes of a table: whether what was read of it ends inside of some.
 
     A quote opens a cell at its beginning alone; two quotes inside of one are a quote of its text.
-
-    Args:
-        separator: the separator of cells.
-        line: number of the first line that is followed.
     """
 
     def __init__(self, separator: bytes, line: int = 1) -> None:

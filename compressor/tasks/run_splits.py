@@ -159,19 +159,10 @@ def fill_splits(
 def _set_aside(
     examples: Dataset, source: str, share: float, seed: int, split: Split, task: Task, least: int = 1
 ) -> tuple[Dataset, Dataset]:
-    """Divide rows into those that remain and those that are set aside for another purpose, at least one.
+    """Divide rows into those that remain and those that are set aside for another purpose, at least `least`.
 
     The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
     last rows are set aside; rows that belong together (`Task.set_aside_by`) are drawn together.
-
-    Args:
-        examples: encoded rows.
-        source: name of the rows in error messages.
-        share: share of the rows to set aside.
-        seed: seed of the draw.
-        split: the split of the rows.
-        task: the task that encoded the rows.
-        least: minimum number of rows, or of groups that belong together, that are set aside.
 
     Raises:
         InputError: no row would remain.

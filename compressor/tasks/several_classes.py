@@ -74,16 +74,25 @@ class SeveralClasses(LabelledRows):
         Raises:
             InputError: a label is not that of a class, or no row has a class.
         """
-        columns = self._columns(rows, source)
+        columns, column, names = self._columns(rows, source), self._find_labels(rows, source), self.config.id2label
+        reason = "the columns of labels are the classes in the order of --label-column"
         if columns is None:
-            lists = label_lists(rows, self._find_labels(rows, source), self.config, source)
-            if not are_vectors(lists, self._classes):
-                self._learn_names(lists, self._find_labels(rows, source), source)
+            lists = label_lists(rows, column, self.config, source)
+            labels = RowLabels.of(lists, column, source)
+            reason = "names of labels are the classes in sorted order, capitals first"
+            if labels.texts and not are_vectors(lists, self._classes):
+                self._class_ids = labels.ids(self.config)
         elif has_default_names(self.config):
-            self._name_classes(columns, source, "the columns of labels are the classes in the order of --label-column")
-        vectors = self.encode_labels(rows, self._find_labels(rows, source), source)
-        if not any(max(vector, default=0) >= _PRESENT for vector in vectors):
-            column = self._find_labels(rows, source)
+            self.config.id2label = dict(enumerate(columns))
+            self.config.label2id = {name: index for index, name in enumerate(columns)}
+        if self.config.id2label != names:
+            classes = [f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()]
+            text = (
+                f"{source}: the model has no class of these names, so that {reason} ({listed_names(classes)}); if the"
+                " model learned another order, put id2label into its config.json"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+        if not any(max(vector, default=0) >= _PRESENT for vector in self.encode_labels(rows, column, source)):
             raise InputError(
                 f"{source}: {column!r} assigns no class to any row; give rows with classes, or remove the column where"
                 " labels are not needed",
@@ -91,7 +100,13 @@ class SeveralClasses(LabelledRows):
                 column=column,
             )
         if self._metric.compute is not mean_average_precision:
-            self.notes = (*self.notes, _threshold_note(self.thresholds, source))
+            text = f"{source}: classes are assigned from the thresholds of {self.thresholds.file} on, by both models"
+            if self.thresholds.file is None:
+                text = (
+                    f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put"
+                    " thresholds into the model's config.json"
+                )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.THRESHOLDS))
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[list[float]]:
         """The number of each class for every row."""
@@ -148,10 +163,8 @@ class SeveralClasses(LabelledRows):
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
         """The name of the column of labels, or those of the columns of the classes, joined."""
-        columns = self._columns(rows, source)
-        if columns is not None:
-            return ",".join(columns)
-        if self._request.label_column is None and not set(self.label_column.usual) & set(rows.column_names):
+        is_missing = not set(self.label_column.usual) & set(rows.column_names)
+        if self._columns(rows, source) is None and self._request.label_column is None and is_missing:
             raise no_columns(rows, self.config, source)
         return super()._find_labels(rows, source)
 
@@ -167,27 +180,6 @@ class SeveralClasses(LabelledRows):
                         f"{column!r} is {number:g}, neither 1 nor 0 nor between them; correct it or remove the row"
                     )
                     raise RowError.of(source, row, problem, column=column, value=number)
-
-    def _learn_names(self, lists: Sequence[Sequence[str]], column: str, source: str) -> None:
-        labels, names = RowLabels.of(lists, column, source), self.config.id2label
-        if not labels.texts:
-            return  # the caller names rows without any class
-        self._class_ids = labels.ids(self.config)
-        if self.config.id2label != names:
-            self._note_names(source, "names of labels are the classes in sorted order, capitals first")
-
-    def _name_classes(self, names: Sequence[str], source: str, reason: str) -> None:
-        self.config.id2label = dict(enumerate(names))
-        self.config.label2id = {name: index for index, name in enumerate(names)}
-        self._note_names(source, reason)
-
-    def _note_names(self, source: str, reason: str) -> None:
-        names = listed_names([f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()])
-        text = (
-            f"{source}: the model has no class of these names, so that {reason} ({names}); if the model learned another"
-            " order, put id2label into its config.json"
-        )
-        self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
 
     def _vectors(self, lists: Sequence[Sequence[str]], column: str, source: str) -> list[list[float]]:
         """One number for each class, from lists of names or numbers of classes."""
@@ -208,16 +200,6 @@ class SeveralClasses(LabelledRows):
     def _names_of(self, assigned: np.ndarray) -> str:
         names = class_names(self.config)
         return " | ".join(names[index] for index in np.flatnonzero(assigned).tolist()) or "no class"
-
-
-def _threshold_note(thresholds: Thresholds, source: str) -> Note:
-    text = (
-        f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put thresholds into the"
-        " model's config.json"
-        if thresholds.file is None
-        else f"{source}: classes are assigned from the thresholds of {thresholds.file} on, by both models"
-    )
-    return Note(text=text, code=NoteCode.THRESHOLDS)
 
 
 _KEY = "thresholds"
