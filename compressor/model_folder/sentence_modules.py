@@ -34,6 +34,7 @@ TRANSFORMER, POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "N
 _ORDER = re.compile(f"{TRANSFORMER} {POOLING}( {_DENSE})*( {_NORMALIZE})?")
 _MODULES = f"{TRANSFORMER}, {POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
+_DEFAULT_PROMPT = "default_prompt_name"
 _USUAL_PROMPTS = ("query", "document")
 """Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
 _MODE_FLAGS = {
@@ -168,28 +169,14 @@ def text_settings(folder: Path) -> dict[str, Any]:
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
         raise invalid(folder / TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    prompts, default_prompt = _prompts(folder / LIBRARY_CONFIG, prompting)
-    return {
-        "max_tokens": max_tokens,
-        "lower_case": bool(settings.get("do_lower_case", False)),
-        "prompts": prompts,
-        "default_prompt": default_prompt,
-    }
-
-
-def _prompts(file: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the default one; None: there is none.
-
-    Raises:
-        InputError: a prompt is no text, or the default one does not exist.
-    """
-    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    file, prompts, default = folder / LIBRARY_CONFIG, prompting.get("prompts") or {}, prompting.get(_DEFAULT_PROMPT)
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise invalid(file, "prompts", prompts, "is not an object of names and texts")
     names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
     if default is not None and default not in names:
-        raise invalid(file, "default_prompt_name", default, f"is not the name of a prompt ({', '.join(names)})")
-    return prompts, default
+        raise invalid(file, _DEFAULT_PROMPT, default, f"is not the name of a prompt ({', '.join(names)})")
+    lower_case = bool(settings.get("do_lower_case", False))
+    return {"max_tokens": max_tokens, "lower_case": lower_case, "prompts": prompts, "default_prompt": default}
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
@@ -380,7 +367,7 @@ def read_reranker_modules(folder: Path) -> RerankerModules | None:
     settings = text_settings(folder)
     if settings["default_prompt"] is not None and settings["prompts"].get(settings["default_prompt"]):
         text = "the reranker puts a prompt before its texts (default_prompt_name); use one without"
-        raise unsupported(folder / LIBRARY_CONFIG, "default_prompt_name", settings["default_prompt"], text)
+        raise unsupported(folder / LIBRARY_CONFIG, _DEFAULT_PROMPT, settings["default_prompt"], text)
     layers = tuple((name, path) for name, path in zip(names, paths, strict=True) if name in (_DENSE, _NORM))
     pooling = pooling_of(folder / paths[1] / "config.json")
     return RerankerModules(pooling, layers, outputs, settings["max_tokens"])

@@ -10,9 +10,8 @@ from compressor.results import AnsweredRow
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
-from compressor.tasks.retrieval import unit_rows
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.tasks.sentence_similarity import pair_embeddings
+from compressor.tasks.sentence_similarity import pair_embeddings, unit_rows
 
 
 def answered_rows(

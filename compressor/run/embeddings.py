@@ -15,8 +15,7 @@ from compressor.results import EmbeddingAgreement, Note, NoteCode
 from compressor.tasks import Data, batches
 from compressor.tasks.data import draw_rows
 from compressor.tasks.forwards import forward_arguments
-from compressor.tasks.retrieval import Judgements, nearest, ranking_scores
-from compressor.tasks.sentence_similarity import pair_embeddings
+from compressor.tasks.sentence_similarity import Judgements, nearest, pair_embeddings, ranking_scores
 
 _DOCUMENTS = 1024
 """Maximum number of documents that texts are ranked against."""

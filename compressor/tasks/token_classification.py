@@ -10,7 +10,7 @@ seqeval 1.2 has them in its default mode:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -64,135 +64,15 @@ def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[l
     sentences = []
     for row, words in enumerate(rows[column][:], before + 1):
         if not words:
-            raise invalid_row(source, row, column, "has no words; fill it or remove the row")
+            raise _invalid_row(source, row, column, "has no words; fill it or remove the row")
         for number, word in enumerate(words, 1):
             if not isinstance(word, str) or not word.strip():
-                raise invalid_row(source, row, column, f"has no text as word {number}; remove the word and its tag")
+                raise _invalid_row(source, row, column, f"has no text as word {number}; remove the word and its tag")
         sentences.append(list(words))
     return sentences
 
 
-class TagIds:
-    """Maps tags to the classes of a model.
-
-    Args:
-        names: the model's names of its classes, in order.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._ids = {name: index for index, name in enumerate(names)}
-
-    def names_of(self, classes: Iterable[int]) -> list[str]:
-        """The tags of classes."""
-        return [self.names[index] for index in classes]
-
-    def number(self, name: str) -> int | None:
-        """The class of a tag; None if the model does not have it."""
-        return self._ids.get(name)
-
-    def of(
-        self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
-    ) -> list[list[int]]:
-        """The classes of the tags of every row, as many as it has words.
-
-        Tags are names of classes, or their numbers; numbers of a column with names (`ClassLabel`) are read as names.
-
-        Args:
-            rows: some rows.
-            column: the column of tags.
-            words: the words of each row.
-            source: name of the rows in error messages.
-            before: number of rows before these.
-
-        Raises:
-            InputError: a row has no tags or more or fewer than words, or a tag is not one of the model's.
-        """
-        convert = self._conversion(rows, column)
-        classes = []
-        for row, (tags, sentence) in enumerate(zip(rows[column][:], words, strict=True), before + 1):
-            if tags is None:
-                raise invalid_row(source, row, column, "is missing; fill it or remove the row")
-            if not isinstance(tags, list):
-                raise invalid_row(source, row, column, "is not a list of tags; give one tag for each word")
-            if len(tags) != len(sentence):
-                problem = f"has {len(tags)} tags for {len(sentence)} words; give one for each word"
-                raise invalid_row(source, row, column, problem)
-            classes.append([self._class(convert(tag), row, column, source) for tag in tags])
-        return classes
-
-    def _conversion(self, rows: Dataset, column: str) -> Callable[[Any], Any]:
-        """The conversion of tags as they are stored: the numbers of a `ClassLabel` become names."""
-        feature = getattr(rows.features[column], "feature", None)
-        if not isinstance(feature, ClassLabel) or not set(feature.names) & self._ids.keys():
-            return lambda tag: tag
-        names: Mapping[int, str] = dict(enumerate(feature.names))
-        return lambda tag: names.get(tag, tag)
-
-    def _class(self, tag: Any, row: int, column: str, source: str) -> int:
-        number = self._ids.get(tag) if isinstance(tag, str) else tag
-        if type(number) is int and 0 <= number < len(self.names):
-            return number
-        raise RowError.of(
-            source,
-            row,
-            f"{column!r} has the tag {tag!r}, which is not among the model's ({listed_names(self.names)}; id2label in"
-            " its config.json); correct the tag or remove the row",
-            code=ErrorCode.LABEL_MISMATCH,
-            column=column,
-            value=tag,
-            labels=self.names,
-        )
-
-
-def first_pieces(encoding: Any, words: int) -> tuple[dict[int, int], list[int]]:
-    """The position of the first piece of each word, and the words that have none at all.
-
-    Words beyond the maximum row length have no position, but pieces.
-
-    Args:
-        encoding: an encoding of the library tokenizers, with what was cut off.
-        words: number of words of the row.
-    """
-    positions: dict[int, int] = {}
-    for position, word in enumerate(encoding.word_ids):
-        if word is not None:
-            positions.setdefault(word, position)
-    cut = {word for rest in encoding.overflowing for word in rest.word_ids}
-    return positions, [word for word in range(words) if word not in positions and word not in cut]
-
-
-def decoded_words(ids: Sequence[int], starts: Sequence[int], special: Collection[int], tokenizer: Any) -> list[str]:
-    """The words of an encoded row as text, each from its first piece to that of the next.
-
-    Args:
-        ids: the tokens of the row.
-        starts: the position of the first piece of each word.
-        special: tokens that are left out behind a first piece, as at the end of the row.
-        tokenizer: decodes the pieces.
-    """
-    ends = [*starts[1:], len(ids)]
-    pieces = [
-        [ids[start], *(token for token in ids[start + 1 : end] if token not in special)]
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return [tokenizer.decode(word).strip() for word in pieces]
-
-
-def with_spaces(words: Sequence[str]) -> list[str]:
-    """Words with the spaces before them, as in a text, where some tokenizers take a space for a part of the word."""
-    return [word if number == 0 else f" {word}" for number, word in enumerate(words)]
-
-
-def invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
-    """The error of a row whose column cannot be read.
-
-    Args:
-        source: name of the rows in error messages.
-        row: number of the row, counted from 1.
-        column: name of the column.
-        problem: what is wrong with its value and how to correct it; follows the column's name.
-    """
+def _invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
     return RowError.of(source, row, f"{column!r} {problem}", column=column)
 
 
@@ -291,8 +171,9 @@ class TokenClassification(TokenLabels):
                 path=folder.path,
                 field="id2label",
             )
-        self._tags = TagIds([str(names[index]) for index in sorted(names)])
-        invalid = next((name for name in self._tags.names if not is_entity_tag(name)), None)
+        self._tags = tuple(str(names[index]) for index in sorted(names))
+        self._classes = {tag: index for index, tag in enumerate(self._tags)}
+        invalid = next((tag for tag in self._tags if not is_entity_tag(tag)), None)
         if metric == _F1 and invalid is not None:
             raise InputError(
                 f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
@@ -301,7 +182,7 @@ class TokenClassification(TokenLabels):
                 path=folder.path,
                 field="metric",
                 value=invalid,
-                labels=self._tags.names,
+                labels=self._tags,
             )
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
@@ -323,7 +204,7 @@ class TokenClassification(TokenLabels):
         """
         column = TAG_COLUMN.find(rows, self._request.label_column, source)
         encoded = self._encode_words(rows, self._find_words(rows, source), source, column)
-        outside = {IGNORED, self._tags.number("O")}
+        outside = {IGNORED, self._classes.get("O")}
         if self._metric == _F1 and all(outside.issuperset(labels) for labels in encoded["labels"]):
             raise InputError(
                 f"{source}: no word within {self._longest} tokens has a tag other than O in {column!r}, so there is no"
@@ -348,7 +229,7 @@ class TokenClassification(TokenLabels):
         predicted = logits.argmax(-1)
         if self._metric == _ACCURACY:
             return (predicted == labels).sum(), len(labels)
-        return entity_counts(self._tags.names_of(predicted), self._tags.names_of(labels))
+        return entity_counts(*([self._tags[index] for index in classes] for classes in (predicted, labels)))
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """The entities that the model finds in each row; for accuracy, the words whose tag is not the label."""
@@ -364,12 +245,16 @@ class TokenClassification(TokenLabels):
     def _describe(self, example: Mapping[str, Any], classes: Sequence[int]) -> str:
         """An answer to a row as text, from the class of each token."""
         starts = [position for position, label in enumerate(example["labels"]) if label != IGNORED]
-        words = decoded_words(example["input_ids"], starts, self._special_ids, self._tokenizer)
-        tags = self._tags.names_of(classes[position] for position in starts)
+        ids, ends = example["input_ids"], [*starts[1:], len(example["input_ids"])]
+        words = []
+        for start, end in zip(starts, ends, strict=True):  # each from its first piece to that of the next
+            pieces = [ids[start], *(token for token in ids[start + 1 : end] if token not in self._special_ids)]
+            words.append(self._tokenizer.decode(pieces).strip())
+        tags = [self._tags[classes[position]] for position in starts]
         if self._metric == _F1:
             spans = [(" ".join(words[entity.start : entity.end]), entity.type) for entity in entities_of(tags)]
             return "; ".join(f"{span} ({kind})" if kind else span for span, kind in spans) or "no entity"
-        labels = self._tags.names_of(example["labels"][position] for position in starts)
+        labels = [self._tags[example["labels"][position]] for position in starts]
         rows = zip(words, tags, labels, strict=True)
         wrong = [f"{word} ({tag} instead of {label})" for word, tag, label in rows if tag != label]
         return "; ".join(wrong) or "every tag is right"
@@ -400,17 +285,19 @@ class TokenClassification(TokenLabels):
         store, cut = RowStore(), 0
         for before, chunk in chunks_of(rows):
             sentences = words_of(chunk, column, source, before)
-            if tags is None:
-                classes = [[0] * len(words) for words in sentences]
-            else:
-                classes = self._tags.of(chunk, tags, sentences, source, before)
-            encodings = self._tokenize([with_spaces(words) for words in sentences])
+            classes = [[0] * len(words) for words in sentences]
+            if tags is not None:
+                classes = self._classes_of(chunk, tags, sentences, source, before)
+            encodings = self._tokenize(sentences)
             labels = []
             for row, (encoding, words) in enumerate(zip(encodings, sentences, strict=True)):
-                positions, missing = first_pieces(encoding, len(words))
+                pieces = [(word, position) for position, word in enumerate(encoding.word_ids) if word is not None]
+                positions = dict(reversed(pieces))  # those of first pieces
+                cut_words = {word for rest in encoding.overflowing for word in rest.word_ids}
+                missing = [word for word in range(len(words)) if word not in positions and word not in cut_words]
                 if missing:
                     problem = f"has no token for word {missing[0] + 1} ({words[missing[0]]!a}); remove it and its tag"
-                    raise invalid_row(source, before + row + 1, column, problem)
+                    raise _invalid_row(source, before + row + 1, column, problem)
                 cut += len(words) - len(positions)
                 labels.append([IGNORED] * len(encoding.ids))
                 for word, position in positions.items():
@@ -421,10 +308,49 @@ class TokenClassification(TokenLabels):
             self.notes = (*self.notes, Note(text=text, code=NoteCode.WORDS_CUT))
         return store.finish()
 
-    def _tokenize(self, sentences: list[list[str]]) -> list[Any]:
+    def _classes_of(
+        self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
+    ) -> list[list[int]]:
+        """The classes of the tags of every row, by their names or numbers; `before` rows precede these.
+
+        Raises:
+            InputError: a row has no tags or more or fewer than words, or a tag is not one of the model's.
+        """
+        feature, names = getattr(rows.features[column], "feature", None), dict[Any, str]()
+        if isinstance(feature, ClassLabel) and set(feature.names) & self._classes.keys():
+            names = dict(enumerate(feature.names))  # the numbers of a column with names are read as names
+        classes: list[list[int]] = []
+        for row, (tags, sentence) in enumerate(zip(rows[column][:], words, strict=True), before + 1):
+            if tags is None:
+                raise _invalid_row(source, row, column, "is missing; fill it or remove the row")
+            if not isinstance(tags, list):
+                raise _invalid_row(source, row, column, "is not a list of tags; give one tag for each word")
+            if len(tags) != len(sentence):
+                problem = f"has {len(tags)} tags for {len(sentence)} words; give one for each word"
+                raise _invalid_row(source, row, column, problem)
+            classes.append([])
+            for tag in (names.get(tag, tag) if names else tag for tag in tags):
+                number = self._classes.get(tag) if isinstance(tag, str) else tag
+                if type(number) is not int or not 0 <= number < len(self._tags):
+                    raise RowError.of(
+                        source,
+                        row,
+                        f"{column!r} has the tag {tag!r}, which is not among the model's ({listed_names(self._tags)};"
+                        " id2label in its config.json); correct the tag or remove the row",
+                        code=ErrorCode.LABEL_MISMATCH,
+                        column=column,
+                        value=tag,
+                        labels=self._tags,
+                    )
+                classes[-1].append(number)
+        return classes
+
+    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> list[Any]:
         """The encodings of sentences by the library tokenizers, cut at the maximum row length."""
         if not sentences:
             return []
+        # Some tokenizers take the space before a word for a part of it, as in a text.
+        spaced = [[f" {word}" if number else word for number, word in enumerate(words)] for words in sentences]
         with quiet_transformers():
-            batch = self._tokenizer(sentences, truncation=True, max_length=self._longest, is_split_into_words=True)
+            batch = self._tokenizer(spaced, truncation=True, max_length=self._longest, is_split_into_words=True)
         return list(batch.encodings)

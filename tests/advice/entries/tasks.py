@@ -471,7 +471,7 @@ def _(w: World) -> None:
     w.right(folder, "--task", "multi-label-classification", "--data", "classes.tsv", *SHORT)
 
 
-@advice("tasks.reranking Reranking.learn_labels text")
+@advice("tasks.regression Reranking.learn_labels text")
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     words = folders.WORDS
