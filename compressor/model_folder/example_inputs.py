@@ -113,12 +113,6 @@ def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRo
     return ExampleRows(inputs, frozenset(ids - set(ordinary.tolist())), layout.padding)
 
 
-def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
-    """How a row of text is laid out, and the ids of its ordinary tokens; see `row_layout`."""
-    pair = folder.task in _PAIRS or takes_token_types(folder.model, text_tokenizer(folder))
-    return row_layout(folder, pair=pair)
-
-
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
     name = type(folder.model).__name__
     return InputError(
@@ -171,9 +165,7 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
     mains = {main} if isinstance(main, str) else set(main)
     if not mains & set(parameters):
         mains = set([name for name in ("input_ids", *SIGNALS) if name in parameters][:1])
-    future = (
-        {name for name in parameters if name.startswith("future_")} if "past_time_features" in parameters else set()
-    )
+    future = {name for name in parameters if name.startswith("future_") and "past_time_features" in parameters}
     needed = _required(parameters) | (mains | future) & set(parameters)
     if IMAGES in needed and PATCH_POSITIONS & set(parameters):
         needed |= (PATCH_POSITIONS | {"pixel_attention_mask"}) & set(parameters)
@@ -187,11 +179,8 @@ def token_limit(model: PreTrainedModel) -> int | None:
     if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
     # RoBERTa and related families count positions from the padding id on, and leave that many table rows unused.
-    paddings = [
-        getattr(module, "padding_idx", None)
-        for name, module in model.named_modules()
-        if name.endswith("position_embeddings")
-    ]
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
     offsets = [padding + 1 for padding in paddings if padding is not None]
     return int(limit * extension(config)) - max(offsets, default=0) - len(_image_places(model.config))
 
@@ -214,11 +203,7 @@ def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
 def _required(parameters: Parameters) -> set[str]:
     """Names of the parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind in kinds
-    }
+    return {name for name, value in parameters.items() if value.default is value.empty and value.kind in kinds}
 
 
 def _has_two_towers(config: PretrainedConfig) -> bool:
@@ -259,7 +244,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
         inputs["attention_mask"] = mask
     if _PLACES in parameters and len(places):
         inputs[_PLACES] = (torch.arange(ids.shape[1]) < len(places)).expand(batch, -1)
-    if takes_token_types(folder.model, text_tokenizer(folder)):
+    if takes_token_types(folder.model, _text_tokenizer(folder)):
         types = torch.from_numpy(row["token_type_ids"])
         inputs["token_type_ids"] = nn.functional.pad(types, (len(places), 0))
     return inputs
@@ -278,7 +263,7 @@ def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
     """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
     config = folder.model.config
     limit = getattr(config, "max_target_positions", None) or seq
-    ordinary = ordinary_ids(config, vocabulary_size(config, folder.model), text_tokenizer(folder))
+    ordinary = _ordinary_ids(config, vocabulary_size(config, folder.model), _text_tokenizer(folder))
     ids = _drawn(ordinary, batch, min(seq, limit))
     start = getattr(config, "decoder_start_token_id", None)
     if start is not None:
@@ -357,16 +342,12 @@ _ATTEMPTS = 16
 """Ordinary tokens of a vocabulary that are tried as a text."""
 
 
-def row_layout(folder: ModelFolder, *, pair: bool) -> tuple[ExampleRows, np.ndarray]:
-    """How a row of text is laid out, with placeholders for its ordinary tokens, and the ids of those.
-
-    Args:
-        folder: a loaded folder; its rows are laid out as those of its task, where these are known.
-        pair: whether a row is otherwise a pair of texts.
-    """
-    config, tokenizer = text_config(folder.config), text_tokenizer(folder)
+def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
+    """How a row of text is laid out, with placeholders for its ordinary tokens, and the ids of those."""
+    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
+    pair = folder.task in _PAIRS or takes_token_types(folder.model, tokenizer)
     size = vocabulary_size(config, folder.model)
-    ordinary = ordinary_ids(folder.config, size, tokenizer)
+    ordinary = _ordinary_ids(folder.config, size, tokenizer)
     layout = folder.layout or _tokenizer_layout(tokenizer, ordinary, pair=pair)
     if layout is None or (folder.layout is None and not layout.markers):
         first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
@@ -409,9 +390,9 @@ def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> Examp
     Returns:
         One row; None where no row has an ordinary token.
     """
-    config, tokenizer = text_config(folder.config), text_tokenizer(folder)
-    placeholder = int(ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
-    markers = marker_ids(config, tokenizer) - {getattr(tokenizer, "unk_token_id", None)}
+    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
+    placeholder = int(_ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
+    markers = _marker_ids(config, tokenizer) - {getattr(tokenizer, "unk_token_id", None)}
     layouts = []
     for row in rows:
         ids, types = (_first_row(row.get(name)) for name in ("input_ids", "token_type_ids"))
@@ -441,12 +422,12 @@ def _row_of_ids(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, place
     return ExampleRows(inputs, frozenset(row[is_marker].tolist()) - {placeholder})
 
 
-def text_tokenizer(folder: ModelFolder) -> Any:
+def _text_tokenizer(folder: ModelFolder) -> Any:
     """The tokenizer of a folder, which a processor of several inputs contains; None, or another processor, without."""
     return getattr(folder.processor, "tokenizer", folder.processor)
 
 
-def marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
+def _marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
     """Ids of a configuration and a tokenizer that texts do not consist of, because they have meanings of their own."""
     values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
     ids = [item for value in values for item in (value if isinstance(value, list) else [value])]
@@ -455,16 +436,10 @@ def marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
     return frozenset(item for item in ids if isinstance(item, int))
 
 
-def ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndarray:
-    """Ids of tokens without a meaning of their own, which texts consist of; all where the vocabulary has no others.
-
-    Args:
-        config: the configuration.
-        size: number of ids that the model reads.
-        tokenizer: the tokenizer, which may have fewer ids, or None.
-    """
+def _ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndarray:
+    """Ids below `size` of tokens without a meaning of their own, which texts consist of; all where there are none."""
     known = len(tokenizer) if hasattr(tokenizer, "convert_ids_to_tokens") else size
-    ordinary = np.setdiff1d(np.arange(min(size, known)), list(marker_ids(config, tokenizer)))
+    ordinary = np.setdiff1d(np.arange(min(size, known)), list(_marker_ids(config, tokenizer)))
     return ordinary if len(ordinary) else np.arange(size)
 
 
