@@ -24,7 +24,7 @@ from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
-from compressor.tasks.run_splits import PURPOSES
+from compressor.tasks.data import PURPOSES
 from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import read
 

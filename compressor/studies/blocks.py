@@ -24,9 +24,8 @@ from compressor.studies.blocks_findings import ALL, DENSE, FROM_THIS_DATA, RANDO
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture
 from compressor.studies.run_method import check_options, select_heads
-from compressor.tasks.data import rows_hash
+from compressor.tasks.data import SourceRows, encode_rows, rows_hash
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.run_splits import SourceRows, encode_rows
 from compressor.tasks.splits import named_splits, pick_any
 from compressor.units import keep_all
 from graph_passes import BlockMask, Kind, Plan

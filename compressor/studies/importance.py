@@ -21,9 +21,9 @@ from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
 from compressor.studies.run_method import check_options, select_heads
 from compressor.tasks.base import Task
+from compressor.tasks.data import SourceRows, encode_rows
 from compressor.tasks.id_tables import IdTables
 from compressor.tasks.registry import make_task
-from compressor.tasks.run_splits import SourceRows, encode_rows
 from compressor.tasks.scoring import batches
 from compressor.tasks.splits import named_splits, pick_any
 

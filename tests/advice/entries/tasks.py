@@ -279,7 +279,7 @@ def _(w: World) -> None:
     w.right(Metric("count", len).value, torch.zeros(3, 2).numpy())
 
 
-@advice("tasks.run_splits read_splits missing-value")
+@advice("tasks.data read_splits missing-value")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks import open_data
@@ -378,7 +378,7 @@ def _(w: World) -> None:
         w.right(*command, f"--{split}-data", "new.tsv")
 
 
-@advice("tasks.run_splits _set_aside too-few-rows")
+@advice("tasks.data _set_aside too-few-rows")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("one.txt", "the good film")
