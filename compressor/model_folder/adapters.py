@@ -224,7 +224,12 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
         TargetMissingError: peft is not installed.
         InputError: the adapter belongs to another model, or changes more than weights.
     """
-    peft = _import_peft(adapter)
+    file = adapter.path / ADAPTER_CONFIG
+    try:
+        peft: Any = importlib.import_module("peft")
+    except ImportError as error:
+        text = f"{file}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
+        raise TargetMissingError.of_package("peft", "adapters", text, path=file) from error
     with quiet_tools():
         together = _wrap(peft, adapter, model).eval()
         expected = _outputs(model, inputs)
@@ -239,17 +244,6 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
         reason = f"computes another function when it is merged (the outputs differ by {difference:.1%})"
         raise _unmergeable(adapter, f"{reason}, as if it changed weights that several layers share")
     return merged
-
-
-def _import_peft(adapter: Adapter) -> Any:
-    """The library; raise TargetMissingError if it is not installed."""
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        text = (
-            f"{adapter.path / ADAPTER_CONFIG}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
-        )
-        raise TargetMissingError.of_package("peft", "adapters", text, path=adapter.path / ADAPTER_CONFIG) from error
 
 
 def _read_settings(peft: Any, adapter: Adapter) -> Any:

@@ -74,7 +74,22 @@ class Translation(Task):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
-        _check_model(folder)
+        model, config = folder.model, folder.config
+        if not config.is_encoder_decoder or model.main_input_name != "input_ids":
+            raise InputError(
+                f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
+                " one such as Marian, BART or T5",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=folder.path,
+            )
+        for field in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, field, None) is None:
+                raise InputError(
+                    f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
+                    code=ErrorCode.MISSING_VALUE,
+                    path=folder.path / "config.json",
+                    field=field,
+                )
         self._folder, self._request = folder, request
         self._tokenizer = folder.processor
         self._columns: tuple[str, ...] = request.text_columns
@@ -175,26 +190,6 @@ class Translation(Task):
         scores, targets = torch.from_numpy(logits).float(), torch.from_numpy(labels)
         losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none").double().sum(1)
         return np.stack([losses.numpy(), (labels != -100).sum(1)], axis=-1).astype(np.float64)
-
-
-def _check_model(folder: ModelFolder) -> None:
-    """Raise InputError unless the model is an encoder-decoder of text with a padding and a decoder start token."""
-    model, config = folder.model, folder.config
-    if not config.is_encoder_decoder or model.main_input_name != "input_ids":
-        raise InputError(
-            f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
-            " one such as Marian, BART or T5",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
-        )
-    for field in ("pad_token_id", "decoder_start_token_id"):
-        if getattr(config, field, None) is None:
-            raise InputError(
-                f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
-                code=ErrorCode.MISSING_VALUE,
-                path=folder.path / "config.json",
-                field=field,
-            )
 
 
 def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:

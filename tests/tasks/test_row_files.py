@@ -21,8 +21,7 @@ from transformers import BertConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.labels import class_ids, classes_of
-from compressor.tasks.row_chunks import TextFile
-from compressor.tasks.row_files import read_rows
+from compressor.tasks.row_files import TextFile, read_rows
 from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
 
