@@ -34,6 +34,8 @@ _TASKS = {
 """peft's name of a task -> optimum's name, and the end of the name of peft's class."""
 _WRAPPED = "base_model.model."
 """What peft puts before the name of a tensor of the base."""
+_TOLERANCE = 1e-4
+"""Largest difference of outputs by merging, as a share of the largest output."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,6 @@ def _base(file: Path, settings: Mapping[str, Any]) -> Path:
         field="base_model_name_or_path",
         value=name,
     )
-
-
-_TOLERANCE = 1e-4
-"""Largest difference of outputs by merging, as a share of the largest output."""
 
 
 def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:

@@ -29,14 +29,6 @@ COMPANIONS = (
     *("*.model", "*.spm", "*.tiktoken", "chat_template.*", "additional_chat_templates/*"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "LICENSE*", "NOTICE*"),
 )
-
-
-def vocabulary_files(processor: Any) -> Iterator[str]:
-    """The files that a tokenizer, or that of a processor, reads its vocabulary from, by the names of its class."""
-    tokenizer = getattr(processor, "tokenizer", processor)
-    yield from getattr(tokenizer, "vocab_files_names", {}).values()
-
-
 HEADS = ("model_head.*", "config_setfit.json")
 """Files of heads that other libraries run on embeddings: SetFit's, which is often a pickle and is never opened."""
 _HARMLESS = (
@@ -56,6 +48,20 @@ _HARMLESS = (
 """Names of files and folders without effect on the model as it is read. Weights that are read are safetensors, of which
 those in other formats are copies."""
 _LISTED = 5
+_LIBRARY_NAMES = {
+    "engine.xml": "openvino/openvino_model.xml",
+    "engine.bin": "openvino/openvino_model.bin",
+}
+"""File of an engine -> name under which sentence-transformers searches it."""
+_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
+"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
+of older versions."""
+
+
+def vocabulary_files(processor: Any) -> Iterator[str]:
+    """The files that a tokenizer, or that of a processor, reads its vocabulary from, by the names of its class."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    yield from getattr(tokenizer, "vocab_files_names", {}).values()
 
 
 def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
@@ -78,16 +84,6 @@ def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
         listed = f"{', '.join(unread[:_LISTED])}{more}"
         text = f"{folder}: {listed} are neither read nor copied, because nothing in the folder refers to them"
         yield Note(text=text, code=NoteCode.FILES_UNREAD)
-
-
-_LIBRARY_NAMES = {
-    "engine.xml": "openvino/openvino_model.xml",
-    "engine.bin": "openvino/openvino_model.bin",
-}
-"""File of an engine -> name under which sentence-transformers searches it."""
-_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
-"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
-of older versions."""
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:

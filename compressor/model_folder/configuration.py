@@ -13,6 +13,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
 CONFIG = "config.json"
+MODULES = "modules.json"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -78,9 +79,6 @@ def _check_not_quantized(file: Path, raw: Mapping[str, Any]) -> None:
             field="quantization_config",
             value=method,
         )
-
-
-MODULES = "modules.json"
 
 
 def read_json(file: Path) -> Any:

@@ -44,6 +44,8 @@ _PAIRS = ("question-answering", "multiple-choice")
 """Tasks whose rows are two texts."""
 _ROWS, _LENGTH = 4, 32
 """Rows that a graph carries, and their maximum number of tokens."""
+_ATTEMPTS = 16
+"""Ordinary tokens of a vocabulary that are tried as a text."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
@@ -336,10 +338,6 @@ def _mismatch(path: Path, name: str, problem: str) -> InputError:
         field="example_inputs",
         tensor=name,
     )
-
-
-_ATTEMPTS = 16
-"""Ordinary tokens of a vocabulary that are tried as a text."""
 
 
 def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:

@@ -30,6 +30,8 @@ _VISION_PARTS = ("vision_config", "backbone_config", "encoder")
 _AUDIO_PARTS = ("audio_config", "encoder_config", "encoder")
 _FEATURE_COUNTS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_size", "input_dim")
 _FRAME_COUNTS = ("num_frames", "frames_per_clip")
+PATCH_POSITIONS = frozenset(("spatial_shapes", "pixel_position_ids"))
+"""Inputs that say where each patch of an image is."""
 
 
 def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
@@ -129,8 +131,6 @@ class InputRequest:
         return self.size("context_length", self.seq) + int(max(lags))
 
 
-PATCH_POSITIONS = frozenset(("spatial_shapes", "pixel_position_ids"))
-"""Inputs that say where each patch of an image is."""
 Rule = Callable[[InputRequest], Tensor | None]
 """Makes an input; None where the rule does not apply to the model."""
 

@@ -54,6 +54,9 @@ _ENCODER = "feature-extraction"
 """Names of the tasks of an encoder with and without pooling."""
 _EXAMPLE = (2, 8)
 """Rows and tokens of the inputs by which a merged adapter is proven."""
+_unused = WeakKeyDictionary[nn.Module, tuple[PreTrainedModel, Mapping[str, int]]]()
+"""Model of a run -> the model of its folder, loaded again, on which nothing runs; and the names of the parameters that
+the two share, because they are equal, with the checksums of what is shared."""
 
 
 def load_unchanged(
@@ -195,11 +198,6 @@ def _file_notes(path: Path, files: WeightFiles, adapter: Adapter | None, process
             read.append(f"{path.resolve().relative_to(folder.resolve()).parts[0]}/")
         notes += notes_on_files(folder, read)
     return tuple(notes)
-
-
-_unused = WeakKeyDictionary[nn.Module, tuple[PreTrainedModel, Mapping[str, int]]]()
-"""Model of a run -> the model of its folder, loaded again, on which nothing runs; and the names of the parameters that
-the two share, because they are equal, with the checksums of what is shared."""
 
 
 def load(path: str | Path, **options: Any) -> ModelFolder:

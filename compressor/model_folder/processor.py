@@ -20,6 +20,11 @@ from compressor.silence_libraries import one_line, quiet_transformers
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
+IMAGE_CLASSIFICATION = "image-classification"
+_BLANK_SIZES = ((96, 64), (64, 96))
+"""Width and height of the images that show which size a processor makes: one is wide, one is high."""
+ImageSize = tuple[int, int, int]
+"""Channels, height and width of an image."""
 
 
 def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool = False) -> Any:
@@ -103,14 +108,6 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
     if task in SEQUENCE_CLASSIFIERS and (padding is None or padding < 0):
         ids = [getattr(holder, f"{kind}_token_id", None) for kind in ("pad", "eos") for holder in (processor, config)]
         config.pad_token_id = next((token for token in ids if isinstance(token, int) and token >= 0), 0)
-
-
-IMAGE_CLASSIFICATION = "image-classification"
-_BLANK_SIZES = ((96, 64), (64, 96))
-"""Width and height of the images that show which size a processor makes: one is wide, one is high."""
-
-ImageSize = tuple[int, int, int]
-"""Channels, height and width of an image."""
 
 
 def pixels_of(content: bytes, processor: Any) -> Tensor:

@@ -46,6 +46,13 @@ _MODE_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Keys of older versions of the library -> name of the pooling."""
+_NORM, _DROPOUT = "LayerNorm", "Dropout"
+_ANSWERS = "LogitScore"
+_LAYERS = (_DENSE, _NORM, _DROPOUT)
+_RERANKER = "CrossEncoder"
+_RERANKER_MODULES = f"{TRANSFORMER}, {POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
+_WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
+_NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,13 +282,6 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     return modes
 
 
-_NORM, _DROPOUT = "LayerNorm", "Dropout"
-_ANSWERS = "LogitScore"
-_LAYERS = (_DENSE, _NORM, _DROPOUT)
-_RERANKER = "CrossEncoder"
-_RERANKER_MODULES = f"{TRANSFORMER}, {POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
-
-
 @dataclass(frozen=True)
 class RerankerModules:
     """What follows the encoder of a reranker.
@@ -399,10 +399,6 @@ def _is_reranker(folder: Path) -> bool:
         return True
     configs = (folder / path / "config.json" for path in module_folders(folder))
     return any(read_object(file, required=False).get("module_output_name") == SCORES for file in configs)
-
-
-_WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
-_NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
 
 
 def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: str = EMBEDDING) -> DenseLayer:

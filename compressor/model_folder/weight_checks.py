@@ -19,6 +19,8 @@ SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
 _LISTED = 3
+_LFS = b"version https://git-lfs"
+"""Beginning of the file that Git LFS leaves in place of a large one."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,6 @@ def _shards(folder: Path, name: str) -> list[str]:
                 value=file,
             )
     return files
-
-
-_LFS = b"version https://git-lfs"
-"""Beginning of the file that Git LFS leaves in place of a large one."""
 
 
 def _check_header(file: Path) -> None:

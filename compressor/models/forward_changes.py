@@ -22,6 +22,16 @@ from compressor.models.text_config import DYNAMIC, extension, text_config
 from compressor.silence_libraries import quiet_transformers
 from compressor.units.find import evaluation_mode, restored_modes, share_unread_sites
 
+_CLASS = "__class__"
+_PLAIN = (bool, int, float, str, type(None))
+_REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
+"""Names of configuration entries that hold a number of positions."""
+_PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
+"""Words of the types of layers to which such an entry may apply."""
+_CHOSEN = "index_topk"
+"""Name of the entry with the number of keys up to which sparse attention sees all."""
+_TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
+
 
 def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrainedModel:
     """A copy of a model in evaluation mode, which shares nothing that a forward can change.
@@ -36,10 +46,6 @@ def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrained
         duplicate = copy.deepcopy(model, parameters)
     share_unread_sites(model, duplicate)
     return duplicate.eval()
-
-
-_CLASS = "__class__"
-_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -114,14 +120,6 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
     return state
 
 
-_REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
-"""Names of configuration entries that hold a number of positions."""
-_PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
-"""Words of the types of layers to which such an entry may apply."""
-_CHOSEN = "index_topk"
-"""Name of the entry with the number of keys up to which sparse attention sees all."""
-
-
 def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
     """Lengths in tokens after which a model may compute something else, ascending.
 
@@ -162,9 +160,6 @@ def _sizes(config: PretrainedConfig) -> Iterator[int]:
 
 def _is_reach(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size > 1
-
-
-_TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
 
 
 class FirstOfEqual(TorchFunctionMode):

@@ -12,6 +12,10 @@ from transformers import PreTrainedModel
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
 """Pools states `[rows, positions, width]` with a mask `[rows, positions]` (0: padding) to `[rows, width]`."""
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {
+    layer.__name__: layer for layer in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
+}
+"""The activations of a `DenseLayer` by the names of their classes."""
 
 
 def _last(states: Tensor, mask: Tensor) -> Tensor:
@@ -37,12 +41,6 @@ POOLINGS: Mapping[str, Pooling] = {
     "mean_sqrt_len_tokens": lambda states, mask: _sum(states, mask) / _tokens(states, mask).sqrt(),
 }
 """By the names of sentence-transformers. `cls` reads position 0, so rows must be padded on the right."""
-
-
-ACTIVATIONS: Mapping[str, type[nn.Module]] = {
-    layer.__name__: layer for layer in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
-}
-"""The activations of a `DenseLayer` by the names of their classes."""
 
 
 class DenseLayer(nn.Module):

@@ -18,6 +18,8 @@ LOGITS = "logits"
 
 HeadLayer = DenseLayer | NormLayer
 """A layer of a head."""
+_TOLERANCE = 1e-3
+"""Largest error of a score, as a share of the largest logit."""
 
 
 class ModuleReranker(PooledEncoder):
@@ -97,10 +99,6 @@ class ModuleReranker(PooledEncoder):
         """Scores `[rows, scores]` from pooled states `[rows, width]`."""
         logits: Tensor = self.head(pooled)
         return logits
-
-
-_TOLERANCE = 1e-3
-"""Largest error of a score, as a share of the largest logit."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ _COUNTS = (
     "intermediate_size",
     "max_position_embeddings",
 )
+Memories = tuple[Tensor, ...]
+"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
 
 
 @strict
@@ -315,10 +317,6 @@ class RelativeAttention(nn.Module):
         """Append persistent vectors `[head, N, head_dim]` to the positions of every row."""
         rows = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
         return torch.cat([states, rows], dim=1)
-
-
-Memories = tuple[Tensor, ...]
-"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
 
 
 @dataclass

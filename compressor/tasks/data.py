@@ -31,6 +31,15 @@ logger = logging.getLogger(__name__)
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
 """Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
+_REPEATED = 10
+_REPEATED_SHARE = 0.1
+"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
+PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
+"""Adjectives of the splits in messages."""
+_EVAL_SHARE = 0.1
+"""Share of the training rows that become evaluation rows if none are requested."""
+_TEST_SHARE = 0.5
+"""Share of the evaluation rows that become test rows if none are requested."""
 
 
 @dataclass(frozen=True)
@@ -335,11 +344,6 @@ def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
             )
 
 
-_REPEATED = 10
-_REPEATED_SHARE = 0.1
-"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
-
-
 def rows_hash(examples: Dataset) -> str | None:
     """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
 
@@ -393,14 +397,6 @@ def _repeated_rows(
             )
             notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
     return notes
-
-
-PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
-"""Adjectives of the splits in messages."""
-_EVAL_SHARE = 0.1
-"""Share of the training rows that become evaluation rows if none are requested."""
-_TEST_SHARE = 0.5
-"""Share of the evaluation rows that become test rows if none are requested."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ from compressor.tasks.row_store import RowStore
 
 _CHUNK_ROWS = 2000
 """Rows that are encoded at once."""
+_TEXTS = 2
+"""Maximum number of texts of a row that are shown."""
+_FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
+"""Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
 
 def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
@@ -206,12 +210,6 @@ class LabelledTexts(LabelledRows):
                 return_token_type_ids=self._with_token_types,
             )
         return encoded, count_cut(encoded)
-
-
-_TEXTS = 2
-"""Maximum number of texts of a row that are shown."""
-_FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
-"""Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
 
 def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:

@@ -33,6 +33,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".t
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
 _USUAL_COLUMNS = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
+_CHUNK_ROWS = 256
+"""Rows whose images are in memory at once."""
+_SOURCE_COLUMNS = (
+    ("content", pa.large_binary()),
+    ("path", pa.string()),
+    ("source", pa.string()),
+    ("row", pa.int64()),
+    ("column", pa.string()),
+    ("file", pa.string()),
+    ("digest", pa.string()),
+)
 
 
 def image_column(rows: Dataset, requested: str | None, source: str) -> str:
@@ -181,19 +192,6 @@ def _holds_images(rows: Dataset, name: str) -> bool:
     if pa.types.is_struct(stored):
         return {"bytes", "path"} <= {stored.field(index).name for index in range(stored.num_fields)}
     return bool(pa.types.is_binary(stored) or pa.types.is_large_binary(stored))
-
-
-_CHUNK_ROWS = 256
-"""Rows whose images are in memory at once."""
-_SOURCE_COLUMNS = (
-    ("content", pa.large_binary()),
-    ("path", pa.string()),
-    ("source", pa.string()),
-    ("row", pa.int64()),
-    ("column", pa.string()),
-    ("file", pa.string()),
-    ("digest", pa.string()),
-)
 
 
 @dataclass(frozen=True)

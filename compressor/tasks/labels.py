@@ -20,6 +20,13 @@ from compressor.tasks.columns import check_present, is_text, list_columns
 _NUMBER = re.compile(r"[+-]?\d+(?:,(\d+))?")
 _THOUSANDS = 3
 """Digits behind a comma that may separate thousands."""
+_NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
+"""Usual names of columns whose labels are numbers."""
+_LABEL_TYPES = ("int", "float", "string", "large_string")
+_LISTED = 6
+"""Maximum number of labels that an error message lists."""
+_SEPARATORS = ("|", ";", ",")
+"""What joins the labels of a text."""
 
 
 def with_points(texts: Sequence[str]) -> list[str]:
@@ -33,11 +40,6 @@ def with_points(texts: Sequence[str]) -> list[str]:
     if None in matches or decimals <= {_THOUSANDS}:
         return list(texts)
     return [text.replace(",", ".") for text in texts]
-
-
-_NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
-"""Usual names of columns whose labels are numbers."""
-_LABEL_TYPES = ("int", "float", "string", "large_string")
 
 
 def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
@@ -124,10 +126,6 @@ def number_of(text: str) -> float:
         return math.nan if "_" in text else float(text)
     except ValueError:
         return math.nan
-
-
-_LISTED = 6
-"""Maximum number of labels that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -320,10 +318,6 @@ def listed_names(names: Sequence[str]) -> str:
     """The first names, each truncated, for an error message."""
     listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
     return listed if len(names) <= _LISTED else f"{listed}, ..."
-
-
-_SEPARATORS = ("|", ";", ",")
-"""What joins the labels of a text."""
 
 
 def columns_of_classes(

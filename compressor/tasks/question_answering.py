@@ -36,6 +36,11 @@ _LONGEST_QUESTION = 64
 """Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
 """Padding of `spans` in a batch of questions with different numbers of windows."""
+LONGEST_ANSWER = 30
+"""Maximum number of tokens of a predicted answer, as is usual for SQuAD."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]}'
 
 
 class QuestionAnswering(Task):
@@ -247,10 +252,6 @@ def _window_counts(spans: Any) -> Any:
     return (spans[..., 2] != _NO_WINDOW).sum(1)
 
 
-LONGEST_ANSWER = 30
-"""Maximum number of tokens of a predicted answer, as is usual for SQuAD."""
-
-
 @dataclass(frozen=True)
 class Window:
     """The tokens of the context in one window.
@@ -319,11 +320,6 @@ def _windows_of(encoding: Any) -> Iterator[Window]:
         inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
         first = int(inside[0]) if len(inside) else 0
         yield Window(first, np.array(characters[first : first + len(inside)], np.int32).reshape(-1, 2))
-
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]}'
 
 
 class Answer(NamedTuple):

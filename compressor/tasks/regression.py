@@ -26,6 +26,15 @@ from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by
 from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
 
+_NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
+_MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
+"""Usual names of columns that tell which rows have the same query; without one, equal first texts do."""
+_GROUPED_SHARE = 0.5
+"""Smallest share of rows whose query has documents of other relevance, where rows are scored query by query."""
+_FILLERS = ("0", "1 2 3 4")
+"""Texts of which no tokens at the end are equal; see `_PairTemplate.suffix`."""
+
 
 class Regression(LabelledTexts):
     """Regression by the logits of the model, scored by their correlation with the label.
@@ -135,14 +144,6 @@ def _constant_number(labels: np.ndarray) -> int | None:
 
 def _text_of(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
-
-
-_NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
-_QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
-"""Usual names of columns that tell which rows have the same query; without one, equal first texts do."""
-_GROUPED_SHARE = 0.5
-"""Smallest share of rows whose query has documents of other relevance, where rows are scored query by query."""
 
 
 class Reranking(Regression):
@@ -309,10 +310,6 @@ def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
     for query, label in zip(queries, labels, strict=True):
         of_query.setdefault(query, set()).add(label)
     return float(np.mean([len(of_query[query]) > 1 for query in queries])) if queries else 0.0
-
-
-_FILLERS = ("0", "1 2 3 4")
-"""Texts of which no tokens at the end are equal; see `_PairTemplate.suffix`."""
 
 
 class _PairTemplate:

@@ -46,6 +46,33 @@ _DOCUMENT = "-DOCSTART-"
 """First column of the lines of CoNLL between documents."""
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow where values cannot be a column."""
+_READ_BYTES = 2**20
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+"""Byte order mark -> encoding."""
+_SIGNATURES = {
+    b"\x1f\x8b": "is compressed by gzip; add .gz to its name",
+    b"\xfd7zXZ\x00": "is compressed by xz; add .xz to its name",
+    b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or save its sheet as .csv",
+    b"\xd0\xcf\x11\xe0": "is a spreadsheet; save its sheet as .csv",
+    b"PAR1": "is Parquet; rename it to .parquet",
+    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself; download the file (git lfs pull)",
+}
+"""First bytes of files that are no text -> what they are, and what to do."""
+_UNPACKERS = dict(zip(PACKED, ("xz -dc", "gzip -dc"), strict=True))
+_QUOTES = re.compile(rb'"+')
+_SINGLE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+_RUNS, _HIGH = re.compile(rb"[\x80-\xff]+"), re.compile(rb"[\x80-\xff]")
+_LATIN = re.compile(rb"[\x80\x85\x91-\x97\x99\xa0-\xff]")
+_LEAST_KNOWN = 0.9
+"""Share of the bytes beyond ASCII that are letters, quotes, dashes or the like in a text of Latin-1 or Windows-1252."""
+_CONTROL = re.compile(rb"[\x80-\x9f]")
+_OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 
 
 def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
@@ -270,34 +297,6 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-_READ_BYTES = 2**20
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
-"""Byte order mark -> encoding."""
-_SIGNATURES = {
-    b"\x1f\x8b": "is compressed by gzip; add .gz to its name",
-    b"\xfd7zXZ\x00": "is compressed by xz; add .xz to its name",
-    b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or save its sheet as .csv",
-    b"\xd0\xcf\x11\xe0": "is a spreadsheet; save its sheet as .csv",
-    b"PAR1": "is Parquet; rename it to .parquet",
-    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself; download the file (git lfs pull)",
-}
-"""First bytes of files that are no text -> what they are, and what to do."""
-_UNPACKERS = dict(zip(PACKED, ("xz -dc", "gzip -dc"), strict=True))
-_QUOTES = re.compile(rb'"+')
-_SINGLE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
-_RUNS, _HIGH = re.compile(rb"[\x80-\xff]+"), re.compile(rb"[\x80-\xff]")
-_LATIN = re.compile(rb"[\x80\x85\x91-\x97\x99\xa0-\xff]")
-_LEAST_KNOWN = 0.9
-"""Share of the bytes beyond ASCII that are letters, quotes, dashes or the like in a text of Latin-1 or Windows-1252."""
-_CONTROL = re.compile(rb"[\x80-\x9f]")
-
-
 class FormatError(ValueError):
     """A file is not of the form that its name tells; the message says what it is, and what to do."""
 
@@ -503,9 +502,6 @@ class _Quotes:
                 )
         self._line += text.count(b"\n", counted)
         self._last = text[-1:] or self._last
-
-
-_OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 
 
 def is_file_name(source: str) -> bool:

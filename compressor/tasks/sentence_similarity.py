@@ -34,6 +34,13 @@ _CHUNK_ROWS = 256
 
 Gains = dict[int, float]
 """Index of a document -> its relevance to a query, above zero."""
+_ABSENT = -1
+"""Number of the second text of a row that has one text."""
+_QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
+"""Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
+_RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
+_NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_SPEARMAN = Metric("spearman", spearman, maximum=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +127,6 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
     """Embeddings of norm one, float32; zeros stay zero."""
     embeddings = embeddings.astype(np.float32)
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-
-
-_ABSENT = -1
-"""Number of the second text of a row that has one text."""
-_QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
-"""Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
-
-
-_RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
-_SPEARMAN = Metric("spearman", spearman, maximum=1.0)
 
 
 class SentenceSimilarity(Task):

@@ -38,6 +38,8 @@ _COUNTS = 64
 """Numbers of most frequent classes up to which each is tried as an answer; beyond, as many more are."""
 _PRESENT = 0.5
 """Smallest label of a class that a row has."""
+_KEY = "thresholds"
+_DEFAULT = 0.5
 
 
 class SeveralClasses(LabelledRows):
@@ -200,10 +202,6 @@ class SeveralClasses(LabelledRows):
     def _names_of(self, assigned: np.ndarray) -> str:
         names = class_names(self.config)
         return " | ".join(names[index] for index in np.flatnonzero(assigned).tolist()) or "no class"
-
-
-_KEY = "thresholds"
-_DEFAULT = 0.5
 
 
 @dataclass(frozen=True)

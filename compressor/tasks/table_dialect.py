@@ -17,6 +17,8 @@ _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 _MOST = 0.5
 """Share of the rows that must have as many cells as the header, so that some other rows can be blamed."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
+_ROWS = 1000
+"""Rows whose cells are compared with the names of their columns."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,6 @@ def _is_escaped(rows: Iterable[list[str]]) -> bool:
     if not all(_QUOTED.fullmatch(cell) for _, cell in cells):
         return False
     return any(is_name or '""' in cell[1:-1] for is_name, cell in cells)
-
-
-_ROWS = 1000
-"""Rows whose cells are compared with the names of their columns."""
 
 
 def header_evidence(table: pa.Table) -> str | None:

@@ -36,6 +36,9 @@ TAG_COLUMN = LabelColumn(
     usual=("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "label"),
     description="tag",
 )
+_OUTSIDE = "O"
+_PREFIXES = frozenset("BIES")
+_ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 
 
 def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
@@ -74,10 +77,6 @@ def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[l
 
 def _invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
     return RowError.of(source, row, f"{column!r} {problem}", column=column)
-
-
-_OUTSIDE = "O"
-_PREFIXES = frozenset("BIES")
 
 
 class Entity(NamedTuple):
@@ -135,7 +134,6 @@ def entity_f1(statistics: np.ndarray) -> float:
 
 
 _F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
-_ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 
 
 class TokenClassification(TokenLabels):
