@@ -172,10 +172,9 @@ class ClassLabels(LabelledRows):
             float((np.asarray(numbers)[statistics[:, 0].astype(np.int64)] == statistics[:, 1]).mean())
             for numbers in (range(classes), order)
         )
-        names, labels = (
-            class_names(self.config),
-            {number: text for text, number in reversed(list(self._class_ids.items()))},
-        )
+        names, labels = class_names(self.config), dict[int, str]()
+        for text, number in self._class_ids.items():
+            labels.setdefault(number, text)
         labels |= {index: name for index, name in enumerate(names) if self._class_ids.get(name) == index}
         listed = {number: labels.get(other, names[other]) for number, other in enumerate(order)}
         moved = [number for number, other in enumerate(order) if number != other][:_LISTED_CLASSES]

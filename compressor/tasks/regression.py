@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -341,7 +340,7 @@ class _PairTemplate:
             return None
         return cls(folder.processor, folder.model.answers, folder.path)
 
-    @functools.cached_property
+    @cached_property
     def suffix(self) -> list[int]:
         """The tokens after the content, which stay where a row is cut: the last ones decide the score."""
         first, second = (self._ids(text, text) for text in _FILLERS)
