@@ -38,11 +38,11 @@ from compressor.config.step_list import heads_of
 from compressor.config.steps import Heads
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.models.shrink_model import pruned
+from compressor.models.segments import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.tasks import Data, open_data
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
@@ -77,7 +77,6 @@ class Study:
         )
         self.model_folder = load(self.recipe.source.model)
         self.data: Data = open_data(self.recipe.rows, self.model_folder, self.recipe.selection.seed)
-        assert isinstance(self.data.task, Streams)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def _begin(self, folder: Path) -> Path:
@@ -207,7 +206,6 @@ class Study:
 
     def _score(self, model: Any, plan: Plan, rows: Any) -> float:
         task = self.data.task
-        assert isinstance(task, Streams)
         model.eval()
         with gated(model, plan):
             return task.score(read(task, rows, reader(model), self.size.batch))

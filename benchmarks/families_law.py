@@ -23,7 +23,7 @@ from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import token_limit
-from compressor.model_folder.signals import IMAGES, VIDEOS
+from compressor.model_folder.input_rules import IMAGES, VIDEOS
 from compressor.models.block_sparse import attend_by_masks
 from compressor.run import verify
 from compressor.run.products import Case

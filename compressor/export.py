@@ -20,8 +20,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
-from compressor.models.export_forms import any_length
-from compressor.models.export_remedy import with_other_form
+from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.example_rows import ExampleRows, record_example_rows

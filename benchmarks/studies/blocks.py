@@ -23,9 +23,8 @@ from compressor.config import steps
 from compressor.config.step_list import blocks_of
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
+from compressor.tasks.data import SourceRows, encode_rows, rows_hash
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.row_contents import rows_hash
-from compressor.tasks.run_splits import SourceRows, encode_rows
 from compressor.tasks.splits import named_splits, pick_any
 from compressor.units import keep_all
 from graph_passes import BlockMask, Kind, Plan

@@ -26,9 +26,9 @@ from compressor.selection.plan_and_curves import LearningResult, all_heads
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.data import rows_hash
 from compressor.tasks.scoring import statistics
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.units import find_sites, gated
 from graph_passes import Plan
 from graph_passes.files import atomic_replace
@@ -105,7 +105,7 @@ class StudyContext:
 
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):
-            if isinstance(task, Streams):
+            if task.reads_streams:
                 return read(task, rows, reader(self.model), self.recipe.selection.batch_size)
             return statistics(task, rows, forward)
 

@@ -32,7 +32,7 @@ from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note
 from compressor.selection.ray_search.cluster import check_reachable
 from compressor.selection.ray_search.evaluator import evaluator_factory
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.data import rows_hash
 from compressor.tasks.row_files import is_file_name
 
 KINDS: dict[str, type[Study]] = {

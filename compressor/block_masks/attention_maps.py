@@ -22,7 +22,6 @@ from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder.example_inputs import token_limit
 from compressor.tasks import Data
-from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
@@ -180,7 +179,7 @@ def mask_length(model: PreTrainedModel, data: Data, max_length: int) -> int:
         data: the rows.
         max_length: length at which rows are cut, in tokens.
     """
-    if isinstance(data.task, Streams):
+    if data.task.reads_streams:
         return max(1, *(length - 1 for length in data.train["length"][:]))
     limit = token_limit(model)
     return max_length if limit is None else min(max_length, limit)

@@ -24,10 +24,10 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
-from compressor.tasks import Data
+from compressor.tasks import Data, Task
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
-from compressor.tasks.segment_streams import Streams, assign_streams, reader
+from compressor.tasks.segment_streams import assign_streams, reader
 from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
 from compressor.units.find import evaluating
@@ -196,7 +196,7 @@ def _run(
     """Run the model on the rows of this process; yields (rows finished, rows in total) after each batch."""
     state = process_state()
     task, train = data.task, data.train
-    if isinstance(task, Streams):
+    if task.reads_streams:
         segments = _share(train.select(range(len(train) if rows is None else min(rows, len(train)))), state)
         yield from _run_streams(model, task, segments, sums, batch_size)
         return
@@ -211,7 +211,7 @@ def _run(
 
 
 def _run_streams(
-    model: PreTrainedModel, task: Streams, segments: Dataset, sums: _MapSums, batch_size: int
+    model: PreTrainedModel, task: Task, segments: Dataset, sums: _MapSums, batch_size: int
 ) -> Iterator[tuple[int, int]]:
     """Run the model on a text in order, in parallel streams, each with the memory of its earlier segments."""
     if not len(segments):  # there are more processes than segments

@@ -32,7 +32,6 @@ from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
-from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.processes import process_count, process_state
@@ -223,7 +222,7 @@ def train_with_masks(
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )
-    if not isinstance(data.task, Streams):
+    if not data.task.reads_streams:
         data = data.of_chooser()
     checkpoints = Checkpoints(checkpoint_dir, {"masks": masks, **schedule_options.model_dump()})
     with gated(model, plan):

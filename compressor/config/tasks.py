@@ -36,8 +36,8 @@ def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:
 
 TASKS: tuple[TaskEntry, ...] = (
     _task("text-classification", "classification:TextClassification"),
-    _task("multi-label-classification", "multi_label:MultiLabelClassification", "text-classification"),
-    _task("regression", "reranking:Reranking", "text-classification"),
+    _task("multi-label-classification", "classification:MultiLabelClassification", "text-classification"),
+    _task("regression", "regression:Reranking", "text-classification"),
     _task("regression", "regression:Regression", "text-classification"),
     _task("causal-lm", "segment_streams:CharacterStreams", "text-generation"),
     _task("causal-lm", "segment_streams:Streams", "text-generation"),

@@ -91,7 +91,7 @@ def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]
             field="tokenizer",
         )
     if reads_images:
-        from compressor.tasks.raw_images import read_pixels
+        from compressor.tasks.images import read_pixels
 
         maximum = request.batch * MAX_BATCHES
         return {PIXELS: read_pixels(str(path), request.tokenizer, maximum, requested=request.image_column)}

@@ -1,20 +1,26 @@
-"""The adapter of a model folder: small weights that peft trained for the weights of a base."""
+"""The adapter of a model folder: small weights that peft trained for the weights of a base, and merges into them."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
-from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.configuration import CONFIG, read_object
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.model_folder.configuration import CONFIG, read_json
 from compressor.model_folder.model_class import label_count
-from compressor.model_folder.weight_checks import first_names, has_weights
-from compressor.silence_libraries import one_line
+from compressor.model_folder.weight_checks import check_finite, first_names, has_weights
+from compressor.models.forward_changes import copy_of
+from compressor.silence_libraries import one_line, quiet_tools
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _TASKS = {
@@ -28,6 +34,8 @@ _TASKS = {
 """peft's name of a task -> optimum's name, and the end of the name of peft's class."""
 _WRAPPED = "base_model.model."
 """What peft puts before the name of a tensor of the base."""
+_TOLERANCE = 1e-4
+"""Largest difference of outputs by merging, as a share of the largest output."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,8 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
         if not remote:
             _check_inner(path)
         return None
-    settings = read_object(file)
-    if not isinstance(settings.get("peft_type"), str):
+    settings = read_json(file)
+    if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
         raise InputError(
             f"{file}: has no peft_type and is not an adapter of peft; merge the adapter with the library that wrote it,"
             " and save the model as a whole",
@@ -200,3 +208,132 @@ def _base(file: Path, settings: Mapping[str, Any]) -> Path:
         field="base_model_name_or_path",
         value=name,
     )
+
+
+def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
+    """The model with the adapter in its weights, which is proven to compute what the two compute together.
+
+    Args:
+        adapter: the adapter.
+        model: the model of its base, in evaluation mode; it is changed.
+        inputs: keyword arguments of the model's forward.
+
+    Raises:
+        TargetMissingError: peft is not installed.
+        InputError: the adapter belongs to another model, or changes more than weights.
+    """
+    file = adapter.path / ADAPTER_CONFIG
+    try:
+        peft: Any = importlib.import_module("peft")
+    except ImportError as error:
+        text = f"{file}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
+        raise TargetMissingError.of_package("peft", "adapters", text, path=file) from error
+    with quiet_tools():
+        together = _wrap(peft, adapter, model).eval()
+        expected = _outputs(model, inputs)
+        try:
+            merged: PreTrainedModel = together.merge_and_unload(safe_merge=True)
+        except Exception as error:  # the methods of peft have their own errors of what they cannot merge
+            raise _unmergeable(adapter, f"cannot be merged ({one_line(error)})") from error
+    if any(type(module).__module__.startswith("peft.") for module in merged.modules()):
+        raise _unmergeable(adapter, "leaves layers of its own in the model")
+    difference = _difference(expected, _outputs(merged, inputs))
+    if not difference <= _TOLERANCE:
+        reason = f"computes another function when it is merged (the outputs differ by {difference:.1%})"
+        raise _unmergeable(adapter, f"{reason}, as if it changed weights that several layers share")
+    return merged
+
+
+def _read_settings(peft: Any, adapter: Adapter) -> Any:
+    """The configuration of an adapter as peft reads it; raise InputError if it would ignore an entry."""
+    file = adapter.path / ADAPTER_CONFIG
+    try:
+        config = peft.PeftConfig.from_pretrained(adapter.path)
+    except Exception as error:  # an unknown method, or values of any kind
+        raise InputError(
+            f"{file}: peft {peft.__version__} cannot read it ({one_line(error)}); correct it, or install the peft that"
+            f" wrote it ({adapter.settings.get('peft_version') or 'newer'})",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=file,
+            reason=one_line(error),
+        ) from error
+    known = {field.name for field in dataclasses.fields(config)}
+    unknown = sorted(name for name, value in adapter.settings.items() if value and name not in known)
+    if unknown:
+        raise InputError(
+            f"{file}: peft {peft.__version__} does not know {unknown[0]}, so the adapter would be another one; install"
+            f" the peft that wrote it ({adapter.settings.get('peft_version') or 'newer'})",
+            code=ErrorCode.UNSUPPORTED,
+            path=file,
+            field=unknown[0],
+        )
+    if getattr(config, "megatron_config", None):
+        # peft imports the module that the entry megatron_core names.
+        raise _unmergeable(adapter, "is for parallel layers of Megatron (megatron_config)")
+    if config.is_prompt_learning:
+        raise _unmergeable(adapter, "adds inputs to the model and changes no weights")
+    config.inference_mode = True
+    return config
+
+
+def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
+    """The model with the layers of the adapter, as peft makes it; raise InputError if they do not fit."""
+    file = adapter.path / ADAPTER_CONFIG
+    config = _read_settings(peft, adapter)
+    # peft's class of a task replaces the head, which not every adapter brings, and which older ones do not list.
+    replaces = not adapter.whole.keys().isdisjoint(model.state_dict())
+    cls = peft.MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type if replaces else None, peft.PeftModel)
+    try:
+        together = cls(model, config)
+        mapping = getattr(model, "_checkpoint_conversion_mapping", {})
+        result = together.load_adapter(adapter.path, "default", torch_device="cpu", key_mapping=mapping)
+    except Exception as error:  # the errors of a wrong base depend on the method
+        reason = f"its weights lack {error.args[0]}" if isinstance(error, KeyError) else one_line(error)
+        raise InputError(
+            f"{file}: the adapter does not fit the model in {adapter.base} ({reason}); name the base that it"
+            " was trained on (base_model_name_or_path)",
+            code=ErrorCode.FILE_MISMATCH,
+            path=file,
+            reason=reason,
+        ) from error
+    missing, others = sorted(result.missing_keys), sorted(result.unexpected_keys)
+    if missing or others:
+        parts = [f"has {first_names(others)}, which the model lacks"] * bool(others)
+        parts += [f"lacks {first_names(missing)}"] * bool(missing)
+        raise InputError(
+            f"{adapter.path / ADAPTER_WEIGHTS}: does not fit the model in {adapter.base}: it {' and '.join(parts)};"
+            f" name the base that it was trained on (base_model_name_or_path in {ADAPTER_CONFIG})",
+            code=ErrorCode.FILE_MISMATCH,
+            path=adapter.path / ADAPTER_WEIGHTS,
+            tensors=tuple(missing),
+            unexpected=tuple(others),
+        )
+    check_finite(adapter.path, together)
+    return together
+
+
+def _unmergeable(adapter: Adapter, reason: str) -> InputError:
+    return InputError(
+        f"{adapter.path / ADAPTER_CONFIG}: the adapter ({adapter.kind}) {reason}; train one that changes the weights of"
+        " linear layers, as LoRA does, or fine-tune the whole model",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        path=adapter.path / ADAPTER_CONFIG,
+        field="peft_type",
+        value=adapter.kind,
+    )
+
+
+def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The outputs that are tensors of numbers, of a copy: some models change when they run, and proofs follow."""
+    with torch.no_grad():
+        output = copy_of(model)(**inputs)
+    values = output.to_tuple() if isinstance(output, ModelOutput) else output
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def _difference(expected: list[Tensor], outputs: list[Tensor]) -> float:
+    """The largest difference of outputs as a share of the largest value of that output; NaN where one is no number."""
+    shares = [
+        (after - before).abs().max() / before.abs().max() for before, after in zip(expected, outputs, strict=True)
+    ]
+    return float(torch.stack(shares).max()) if shares else float("nan")

@@ -1,37 +1,146 @@
-"""The names of the files that an application needs beside an engine."""
+"""The files that an application needs beside an engine are copied: configuration, tokenizer or processor, licence.
+
+Folders of sentence-transformers have further files, and the library looks for engines under names of its own. Files of
+a model folder that are neither read nor copied are named, unless they are known to change nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.thresholds import THRESHOLD_FILES
+from compressor.model_folder.configuration import MODULES
+from compressor.model_folder.folder import ModelFolder
+from compressor.model_folder.sentence_modules import module_folders, save_layers
+from compressor.models.classifiers import has_default_names, several_answers
+from compressor.models.rerankers import ModuleReranker
+from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.results import Note, NoteCode
 
+THRESHOLD_FILES = "*thresholds.json"
+"""Files with the probabilities from which a classifier assigns its classes."""
 COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-    "chat_template.*",
-    "additional_chat_templates/*",
-    "*preprocessor_config.json",
-    "processor_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    THRESHOLD_FILES,
-    "LICENSE*",
-    "NOTICE*",
+    *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("*.model", "*.spm", "*.tiktoken", "chat_template.*", "additional_chat_templates/*"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "LICENSE*", "NOTICE*"),
 )
+HEADS = ("model_head.*", "config_setfit.json")
+"""Files of heads that other libraries run on embeddings: SetFit's, which is often a pickle and is never opened."""
+_HARMLESS = (
+    *(".*", "README*", "*.md", "*.py", "*.log", "*.png", "*.jpg", "*.jpeg", "*.svg", "*.gif", "*.pdf"),
+    *("requirements.txt", "USE_POLICY*"),
+    # of training
+    *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.pt", "rng_state*", "trainer_state.json"),
+    *("*_results.json", "events.out.tfevents*", "checkpoint-*/", "runs/", "logs/", "__pycache__/"),
+    # the same weights in other formats
+    *("pytorch_model*.bin", "pytorch_model*.bin.index.json", "adapter_model.bin", "consolidated*", "params.json"),
+    *("*.msgpack", "*.h5", "*.ot", "*.gguf", "*.tflite", "*.onnx", "*.onnx.data", "*.onnx_data"),
+    *("onnx/", "openvino/", "coreml/", "gguf/"),
+    # of this package
+    *("compress.toml", "plan.json", "plan.safetensors", "maps.safetensors", "report.*", "run-report.*"),
+    *("training.json", "engine.*", "blocks/"),
+)
+"""Names of files and folders without effect on the model as it is read. Weights that are read are safetensors, of which
+those in other formats are copies."""
+_LISTED = 5
+_LIBRARY_NAMES = {
+    "engine.xml": "openvino/openvino_model.xml",
+    "engine.bin": "openvino/openvino_model.bin",
+}
+"""File of an engine -> name under which sentence-transformers searches it."""
+_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
+"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
+of older versions."""
 
 
 def vocabulary_files(processor: Any) -> Iterator[str]:
     """The files that a tokenizer, or that of a processor, reads its vocabulary from, by the names of its class."""
     tokenizer = getattr(processor, "tokenizer", processor)
     yield from getattr(tokenizer, "vocab_files_names", {}).values()
+
+
+def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
+    """Notes on heads that are copied, and on what is neither read nor copied.
+
+    Args:
+        folder: the folder.
+        read: patterns of the files and folders that are read or copied; those of folders end in `/`.
+    """
+    heads = sorted(file.name for pattern in HEADS for file in folder.glob(pattern))
+    if heads:
+        text = f"{folder}: {' and '.join(heads)} are copied; not the engine but the library that wrote them runs them"
+        yield Note(text=text, code=NoteCode.FILES_COPIED)
+    known = (*read, *HEADS, *_HARMLESS)
+    names = (f"{path.name}/" if path.is_dir() else path.name for path in sorted(folder.iterdir()))
+    unread = [name for name in names if not any(fnmatch(name, pattern) for pattern in known)]
+    unread = [name for name in unread if not name.endswith("/") or any((folder / name).iterdir())]
+    if unread:
+        more = f" and {len(unread) - _LISTED} more" if len(unread) > _LISTED else ""
+        listed = f"{', '.join(unread[:_LISTED])}{more}"
+        text = f"{folder}: {listed} are neither read nor copied, because nothing in the folder refers to them"
+        yield Note(text=text, code=NoteCode.FILES_UNREAD)
+
+
+def save_companions(folder: ModelFolder, out: Path) -> None:
+    """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
+
+    Weights of dense layers are written too: the library loads them beside every engine. Heads that other libraries run
+    are copied unread. Where an adapter is in another folder than its base, its files replace those of the base.
+    """
+    for source in filter(None, (folder.base, folder.path)):
+        modules = (f"{path}/config.json" for path in module_folders(source))
+        for pattern in dict.fromkeys((*COMPANIONS, *HEADS, *modules, *vocabulary_files(folder.processor))):
+            for file in sorted(source.glob(pattern)):
+                if file.is_file():
+                    copy = out / file.relative_to(source)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, copy)
+    _save_labels(folder, out / "config.json")
+    if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
+        save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
+    if isinstance(folder.model, ModuleReranker):
+        save_layers(folder.model.layers, [out / path for path in folder.model.folders])
+
+
+def link_library_files(out: Path) -> None:
+    """Give an engine for OpenVINO the name by which sentence-transformers finds it, where the folder is one of its own.
+
+    Folders of older rerankers have no `modules.json`; the library's settings in `config.json` tell them apart.
+    The ONNX backend of the library reads `model.onnx`, which is in every output folder. Links take no space; an earlier
+    engine's are replaced.
+    """
+    config = out / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    if not (out / MODULES).is_file() and _LIBRARY_SETTINGS.isdisjoint(settings):
+        return
+    for name, library_name in _LIBRARY_NAMES.items():
+        link = out / library_name
+        link.unlink(missing_ok=True)
+        if (out / name).is_file():
+            link.parent.mkdir(exist_ok=True)
+            try:
+                link.hardlink_to(out / name)
+            except OSError:  # a file system without links
+                shutil.copyfile(out / name, link)
+
+
+def _save_labels(folder: ModelFolder, file: Path) -> None:
+    """Write class names that were learned from rows, so that the labels of other rows are mapped in the same way.
+
+    Whether a row has several answers is written too, where `--task` says so: applications read it.
+    """
+    config = json.loads(file.read_text(encoding="utf-8"))
+    names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
+    has_names = not has_default_names(folder.config) and config.get("id2label") != names
+    has_problem = several_answers(folder.config) and config.get("problem_type") != folder.config.problem_type
+    if has_names:
+        config["id2label"], config["label2id"] = names, {name: int(index) for index, name in names.items()}
+    if has_problem:
+        config["problem_type"] = folder.config.problem_type
+    if has_names or has_problem:
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

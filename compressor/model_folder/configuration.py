@@ -1,4 +1,4 @@
-"""The configuration of a model folder, checked before transformers reads it."""
+"""The JSON files of a model folder, checked before they are used, and the errors of reading them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
 CONFIG = "config.json"
+MODULES = "modules.json"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -38,8 +39,8 @@ def read_config(path: Path) -> dict[str, Any]:
             code=ErrorCode.FILE_MISSING,
             path=path,
         )
-    raw = read_object(file)
-    if not isinstance(raw.get("model_type"), str):
+    raw = read_json(file)
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise InputError(
             f"{file}: has no model_type and is not a transformers configuration; save the model again",
             code=ErrorCode.FILE_UNREADABLE,
@@ -48,23 +49,6 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     _check_not_quantized(file, raw)
     return raw
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The entries of a JSON file; a file of something else than an object has none.
-
-    Raises:
-        InputError: it cannot be read as JSON.
-    """
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{file}: cannot be read as JSON ({one_line(error)}); copy it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=file,
-        ) from error
-    return raw if isinstance(raw, dict) else {}
 
 
 def load_config(path: Path, remote: bool) -> PretrainedConfig:
@@ -95,3 +79,70 @@ def _check_not_quantized(file: Path, raw: Mapping[str, Any]) -> None:
             field="quantization_config",
             value=method,
         )
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        InputError: it is missing, or is not JSON.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(file, error) from error
+
+
+def read_object(file: Path, *, required: bool) -> dict[str, Any]:
+    """The JSON object of a file of sentence-transformers; empty if it is missing and not required.
+
+    Raises:
+        InputError: it is required and missing, or is not a JSON object.
+    """
+    if not file.is_file():
+        if not required:
+            return {}
+        raise InputError(
+            f"{file}: no such file, but {MODULES} names its folder; copy it too", code=ErrorCode.FILE_MISSING, path=file
+        )
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise damaged(file, ValueError("no JSON object"))
+    return content
+
+
+def damaged(file: Path, error: Exception) -> InputError:
+    """The error of a file that cannot be read, with the reason."""
+    return InputError(
+        f"{file}: cannot be read ({one_line(error)}); copy it again", code=ErrorCode.FILE_UNREADABLE, path=file
+    )
+
+
+def invalid(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a key of which the value is not what the library writes.
+
+    Args:
+        file: the file.
+        name: the key.
+        value: its value.
+        problem: what is wrong with it, e.g. "is not a text".
+    """
+    return InputError(
+        f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again",
+        code=ErrorCode.FILE_UNREADABLE,
+        path=file,
+        field=name,
+        value=value,
+    )
+
+
+def unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a value that the library writes and that cannot be used here.
+
+    Args:
+        file: the file.
+        name: the key.
+        value: its value.
+        problem: what is not supported, and what to use instead.
+    """
+    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +15,22 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
-from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError, suggestion
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import PATCH_POSITIONS, InputRequest, make_inputs
-from compressor.model_folder.row_layout import row_layout
-from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
-from compressor.model_folder.vocabulary import ordinary_ids, text_tokenizer, vocabulary_size
+from compressor.model_folder.input_rules import (
+    IMAGES,
+    PATCH_POSITIONS,
+    SIGNALS,
+    InputRequest,
+    example_signal,
+    make_inputs,
+)
 from compressor.models import SegmentConfig
-from compressor.models.rotary import extension
-from compressor.models.text_config import text_config
+from compressor.models.text_config import extension, text_config
 from compressor.segment_memory import memory_names
-from compressor.targets.example_rows import ExampleRows
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets.base import Feeds
+from compressor.targets.example_rows import ExampleRows, read_arrays
 
 _NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
@@ -36,6 +43,8 @@ _PAIRS = ("question-answering", "multiple-choice")
 """Tasks whose rows are two texts."""
 _ROWS, _LENGTH = 4, 32
 """Rows that a graph carries, and their maximum number of tokens."""
+_ATTEMPTS = 16
+"""Ordinary tokens of a vocabulary that are tried as a text."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
@@ -105,12 +114,6 @@ def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRo
     return ExampleRows(inputs, frozenset(ids - set(ordinary.tolist())), layout.padding)
 
 
-def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
-    """How a row of text is laid out, and the ids of its ordinary tokens; see `row_layout`."""
-    pair = folder.task in _PAIRS or takes_token_types(folder.model, text_tokenizer(folder))
-    return row_layout(folder, pair=pair)
-
-
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
     name = type(folder.model).__name__
     return InputError(
@@ -163,9 +166,7 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
     mains = {main} if isinstance(main, str) else set(main)
     if not mains & set(parameters):
         mains = set([name for name in ("input_ids", *SIGNALS) if name in parameters][:1])
-    future = (
-        {name for name in parameters if name.startswith("future_")} if "past_time_features" in parameters else set()
-    )
+    future = {name for name in parameters if name.startswith("future_") and "past_time_features" in parameters}
     needed = _required(parameters) | (mains | future) & set(parameters)
     if IMAGES in needed and PATCH_POSITIONS & set(parameters):
         needed |= (PATCH_POSITIONS | {"pixel_attention_mask"}) & set(parameters)
@@ -179,11 +180,8 @@ def token_limit(model: PreTrainedModel) -> int | None:
     if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
     # RoBERTa and related families count positions from the padding id on, and leave that many table rows unused.
-    paddings = [
-        getattr(module, "padding_idx", None)
-        for name, module in model.named_modules()
-        if name.endswith("position_embeddings")
-    ]
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
     offsets = [padding + 1 for padding in paddings if padding is not None]
     return int(limit * extension(config)) - max(offsets, default=0) - len(_image_places(model.config))
 
@@ -206,11 +204,7 @@ def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
 def _required(parameters: Parameters) -> set[str]:
     """Names of the parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind in kinds
-    }
+    return {name for name, value in parameters.items() if value.default is value.empty and value.kind in kinds}
 
 
 def _has_two_towers(config: PretrainedConfig) -> bool:
@@ -251,7 +245,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
         inputs["attention_mask"] = mask
     if _PLACES in parameters and len(places):
         inputs[_PLACES] = (torch.arange(ids.shape[1]) < len(places)).expand(batch, -1)
-    if takes_token_types(folder.model, text_tokenizer(folder)):
+    if takes_token_types(folder.model, _text_tokenizer(folder)):
         types = torch.from_numpy(row["token_type_ids"])
         inputs["token_type_ids"] = nn.functional.pad(types, (len(places), 0))
     return inputs
@@ -270,7 +264,7 @@ def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
     """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
     config = folder.model.config
     limit = getattr(config, "max_target_positions", None) or seq
-    ordinary = ordinary_ids(config, vocabulary_size(config, folder.model), text_tokenizer(folder))
+    ordinary = _ordinary_ids(config, vocabulary_size(config, folder.model), _text_tokenizer(folder))
     ids = _drawn(ordinary, batch, min(seq, limit))
     start = getattr(config, "decoder_start_token_id", None)
     if start is not None:
@@ -281,3 +275,200 @@ def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
 def _drawn(ordinary: np.ndarray, batch: int, seq: int) -> Tensor:
     """Ids of ordinary tokens, drawn at random, `[batch, seq]`."""
     return torch.from_numpy(ordinary)[torch.randint(len(ordinary), (batch, seq))]
+
+
+def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
+    """Inputs of one size for an engine; see `example_inputs`.
+
+    Args:
+        folder: a loaded folder.
+        batch: rows.
+        seq: tokens per row; None: the model has one size.
+    """
+    return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
+
+
+def example_feeds_by_size(
+    folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]
+) -> dict[tuple[int, int | None], Feeds]:
+    """Inputs for an engine by batch size and length, in the order of `sizes`; see `example_feeds`."""
+    return {(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
+
+
+def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The arrays of an .npz file as inputs of a model, `[row, ...]` each, with equally many rows.
+
+    Floating-point arrays become float32, integers int64.
+
+    Raises:
+        InputError: the file is missing or damaged, an array is not an input of the model, or rows are missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; write the inputs of the model with numpy.savez",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+            field="example_inputs",
+        )
+    arrays = read_arrays(path)
+    parameters = list(inspect.signature(model.forward).parameters)
+    for name, array in arrays.items():
+        if name not in parameters:
+            raise _mismatch(path, name, f"{type(model).__name__} has no such input; {suggestion(name, parameters)}")
+        if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
+            raise _mismatch(path, name, f"{array.dtype} {list(array.shape)} has no rows of numbers; give them")
+        if len(array) != len(next(iter(arrays.values()))):
+            raise _mismatch(path, name, f"{len(array)} rows, others have another number; give equally many")
+    if not arrays:
+        raise _mismatch(path, "", "the file has no arrays; give one for each input of the model")
+    kinds = {"f": np.float32, "b": np.bool_}
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array, kinds.get(array.dtype.kind, np.int64)))
+        for name, array in arrays.items()
+    }
+
+
+def _mismatch(path: Path, name: str, problem: str) -> InputError:
+    return InputError(
+        f"{path}: {name}: {problem}" if name else f"{path}: {problem}",
+        code=ErrorCode.TENSOR_MISMATCH,
+        path=path,
+        field="example_inputs",
+        tensor=name,
+    )
+
+
+def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
+    """How a row of text is laid out, with placeholders for its ordinary tokens, and the ids of those."""
+    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
+    pair = folder.task in _PAIRS or takes_token_types(folder.model, tokenizer)
+    size = vocabulary_size(config, folder.model)
+    ordinary = _ordinary_ids(folder.config, size, tokenizer)
+    layout = folder.layout or _tokenizer_layout(tokenizer, ordinary, pair=pair)
+    if layout is None or (folder.layout is None and not layout.markers):
+        first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
+        text, markers = int(ordinary[0]), frozenset(token for token in (first, last) if token is not None)
+        ids = np.array([token for token in (first, text, text, last) if token is not None])
+        types = (np.arange(len(ids)) >= len(ids) / 2).astype(np.int64)
+        row = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
+        layout = ExampleRows({name: array[None] for name, array in row.items()}, markers - {text})
+    layout = dataclasses.replace(layout, padding=_special_id(config, tokenizer, size, "pad") or 0)
+    unmarked = np.setdiff1d(ordinary, list(layout.markers))
+    return layout, unmarked if len(unmarked) else ordinary
+
+
+def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:
+    """One row that a tokenizer makes of a text or a pair; None where it cannot encode a token of its vocabulary."""
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        return None
+    for number in np.linspace(len(ordinary) - 1, 0, min(_ATTEMPTS, len(ordinary)), dtype=int):
+        try:
+            with quiet_transformers():
+                text = tokenizer.decode([int(ordinary[number])])
+                texts = (text, text) if pair else (text,)
+                row = tokenizer(*texts, return_special_tokens_mask=True, return_token_type_ids=True)
+        except Exception:  # tokenizers are free-form: a text that one cannot encode can raise any error
+            continue
+        ids, is_marker = np.array(row["input_ids"]), np.array(row["special_tokens_mask"], bool)
+        if np.count_nonzero(~is_marker) >= len(texts):
+            types = np.array(row.get("token_type_ids", np.zeros_like(ids)))
+            return _row_of_ids(ids, types, is_marker, int(ordinary[number]))
+    return None
+
+
+def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> ExampleRows | None:
+    """The layout that most rows of a task have, with a placeholder for its ordinary tokens.
+
+    Args:
+        rows: encoded rows, with their ids as `input_ids`; of a row of several windows or texts, the first is read.
+        folder: its special and added tokens are markers, except that of unknown words.
+
+    Returns:
+        One row; None where no row has an ordinary token.
+    """
+    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
+    placeholder = int(_ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
+    markers = _marker_ids(config, tokenizer) - {getattr(tokenizer, "unk_token_id", None)}
+    layouts = []
+    for row in rows:
+        ids, types = (_first_row(row.get(name)) for name in ("input_ids", "token_type_ids"))
+        is_marker = np.isin(ids, list(markers))
+        if ids.dtype.kind == "i" and not is_marker.all():
+            kinds = types if types.shape == ids.shape else np.zeros_like(ids)
+            layouts.append(_row_of_ids(ids, kinds, is_marker, placeholder))
+    if not layouts:
+        return None
+    rows_of_ids = [(layout.inputs["input_ids"][0], list(layout.markers)) for layout in layouts]
+    shapes = [tuple(ids[np.isin(ids, marked)].tolist()) for ids, marked in rows_of_ids]
+    (most, _), *_ = Counter(shapes).most_common(1)
+    return layouts[shapes.index(most)]
+
+
+def _first_row(content: Any) -> np.ndarray:
+    """The first list of numbers in a cell; empty where there is none."""
+    while isinstance(content, Sequence) and content and isinstance(content[0], Sequence | np.ndarray):
+        content = content[0]
+    array = np.array([] if content is None else content)
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def _row_of_ids(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, placeholder: int) -> ExampleRows:
+    row = np.where(is_marker, ids, placeholder)
+    inputs = {"input_ids": row[None], "attention_mask": np.ones_like(row)[None], "token_type_ids": types[None]}
+    return ExampleRows(inputs, frozenset(row[is_marker].tolist()) - {placeholder})
+
+
+def _text_tokenizer(folder: ModelFolder) -> Any:
+    """The tokenizer of a folder, which a processor of several inputs contains; None, or another processor, without."""
+    return getattr(folder.processor, "tokenizer", folder.processor)
+
+
+def _marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
+    """Ids of a configuration and a tokenizer that texts do not consist of, because they have meanings of their own."""
+    values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
+    ids = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    ids += [*getattr(tokenizer, "all_special_ids", ()), *(added if isinstance(added, Mapping) else ())]
+    return frozenset(item for item in ids if isinstance(item, int))
+
+
+def _ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndarray:
+    """Ids below `size` of tokens without a meaning of their own, which texts consist of; all where there are none."""
+    known = len(tokenizer) if hasattr(tokenizer, "convert_ids_to_tokens") else size
+    ordinary = np.setdiff1d(np.arange(min(size, known)), list(_marker_ids(config, tokenizer)))
+    return ordinary if len(ordinary) else np.arange(size)
+
+
+def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
+    """Number of ids that a model reads; that of the decoder in a configuration of two parts.
+
+    Where the configuration has none, it is the size of the first table of embeddings.
+
+    Raises:
+        InputError: the model has no embeddings.
+    """
+    for part in (config, config.get_text_config(decoder=True), text_config(config)):
+        size = getattr(part, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    table = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if table is not None:
+        return table.num_embeddings
+    raise InputError(
+        f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
+        " model runs on (--example-inputs FILE.npz)",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        family=config.model_type,
+    )
+
+
+def _special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
+    """The id of the first of `names` (`bos`, `eos`, ...) that the tokenizer has, else that the configuration has."""
+    for holder in (tokenizer, config):
+        for name in names:
+            value = getattr(holder, f"{name}_token_id", None)
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int) and 0 <= value < size:
+                return value
+    return None

@@ -16,16 +16,8 @@ from graph_passes.weights.records import WeightRecord
 from graph_passes.weights.records import fingerprint as tensor_fingerprint
 
 _NO_EFFECT = {
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+    *("_name_or_path", "architectures", "auto_map", "id2label", "label2id", "problem_type"),
+    *("dtype", "torch_dtype", "transformers_version", "use_cache"),
 }
 """Configuration entries without effect on the function that the model computes."""
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.own_tasks import OwnTask
-from compressor.model_folder.image_processor import ImageSize
+from compressor.model_folder.processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules
-from compressor.models.answer_kind import several_answers
+from compressor.models.classifiers import several_answers
 from compressor.results import Note
 from compressor.targets.example_rows import ExampleRows
 

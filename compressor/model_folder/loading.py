@@ -1,38 +1,51 @@
-"""Load a model folder; its faults are reported before any other stage runs."""
+"""Load a model folder, whose faults are reported before any other stage runs, also afresh: as it is before any forward.
+
+Some models change themselves when they run, e.g. the attention of BigBird at the first short text, or the frequencies
+of dynamic rotary embeddings. What has run before a proof must not matter to it, so that its reference is a model on
+which nothing has run.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from compressor.config.own_tasks import load_own_task
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter
-from compressor.model_folder.companions import COMPANIONS, vocabulary_files
-from compressor.model_folder.configuration import load_config, read_config
-from compressor.model_folder.dense_layers import load_dense_layer
-from compressor.model_folder.example_file import read_example
+from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter, merge_adapter
+from compressor.model_folder.companions import COMPANIONS, notes_on_files, vocabulary_files
+from compressor.model_folder.configuration import MODULES, load_config, read_config
 from compressor.model_folder.example_inputs import example_inputs as make_inputs
+from compressor.model_folder.example_inputs import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, processed_size
-from compressor.model_folder.merge_adapter import merge_adapter
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.network import load_network
-from compressor.model_folder.processor import load_processor, require_processor, set_padding_token
-from compressor.model_folder.reranker_modules import read_reranker_modules, require_padding, with_head
-from compressor.model_folder.sentence_files import MODULES
-from compressor.model_folder.sentence_modules import SentenceModules, module_folders, read_sentence_modules
-from compressor.model_folder.unread_files import notes_on_files
+from compressor.model_folder.processor import (
+    IMAGE_CLASSIFICATION,
+    load_processor,
+    processed_size,
+    require_processor,
+    set_padding_token,
+)
+from compressor.model_folder.sentence_modules import module_folders, read_reranker_modules, read_sentence_modules
 from compressor.model_folder.weight_checks import WeightFiles, check_finite, check_weight_files
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.block_sparse import attend_by_masks
+from compressor.models.forward_changes import copy_of
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
+from compressor.units.find import share_unread_sites
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +54,12 @@ _ENCODER = "feature-extraction"
 """Names of the tasks of an encoder with and without pooling."""
 _EXAMPLE = (2, 8)
 """Rows and tokens of the inputs by which a merged adapter is proven."""
+_unused = WeakKeyDictionary[nn.Module, tuple[PreTrainedModel, Mapping[str, int]]]()
+"""Model of a run -> the model of its folder, loaded again, on which nothing runs; and the names of the parameters that
+the two share, because they are equal, with the checksums of what is shared."""
 
 
-def load(
+def load_unchanged(
     path: str | Path,
     *,
     task: str | None = None,
@@ -53,7 +69,7 @@ def load(
     example_inputs: str | Path | None = None,
     pool_in_graph: bool = True,
 ) -> ModelFolder:
-    """Load a model folder; nothing is downloaded.
+    """Load a model folder with the modules that transformers gives it; see `load`.
 
     The model of a folder of sentence-transformers is a `SentenceEncoder`.
 
@@ -105,15 +121,18 @@ def load(
         )
         if adapter is not None and not remote:
             adapter.fit_labels(cls, config)
-        sentence = _sentence_modules(modules_folder, name, named=task is not None)
+        # A reranker of sentence-transformers has modules too, and is a classifier with one class.
+        has_modules = name == _ENCODER and task is None and (modules_folder / MODULES).is_file()
+        sentence = read_sentence_modules(modules_folder) if has_modules or name == SENTENCE_SIMILARITY else None
         supplied = () if adapter is None else adapter.whole
         with_summary = sentence is None and reranker is None
-        network = load_network(files, cls, config, remote=remote, with_summary=with_summary, supplied=supplied)
+        model, network_notes, is_renamed = load_network(
+            files, cls, config, remote=remote, with_summary=with_summary, supplied=supplied
+        )
         images = name == IMAGE_CLASSIFICATION
         processor = load_processor(path, trust_remote_code, images=images)
         if processor is None and adapter is not None:
             processor = load_processor(adapter.base, trust_remote_code, images=images)
-    model = network.model
     if needs_processor and model.main_input_name == "input_ids":
         require_processor(processor, path)
     set_padding_token(model, name, processor)
@@ -134,26 +153,24 @@ def load(
     check_finite(weights_folder, model)
     if adapter is not None:
         model = merge_adapter(adapter, model, make_inputs(folder, *_EXAMPLE))
+    modules = sentence or reranker
+    if modules is not None:
+        model = modules.wrap(modules_folder, model, processor, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
     if sentence is not None:
         name = SENTENCE_SIMILARITY
-        model = _with_pooling(modules_folder, model, sentence, processor, pool_in_graph, allow_pickle)
-    elif reranker is not None:
-        model = with_head(
-            modules_folder, model, reranker, processor, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle
-        )
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     file_notes = _file_notes(path, files, adapter, processor)
     has_head = any(note.code is NoteCode.FILES_COPIED for note in file_notes)
-    return dataclasses.replace(
+    return replace(
         folder,
         model=model,
         config=model.config,
         fingerprint=fingerprint(model),
         task=name,
         sentence=sentence,
-        notes=(*_adapter_notes(adapter), *network.notes, *file_notes),
+        notes=(*_adapter_notes(adapter), *network_notes, *file_notes),
         base=None if weights_folder == path else weights_folder,
-        needs_weights=adapter is not None or network.renamed or has_head,
+        needs_weights=adapter is not None or is_renamed or has_head,
     )
 
 
@@ -183,35 +200,85 @@ def _file_notes(path: Path, files: WeightFiles, adapter: Adapter | None, process
     return tuple(notes)
 
 
-def _sentence_modules(path: Path, task: str, *, named: bool) -> SentenceModules | None:
-    """What surrounds a sentence encoder; None for a model that is none.
+def load(path: str | Path, **options: Any) -> ModelFolder:
+    """Load a model folder; nothing is downloaded.
 
-    A reranker of sentence-transformers has modules too, and is a classifier with one class.
+    The model has the forms in which it can be exported; `fresh_model` has those of the folder. The model of a folder of
+    sentence-transformers is a `SentenceEncoder`.
 
-    Raises:
-        InputError: a file of the modules cannot be used.
-    """
-    has_modules = task == _ENCODER and not named and (path / MODULES).is_file()
-    return read_sentence_modules(path) if has_modules or task == SENTENCE_SIMILARITY else None
-
-
-def _with_pooling(
-    path: Path,
-    encoder: PreTrainedModel,
-    sentence: SentenceModules,
-    processor: Any,
-    pool_in_graph: bool,
-    allow_pickle: bool,
-) -> SentenceEncoder:
-    """The encoder with its pooling and dense layers; the tokenizer gets the maximum length of the folder.
+    Args:
+        path: the folder.
+        options: see `load_unchanged`.
 
     Raises:
-        InputError: the first token is pooled, and the tokenizer pads on the left; or a dense layer cannot be used.
+        InputError: the folder cannot be used.
+        UsageError: the task does not exist, or transformers has no class of this family for it.
     """
-    require_padding(path, sentence.pooling, processor)
-    if processor is not None and sentence.max_tokens is not None:
-        processor.model_max_length = min(processor.model_max_length, sentence.max_tokens)
-    model = SentenceEncoder(encoder, sentence.pooling, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
-    for part in sentence.dense:
-        model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
-    return model.eval()
+    folder = load_unchanged(path, **options)
+    notes = attend_by_masks(folder.model)
+    return replace(folder, notes=(*folder.notes, *notes), load_again=partial(load_unchanged, path, **options))
+
+
+def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedModel:
+    """The model of a folder, loaded afresh: nothing has run on it.
+
+    Args:
+        folder: the folder. One that was not loaded from files has no other model than its own, which is copied with its
+            weights at the first call.
+        trained: whether its weights are those of `folder.model`, which were trained; otherwise they are those of the
+            files.
+
+    Raises:
+        InputError: the folder cannot be loaded again.
+    """
+    unused = _unused.get(folder.model)
+    # Training changes weights in place, and with them those that are shared.
+    if unused is None or not (trained or _is_unchanged(*unused)):
+        unused = _unused[folder.model] = _load_unused(folder)
+    fresh = copy_of(unused[0])
+    if trained:
+        tensors = folder.model.state_dict()
+        weights = {name for name, _ in folder.model.named_parameters(remove_duplicate=False)}
+        values = {name: value if name in weights else value.clone() for name, value in tensors.items()}
+        fresh.load_state_dict(values, assign=True)
+    share_unread_sites(folder.model, fresh)
+    return fresh
+
+
+def _is_unchanged(model: nn.Module, shared: Mapping[str, int]) -> bool:
+    """Whether all shared parameters have the values that they were shared with."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return all(_checksum(parameters[name]) == checksum for name, checksum in shared.items())
+
+
+def _load_unused(folder: ModelFolder) -> tuple[PreTrainedModel, Mapping[str, int]]:
+    """The model of a folder, which shares the parameters of `folder.model` that have not been trained."""
+    if folder.load_again is None:
+        return copy_of(folder.model, with_weights=True), {}
+    model = folder.load_again().model
+    shared = _share_equal_weights(model, folder.model)
+    return model, {name: _checksum(parameter) for name, parameter in shared.items()}
+
+
+def _share_equal_weights(model: nn.Module, other: nn.Module) -> dict[str, nn.Parameter]:
+    """Let a model have the parameters of another one where both are equal, so that one copy is in memory.
+
+    Returns:
+        Their names in the model, and the parameters.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    others = dict(other.named_parameters(remove_duplicate=False))
+    shared = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        twin = others.get(name)
+        if twin is not None and twin.shape == parameter.shape and torch.equal(twin.to(parameter.device), parameter):
+            path, _, leaf = name.rpartition(".")
+            setattr(modules[path], leaf, twin)
+            shared[name] = twin
+    return shared
+
+
+def _checksum(parameter: nn.Parameter) -> int:
+    """A checksum of the values; versions of tensors miss what is written to `parameter.data`."""
+    values = parameter.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)

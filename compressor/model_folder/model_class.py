@@ -19,7 +19,7 @@ from compressor import models
 from compressor.config.own_tasks import entry_point_names
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.models.answer_kind import AnswerKind, answer_kind
+from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
 
 _RENAMED = {"text-generation": "causal-lm"}

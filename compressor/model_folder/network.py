@@ -6,8 +6,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,31 +19,12 @@ from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
 
 _WRAPPERS = (
-    "_orig_mod",
-    "module",
-    "_module",
-    "_forward_module",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
+    *("_orig_mod", "module", "_module", "_forward_module"),
+    *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
 )
 """Attributes under which compiled, parallel and checkpointed modules hold the module that they wrap."""
 _WRAPPER = re.compile(rf"(?<![^.])(?:{'|'.join(_WRAPPERS)})\.")
 _GENERATION = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model as it was read.
-
-    Attributes:
-        model: float32, in evaluation mode.
-        notes: facts for the reader, e.g. tensors that the model does not use.
-        renamed: whether the names of the tensors in the file are others than those of the model.
-    """
-
-    model: PreTrainedModel
-    notes: tuple[Note, ...] = ()
-    renamed: bool = False
 
 
 def load_network(
@@ -55,7 +35,7 @@ def load_network(
     remote: bool = False,
     with_summary: bool = True,
     supplied: Collection[str] = (),
-) -> Network:
+) -> tuple[PreTrainedModel, tuple[Note, ...], bool]:
     """Load the weights of a folder.
 
     Prefixes of names that a wrapped model leaves, such as `_orig_mod.`, are removed if nothing is missing then.
@@ -68,6 +48,10 @@ def load_network(
         with_summary: whether a layer that summarizes a text is loaded where the class leaves a choice; encoders whose
             tokens are pooled are often saved without it.
         supplied: names of tensors that an adapter supplies, which the files may lack.
+
+    Returns:
+        The model, float32 and in evaluation mode; notes, e.g. on tensors that it does not use; and whether the names of
+        the tensors in the files are others than those of the model.
 
     Raises:
         InputError: the weights cannot be read, or some are missing or have other shapes.
@@ -92,7 +76,8 @@ def load_network(
             still_missing, still_wrong = _faults(unwrapped_info, supplied)
             if not still_missing:
                 model, info, missing, wrong = unwrapped, unwrapped_info, still_missing, still_wrong
-                _read_generation_config(files.folder, model)
+                if (files.folder / _GENERATION).is_file() and model.can_generate():
+                    model.generation_config = GenerationConfig.from_pretrained(files.folder, local_files_only=True)
                 text = f"{files.path}: the names of the tensors have the prefix {prefix}, which was removed"
                 notes = (Note(text=text, code=NoteCode.PREFIX_REMOVED),)
                 break
@@ -100,7 +85,11 @@ def load_network(
         raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
     if wrong:
         raise _shape_error(files, type(model), config, wrong)
-    return Network(model.float().eval(), (*notes, *_notes_on_unused(files.folder, cls, info)), renamed=bool(notes))
+    is_renamed = bool(notes)
+    if unused := sorted(info["unexpected_keys"]):
+        text = f"{len(unused)} tensors of {files.folder} are not used by {cls.__name__}, e.g. {unused[0]}"
+        notes = (*notes, Note(text=text, code=NoteCode.TENSORS_UNUSED))
+    return model.float().eval(), notes, is_renamed
 
 
 def _read(
@@ -153,12 +142,6 @@ def _without_wrappers(names: Sequence[str]) -> Iterator[tuple[str, dict[str, str
             return
         removed.append(f"{common.pop()}.")
         current = {old: new.partition(".")[2] for old, new in current.items()}
-
-
-def _read_generation_config(folder: Path, model: PreTrainedModel) -> None:
-    """Give a model that was loaded from tensors alone the settings by which it generates."""
-    if (folder / _GENERATION).is_file() and model.can_generate():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _missing_error(
@@ -216,9 +199,9 @@ def _shape_error(
         "tensors": tuple(tensor for tensor, *_ in wrong),
         "model_class": cls.__name__,
     }
-    if count is None or not all(
-        _differs_in(int(config.num_labels or 0), count, needed, shape) for _, shape, needed in wrong
-    ):
+    pairs = [pair for _, shape, needed in wrong for pair in zip_longest(needed, shape)]
+    classes = (int(config.num_labels or 0), count)
+    if count is None or not all(size == other or (size, other) == classes for size, other in pairs):
         return InputError(
             f"{files.path}: has other shapes than config.json says: {shapes}; copy both from the same model", **details
         )
@@ -230,19 +213,3 @@ def _shape_error(
     if saved != cls.__name__:
         message = f"{message}, or omit --task, since the folder is one of {saved}"
     return InputError(message, **details, classes=count)
-
-
-def _differs_in(named: int, count: int, needed: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether the shape of a tensor is the needed one with another number of classes."""
-    return len(needed) == len(shape) and all(
-        size == first or (first, size) == (named, count) for first, size in zip(needed, shape, strict=True)
-    )
-
-
-def _notes_on_unused(path: Path, cls: Any, info: Mapping[str, Any]) -> tuple[Note, ...]:
-    """A note on tensors of the folder that the model does not use, if there are any."""
-    unused = sorted(info["unexpected_keys"])
-    if not unused:
-        return ()
-    text = f"{len(unused)} tensors of {path} are not used by {cls.__name__}, e.g. {unused[0]}"
-    return (Note(text=text, code=NoteCode.TENSORS_UNUSED),)

@@ -1,18 +1,32 @@
-"""The files by which sentence-transformers describes what surrounds an encoder: pooling, normalisation, prompts."""
+"""The files by which sentence-transformers describes what surrounds an encoder: pooling, layers and prompts.
+
+A sentence encoder has a pooling and, possibly, dense layers and normalisation. A reranker has a pooling and a head of
+layers, or is a language model that answers.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.sentence_files import MODULES, damaged, invalid, read_object, unsupported
-from compressor.models.pooling import POOLINGS
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.configuration import MODULES, damaged, invalid, read_json, read_object, unsupported
+from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
+from compressor.models.pooled_encoder import ACTIVATIONS, POOLINGS, DenseLayer, NormLayer
+from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
+from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.silence_libraries import one_line
+
+EMBEDDING, SCORES = "sentence_embedding", "scores"
+"""The library's names of what modules after the pooling read and write."""
 LIBRARY_CONFIG, TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 """Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
@@ -20,6 +34,7 @@ TRANSFORMER, POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "N
 _ORDER = re.compile(f"{TRANSFORMER} {POOLING}( {_DENSE})*( {_NORMALIZE})?")
 _MODULES = f"{TRANSFORMER}, {POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
+_DEFAULT_PROMPT = "default_prompt_name"
 _USUAL_PROMPTS = ("query", "document")
 """Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
 _MODE_FLAGS = {
@@ -31,6 +46,13 @@ _MODE_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Keys of older versions of the library -> name of the pooling."""
+_NORM, _DROPOUT = "LayerNorm", "Dropout"
+_ANSWERS = "LogitScore"
+_LAYERS = (_DENSE, _NORM, _DROPOUT)
+_RERANKER = "CrossEncoder"
+_RERANKER_MODULES = f"{TRANSFORMER}, {POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
+_WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
+_NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +88,7 @@ class SentenceModules(SentenceTexts):
     """What surrounds the encoder of a folder of sentence-transformers.
 
     Attributes:
-        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
         normalize: whether embeddings have norm one.
         dense: the paths in the folder of the dense layers between pooling and normalisation, in order.
     """
@@ -74,6 +96,39 @@ class SentenceModules(SentenceTexts):
     pooling: str
     normalize: bool
     dense: tuple[str, ...] = ()
+
+    def wrap(
+        self, path: Path, encoder: PreTrainedModel, processor: Any, *, pool_in_graph: bool, allow_pickle: bool
+    ) -> SentenceEncoder:
+        """The encoder of a folder with its pooling and dense layers; the tokenizer gets the folder's maximum length.
+
+        Raises:
+            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
+        """
+        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
+        for part in self.dense:
+            model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
+        return model.eval()
+
+
+def prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int | None) -> None:
+    """Give a tokenizer, if there is one, the maximum length of a folder.
+
+    Raises:
+        InputError: the first token is pooled, and the tokenizer pads on the left.
+    """
+    if pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
+        raise InputError(
+            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
+            " with padding on the right",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=path,
+            field="padding_side",
+            value="left",
+        )
+    if processor is not None and max_tokens is not None:
+        processor.model_max_length = min(processor.model_max_length, max_tokens)
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
@@ -121,28 +176,14 @@ def text_settings(folder: Path) -> dict[str, Any]:
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
         raise invalid(folder / TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    prompts, default_prompt = _prompts(folder / LIBRARY_CONFIG, prompting)
-    return {
-        "max_tokens": max_tokens,
-        "lower_case": bool(settings.get("do_lower_case", False)),
-        "prompts": prompts,
-        "default_prompt": default_prompt,
-    }
-
-
-def _prompts(file: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the default one; None: there is none.
-
-    Raises:
-        InputError: a prompt is no text, or the default one does not exist.
-    """
-    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    file, prompts, default = folder / LIBRARY_CONFIG, prompting.get("prompts") or {}, prompting.get(_DEFAULT_PROMPT)
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise invalid(file, "prompts", prompts, "is not an object of names and texts")
     names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
     if default is not None and default not in names:
-        raise invalid(file, "default_prompt_name", default, f"is not the name of a prompt ({', '.join(names)})")
-    return prompts, default
+        raise invalid(file, _DEFAULT_PROMPT, default, f"is not the name of a prompt ({', '.join(names)})")
+    lower_case = bool(settings.get("do_lower_case", False))
+    return {"max_tokens": max_tokens, "lower_case": lower_case, "prompts": prompts, "default_prompt": default}
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
@@ -159,8 +200,8 @@ def _is_inside(path: PurePosixPath) -> bool:
 def listed_modules(folder: Path) -> list[dict[str, Any]]:
     """The entries of the file of modules; empty where it is missing, damaged or of another program."""
     try:
-        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        modules = read_json(folder / MODULES)
+    except InputError:
         return []
     return [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
 
@@ -168,17 +209,17 @@ def listed_modules(folder: Path) -> list[dict[str, Any]]:
 def _supported_modules(folder: Path) -> list[tuple[str, str]]:
     """The class of each module and its path in the folder, in order."""
     file = folder / MODULES
-    try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not file.is_file():
         raise InputError(
             f"{folder}: no {MODULES}, which says how tokens are pooled; {_SAVE}",
             code=ErrorCode.FILE_MISSING,
             path=file,
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(file, error) from error
-    if not isinstance(modules, list) or not all(_is_module(module) for module in modules):
+        )
+    modules = read_json(file)
+    if not isinstance(modules, list) or not all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in modules
+    ):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
     names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]
     unknown = next((name for name in names if name not in (TRANSFORMER, POOLING, _DENSE, _NORMALIZE)), None)
@@ -202,11 +243,6 @@ def require_inside(folder: Path, paths: Sequence[str]) -> None:
     if paths[0]:
         text = f"the encoder is in the folder {paths[0]}, not in that of {MODULES}; {_SAVE}"
         raise unsupported(file, "path", paths[0], text)
-
-
-def _is_module(entry: object) -> bool:
-    """Whether an entry of the file of modules has a type and a path."""
-    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("type", "path"))
 
 
 def pooling_of(file: Path) -> str:
@@ -244,3 +280,227 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
         raise invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
     return modes
+
+
+@dataclass(frozen=True)
+class RerankerModules:
+    """What follows the encoder of a reranker.
+
+    Attributes:
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
+        layers: the class and the folder of each layer of the head, in order; dropout is left out.
+        outputs: number of scores.
+        max_tokens: maximum number of tokens of a pair; None: that of tokenizer and model.
+        answers: for a language model that answers, its tokens and how it reads a pair; None: an encoder with a head.
+    """
+
+    pooling: str
+    layers: tuple[tuple[str, str], ...]
+    outputs: int
+    max_tokens: int | None
+    answers: Answers | None = None
+
+    @property
+    def head(self) -> tuple[str, int]:
+        """The task of the model class that the head is added to, and the number of scores."""
+        return ("text-generation" if self.answers else "feature-extraction"), self.outputs
+
+    def wrap(
+        self, path: Path, encoder: PreTrainedModel, processor: Any, *, pool_in_graph: bool, allow_pickle: bool
+    ) -> ModuleReranker:
+        """The encoder of a folder with its pooling and head; the tokenizer gets the maximum length of the folder.
+
+        Raises:
+            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
+        """
+        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        if self.answers is not None:
+            try:
+                return CausalReranker(encoder, self.answers).eval()
+            except (ValueError, IndexError, AttributeError) as error:
+                raise InputError(
+                    f"{path}: {type(encoder).__name__} cannot score pairs by the logits of two tokens"
+                    f" ({one_line(error)}); use a reranker with a classifier, or name another task (--task causal-lm)",
+                    code=ErrorCode.UNSUPPORTED_MODEL,
+                    path=path,
+                ) from error
+        width: int = encoder.config.get_text_config().hidden_size
+        layers: list[HeadLayer] = []
+        for number, (name, folder) in enumerate(self.layers, 1):
+            if name == _NORM:
+                layers.append(load_norm_layer(path / folder, width, allow_pickle=allow_pickle))
+                continue
+            writes = SCORES if number == len(self.layers) else EMBEDDING
+            layer = load_dense_layer(path / folder, width, allow_pickle=allow_pickle, writes=writes)
+            layers.append(layer)
+            width = len(layer.weight)
+        folders = [folder for _, folder in self.layers]
+        return ModuleReranker(encoder, self.pooling, layers, folders, pool_in_graph=pool_in_graph).eval()
+
+
+def read_reranker_modules(folder: Path) -> RerankerModules | None:
+    """The modules of a reranker; None for another folder, and for a reranker that is a classifier of transformers.
+
+    Raises:
+        InputError: a file is missing or damaged, or the folder has other modules.
+    """
+    modules = listed_modules(folder)
+    names = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if names == [TRANSFORMER, _ANSWERS]:
+        return _of_language_model(folder, str(modules[1].get("path", "")))
+    if POOLING not in names or not _is_reranker(folder):
+        return None
+    paths = [str(module.get("path", "")) for module in modules]
+    require_inside(folder, paths)
+    dense = [path for name, path in zip(names, paths, strict=True) if name == _DENSE]
+    if names[:2] != [TRANSFORMER, POOLING] or not set(names[2:]) <= set(_LAYERS) or names[-1] != _DENSE:
+        text = f"the modules of the reranker are {', '.join(names)}; use one that consists of {_RERANKER_MODULES}"
+        raise unsupported(folder / MODULES, "type", ",".join(names), text)
+    outputs = read_object(folder / dense[-1] / "config.json", required=True).get("out_features")
+    if type(outputs) is not int or outputs < 1:
+        raise InputError(
+            f"{folder / dense[-1]}: the number of scores (out_features) is {outputs!r}; copy the file again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=folder / dense[-1],
+            field="out_features",
+        )
+    settings = text_settings(folder)
+    if settings["default_prompt"] is not None and settings["prompts"].get(settings["default_prompt"]):
+        text = "the reranker puts a prompt before its texts (default_prompt_name); use one without"
+        raise unsupported(folder / LIBRARY_CONFIG, _DEFAULT_PROMPT, settings["default_prompt"], text)
+    layers = tuple((name, path) for name, path in zip(names, paths, strict=True) if name in (_DENSE, _NORM))
+    pooling = pooling_of(folder / paths[1] / "config.json")
+    return RerankerModules(pooling, layers, outputs, settings["max_tokens"])
+
+
+def _of_language_model(folder: Path, module: str) -> RerankerModules:
+    """The modules of a language model that scores by the logits of answers.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    require_inside(folder, ["", module])
+    file = folder / module / "config.json"
+    config = read_object(file, required=True)
+    positive, negative = config.get("true_token_id"), config.get("false_token_id")
+    if type(positive) is not int or type(negative) not in (int, type(None)):
+        raise invalid(file, "true_token_id", (positive, negative), "are not the numbers of two tokens")
+    settings = text_settings(folder)
+    processing = read_object(folder / TEXT_CONFIG, required=False).get("processing_kwargs")
+    template = processing.get("chat_template") if isinstance(processing, dict) else None
+    arguments = {name: value for name, value in (template or {}).items() if name != "restore_suffix"}
+    prompt = settings["prompts"].get(settings["default_prompt"], "")
+    return RerankerModules("lasttoken", (), 1, settings["max_tokens"], Answers(positive, negative, prompt, arguments))
+
+
+def _is_reranker(folder: Path) -> bool:
+    """Whether a folder with a pooling is a reranker: the library's settings say so, or a dense layer writes scores."""
+    if read_object(folder / LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
+        return True
+    configs = (folder / path / "config.json" for path in module_folders(folder))
+    return any(read_object(file, required=False).get("module_output_name") == SCORES for file in configs)
+
+
+def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: str = EMBEDDING) -> DenseLayer:
+    """The layer of a module.
+
+    Args:
+        folder: the folder of the module.
+        width: the width of the embeddings that the layer reads.
+        allow_pickle: whether pickled weights may be read.
+        writes: the library's name of what the layer writes.
+
+    Raises:
+        InputError: a file is missing or damaged, the weights are pickled without permission or of another width, or the
+            activation is not supported.
+    """
+    file = folder / "config.json"
+    config = read_object(file, required=True)
+    activation = _activation(file, config, writes)
+    tensors = _tensors(folder, allow_pickle)
+    weight, bias, residual = tensors.get(_WEIGHT), tensors.get(_BIAS), tensors.get(_RESIDUAL)
+    known = sum(tensor is not None for tensor in (weight, bias, residual))
+    if weight is None or weight.dim() != 2 or weight.shape[1] != width or len(tensors) != known:
+        raise _mismatch(folder, tensors, f"{_WEIGHT} [width, {width}]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise _mismatch(folder, tensors, f"{_BIAS} [{len(weight)}]")
+    is_residual = bool(config.get("use_residual", False))
+    if (residual is not None) != (is_residual and len(weight) != width) or (
+        residual is not None and residual.shape != weight.shape
+    ):
+        raise _mismatch(folder, tensors, f"{_RESIDUAL} {list(weight.shape)} where widths differ, and none elsewhere,")
+    weight, bias, residual = (
+        None if tensor is None else tensor.detach().float() for tensor in (weight, bias, residual)
+    )
+    assert weight is not None
+    layer = DenseLayer(weight, bias, activation, is_residual=is_residual, residual=residual)
+    check_finite(folder, layer)
+    return layer
+
+
+def load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLayer:
+    """The layer of a module that normalises embeddings; see `load_dense_layer`."""
+    tensors = _tensors(folder, allow_pickle)
+    weight, bias = tensors.get(_NORM_WEIGHT), tensors.get(_NORM_BIAS)
+    if weight is None or bias is None or weight.shape != (width,) or bias.shape != (width,):
+        raise _mismatch(folder, tensors, f"{_NORM_WEIGHT} and {_NORM_BIAS} [{width}]")
+    layer = NormLayer(weight.detach().float(), bias.detach().float())
+    check_finite(folder, layer)
+    return layer
+
+
+def save_layers(layers: Iterable[DenseLayer | NormLayer], folders: Iterable[Path]) -> None:
+    """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
+    for layer, folder in zip(layers, folders, strict=True):
+        tensors = (
+            {_NORM_WEIGHT: layer.weight, _NORM_BIAS: layer.bias}
+            if isinstance(layer, NormLayer)
+            else {_WEIGHT: layer.weight, _BIAS: layer.bias, _RESIDUAL: layer.residual}
+        )
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None},
+            folder / SAFE_WEIGHTS,
+        )
+
+
+def _activation(file: Path, config: Mapping[str, object], writes: str) -> str:
+    """The name of the activation, the last part of the path of a class of PyTorch."""
+    for key, name in (("module_input_name", EMBEDDING), ("module_output_name", writes)):
+        value = config.get(key) or EMBEDDING
+        if value != name:
+            text = f"the layer does not map embeddings to {writes} ({key} is {value!r}); use a model whose layers do"
+            raise unsupported(file, key, value, text)
+    path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not isinstance(path, str):
+        raise invalid(file, "activation_function", path, "is not the name of a class")
+    package, _, name = path.rpartition(".")
+    if name not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
+        supported = ", ".join(ACTIVATIONS)
+        text = f"the activation {path} (activation_function) is not supported; use one of torch.nn: {supported}"
+        raise unsupported(file, "activation_function", path, text)
+    return name
+
+
+def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
+    """The tensors of a module by name."""
+    pickled = check_weight_files(folder, {}, allow_pickle).pickled
+    file = folder / (PICKLED_WEIGHTS if pickled else SAFE_WEIGHTS)
+    if not file.is_file():
+        raise _mismatch(folder, {}, f"one file, {file.name},")
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
+    except Exception as error:  # a damaged pickle raises any error
+        raise damaged(file, error) from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise damaged(file, ValueError("no tensors by name"))
+    return tensors
+
+
+def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:
+    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+    return InputError(
+        f"{folder}: the weights are {shapes or 'missing'}, where {expected} is needed; save the model again with"
+        " sentence-transformers (SentenceTransformer.save_pretrained)",
+        code=ErrorCode.FILE_MISMATCH,
+        path=folder,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
 _LISTED = 3
+_LFS = b"version https://git-lfs"
+"""Beginning of the file that Git LFS leaves in place of a large one."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +152,13 @@ def _shards(folder: Path, name: str) -> list[str]:
     return files
 
 
-_LFS = b"version https://git-lfs"
-"""Beginning of the file that Git LFS leaves in place of a large one."""
-
-
 def _check_header(file: Path) -> None:
     """Raise InputError if a safetensors file is damaged or truncated, or if its weights are quantized."""
     try:
         with safe_open(file, framework="pt") as opened:
-            quantized = next(_quantized_weights(opened), None)
+            names = (name for name in opened.keys() if name.endswith("weight"))  # noqa: SIM118
+            # Integers of 8 bits have a meaning only with the scales of their quantizer.
+            quantized = next((name for name in names if opened.get_slice(name).get_dtype() in ("I8", "U8")), None)
     except (SafetensorError, OSError) as error:
         with file.open("rb") as opened_file:
             is_pointer = opened_file.read(len(_LFS)) == _LFS
@@ -181,9 +181,3 @@ def _check_header(file: Path) -> None:
             path=file,
             tensor=quantized,
         )
-
-
-def _quantized_weights(opened: Any) -> Iterator[str]:
-    """The names of weights in integers of 8 bits, which have a meaning only with the scales of their quantizer."""
-    names = (name for name in opened.keys() if name.endswith("weight"))  # noqa: SIM118
-    return (name for name in names if opened.get_slice(name).get_dtype() in ("I8", "U8"))

@@ -2,17 +2,19 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
-from compressor.models.segment_outputs import SegmentOutput
 from compressor.models.segments import (
+    AllAttentionConfig,
     AllAttentionForCausalLM,
     AllAttentionModel,
+    SegmentConfig,
     SegmentForCausalLM,
+    SegmentOutput,
     SegmentPreTrainedModel,
+    TransformerXLConfig,
     TransformerXLForCausalLM,
     TransformerXLModel,
+    pruned,
 )
-from compressor.models.shrink_model import pruned
 
 AutoConfig.register("all-attention", AllAttentionConfig)
 AutoConfig.register("transformer-xl", TransformerXLConfig)

@@ -87,12 +87,8 @@ def attend_by_masks(model: nn.Module) -> tuple[Note, ...]:
                 attention.register_forward_pre_hook(mask, with_kwargs=True)
                 attention.register_forward_hook(mask.zero_padding)
         masks.append(mask)
-    return tuple(_note(mask) for mask in masks[:1])
-
-
-def _note(mask: BlockMask) -> Note:
-    return Note(
-        code=NoteCode.BLOCKS_AS_MASK,
-        text="block-sparse attention is exported as full attention with a mask: the same function at every length, but"
-        f" above {mask.full_length} tokens no faster than full attention",
+    text = (
+        "block-sparse attention is exported as full attention with a mask: the same function at every length, but"
+        " above {} tokens no faster than full attention"
     )
+    return tuple(Note(text=text.format(mask.full_length), code=NoteCode.BLOCKS_AS_MASK) for mask in masks[:1])

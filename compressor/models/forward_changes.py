@@ -1,21 +1,51 @@
-"""What a forward changes in a model besides its outputs: attributes, buffers and modules."""
+"""What a forward changes in a model besides its outputs, and the lengths and equal scores by which its outputs change.
+
+The indexer of sparse attention chooses the keys with the largest scores. These are sums of rectified products, so that
+several keys may score exactly zero. Which of them PyTorch chooses depends on its kernel; ONNX's TopK chooses the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.overrides import TorchFunctionMode
+from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.models.text_config import DYNAMIC, extension, text_config
 from compressor.silence_libraries import quiet_transformers
-from compressor.units.find import evaluation_mode
+from compressor.units.find import evaluation_mode, restored_modes, share_unread_sites
 
 _CLASS = "__class__"
 _PLAIN = (bool, int, float, str, type(None))
+_REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
+"""Names of configuration entries that hold a number of positions."""
+_PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
+"""Words of the types of layers to which such an entry may apply."""
+_CHOSEN = "index_topk"
+"""Name of the entry with the number of keys up to which sparse attention sees all."""
+_TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
+
+
+def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrainedModel:
+    """A copy of a model in evaluation mode, which shares nothing that a forward can change.
+
+    Args:
+        model: the model.
+        with_weights: whether its parameters are copied too; otherwise they are shared.
+    """
+    parameters = {} if with_weights else {id(parameter): parameter for parameter in model.parameters()}
+    with restored_modes(model):
+        model.train()  # LeViT caches in evaluation mode what cannot be copied
+        duplicate = copy.deepcopy(model, parameters)
+    share_unread_sites(model, duplicate)
+    return duplicate.eval()
 
 
 @dataclass(frozen=True)
@@ -88,3 +118,84 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
             elif isinstance(value, (np.generic, *_PLAIN)) and not name.startswith("_"):
                 state[path, name] = value
     return state
+
+
+def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
+    """Lengths in tokens after which a model may compute something else, ascending.
+
+    Windows to both sides have half of their width on each side, so that both numbers are among the lengths.
+    """
+    sizes = set(_sizes(text_config(config)))
+    return tuple(sorted(sizes | {size // 2 for size in sizes if size > 3}))
+
+
+def chosen_keys(config: PretrainedConfig) -> int | None:
+    """The number of keys that sparse attention chooses by scores; None: it attends to all."""
+    chosen: Any = getattr(text_config(config), _CHOSEN, None)
+    return chosen if _is_reach(chosen) else None
+
+
+def _sizes(config: PretrainedConfig) -> Iterator[int]:
+    """The numbers of positions among the entries of a configuration that its layers use."""
+    layers = getattr(config, "layer_types", None) or ()
+    if not layers or any(word in layer for layer in layers for word in _PARTIAL):
+        for name in (name for name in vars(config) if _REACH.fullmatch(name)):
+            value = getattr(config, name)
+            yield from (size for size in (value if isinstance(value, list | tuple) else [value]) if _is_reach(size))
+    if (chosen := chosen_keys(config)) is not None:
+        yield chosen
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    usual = getattr(config, "original_max_position_embeddings", None)
+    for part in (part for part in kinds if part.get("rope_type") == "longrope"):
+        size: Any = part.get("original_max_position_embeddings", usual)
+        if _is_reach(size):
+            yield size
+    if any(part.get("rope_type") == DYNAMIC for part in kinds) and extension(config) > 1:
+        yield config.max_position_embeddings
+    drawn, block = getattr(config, "num_random_blocks", None), getattr(config, "block_size", None)
+    if drawn is not None and block is not None and getattr(config, "attention_type", None) == "block_sparse":
+        yield (5 + 2 * drawn) * block
+
+
+def _is_reach(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 1
+
+
+class FirstOfEqual(TorchFunctionMode):
+    """While inside, `topk` chooses the first of equal values, as ONNX's TopK does.
+
+    Args:
+        watches: whether ties are noticed alone, and PyTorch chooses.
+
+    Attributes:
+        tied: the smallest number of chosen values where the last of them equals one that is not chosen; None: in no
+            choice. Values of masked positions, infinite or the lowest of their type, do not count.
+    """
+
+    tied: int | None = None
+
+    def __init__(self, *, watches: bool = False) -> None:
+        super().__init__()
+        self._watches = watches
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func not in _TOPK:
+            return func(*args, **(kwargs or {}))
+        first = self._first(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if self._watches else first
+
+    def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        values, indices = torch.sort(input, dim=dim, descending=largest, stable=True)
+        if 0 < k < values.shape[dim] and values.is_floating_point():
+            last, following = values.select(dim, k - 1), values.select(dim, k)
+            is_score = last.isfinite() & (last.abs() < torch.finfo(last.dtype).max / 2)
+            if bool(((last == following) & is_score).any()):
+                self.tied = min(k, self.tied or k)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))

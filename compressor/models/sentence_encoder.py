@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from compressor.models.dense_layer import DenseLayer
-from compressor.models.pooling import POOLINGS
+from compressor.models.pooled_encoder import POOLINGS, DenseLayer, PooledEncoder
 
 EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
 """Names of outputs of `SentenceEncoder`."""
@@ -30,7 +27,7 @@ class SentenceOutput(ModelOutput):
         document_scores: `[texts, documents]`, 20 times the cosine of each text and each document; None without
             documents.
         last_hidden_state: `[texts, 1, width]`, the pooled states as the only state of their text, or `[texts,
-            positions, width]`, the states of the tokens; see `SentenceEncoder.pool_in_graph`.
+            positions, width]`, the states of the tokens; see `PooledEncoder`.
         hidden_states: `[texts, positions, width]` of the embeddings and of each layer, if requested.
     """
 
@@ -41,15 +38,12 @@ class SentenceOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class SentenceEncoder(PreTrainedModel):
-    """An encoder of transformers, pooling, dense layers and normalisation, as in a folder of sentence-transformers.
-
-    The library's ONNX and OpenVINO backends read the output `last_hidden_state`, and run all other modules on it. Where
-    the graph pools, that output holds the pooled states as a sequence of one state, which no pooling changes.
+class SentenceEncoder(PooledEncoder):
+    """A pooled encoder, dense layers and normalisation, as in a folder of sentence-transformers.
 
     Args:
         encoder: its first output is the states of the tokens, `[texts, positions, width]`.
-        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
         normalize: whether embeddings have norm one.
         pool_in_graph: whether an exported graph pools.
 
@@ -58,19 +52,12 @@ class SentenceEncoder(PreTrainedModel):
         documents: embeddings `[documents, width]` of norm one, against which texts are ranked; None: there are none.
     """
 
-    base_model_prefix = "encoder"
-    main_input_name = "input_ids"
-    _supports_sdpa = True
-
     def __init__(
         self, encoder: PreTrainedModel, pooling: str, *, normalize: bool = True, pool_in_graph: bool = True
     ) -> None:
-        super().__init__(encoder.config)
-        self._supports_sdpa = encoder._supports_sdpa
-        self.encoder, self.dense = encoder, nn.Sequential()
-        self.pooling, self.normalize, self.pool_in_graph = pooling, normalize, pool_in_graph
+        super().__init__(encoder, pooling, pool_in_graph=pool_in_graph)
+        self.dense, self.normalize = nn.Sequential(), normalize
         self.documents: Tensor | None = None
-        self._takes_types = "token_type_ids" in inspect.signature(encoder.forward).parameters
 
     @property
     def width(self) -> int:
@@ -111,22 +98,18 @@ class SentenceEncoder(PreTrainedModel):
             labels: `[pairs]`, larger for more similar texts, where texts 2i and 2i+1 are pair i; computes the loss.
             output_hidden_states: whether to return the states of every layer.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
-        if token_type_ids is not None and self._takes_types:
-            arguments["token_type_ids"] = token_type_ids
-        if output_hidden_states:
-            arguments["output_hidden_states"] = True
-        output = self.encoder(**arguments)
-        states = output[0]
-        pooled = POOLINGS[self.pooling](states, mask)
-        embedding = self._embed(pooled)
+        pooled, states, hidden_states = self.pooled_states(
+            input_ids, attention_mask, token_type_ids, output_hidden_states
+        )
+        embedding, scores = self._embed(pooled), None
+        if self.documents is not None:
+            scores = _SCALE * nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T
         return SentenceOutput(
             loss=None if labels is None else _ranking_loss(embedding, labels),
             sentence_embedding=embedding,
-            last_hidden_state=pooled[:, None] if self.pool_in_graph else states,
-            document_scores=None if self.documents is None else self._scores(embedding, self.documents),
-            hidden_states=output.hidden_states if output_hidden_states else None,
+            last_hidden_state=states,
+            document_scores=scores,
+            hidden_states=hidden_states,
         )
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -137,17 +120,6 @@ class SentenceEncoder(PreTrainedModel):
         """Embeddings `[texts, width]` from pooled states `[texts, width of states]`."""
         embedding: Tensor = self.dense(pooled)
         return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Write weights and configuration of the encoder, as in the folder that it was loaded from."""
-        self.encoder.save_pretrained(save_directory, *args, **kwargs)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.encoder.get_input_embeddings()
-
-    @staticmethod
-    def _scores(embedding: Tensor, documents: Tensor) -> Tensor:
-        return _SCALE * nn.functional.normalize(embedding, dim=-1) @ documents.to(embedding).T
 
 
 def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.module_reranker import ModuleReranker
+from compressor.models.rerankers import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.models.text_config import text_config
 

@@ -9,10 +9,9 @@ import numpy as np
 from compressor.results import AnsweredRow
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
-from compressor.tasks.retrieval import unit_rows
-from compressor.tasks.row_texts import row_texts, shorten, shorten_both
+from compressor.tasks.encoding import row_texts, shorten, shorten_both
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.tasks.sentence_similarity import pair_embeddings
+from compressor.tasks.sentence_similarity import pair_embeddings, unit_rows
 
 
 def answered_rows(

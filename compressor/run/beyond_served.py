@@ -16,8 +16,7 @@ from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
 from compressor.model_folder.example_inputs import token_limit
 from compressor.models.block_sparse import attend_by_masks
-from compressor.models.length_switches import chosen_keys
-from compressor.models.tied_choices import FirstOfEqual
+from compressor.models.forward_changes import FirstOfEqual, chosen_keys
 from compressor.models.tiny_model import tiny_model
 from compressor.results import Note, NoteCode, Proof
 from compressor.run import verify

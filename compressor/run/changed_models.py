@@ -31,8 +31,7 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             among equal scores, so that it holds by chance if it does.
         MismatchError: it does not hold.
     """
-    from compressor.models.length_switches import chosen_keys
-    from compressor.models.tied_choices import FirstOfEqual
+    from compressor.models.forward_changes import FirstOfEqual, chosen_keys
     from compressor.units.hook import family
 
     with FirstOfEqual(watches=True) as choices:
@@ -89,7 +88,7 @@ def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
         The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
         scores are equal, so that these are not what a graph differs by.
     """
-    from compressor.models.tied_choices import FirstOfEqual
+    from compressor.models.forward_changes import FirstOfEqual
 
     with FirstOfEqual() as choices:
         proof = prove()

@@ -15,8 +15,7 @@ from compressor.results import EmbeddingAgreement, Note, NoteCode
 from compressor.tasks import Data, batches
 from compressor.tasks.data import draw_rows
 from compressor.tasks.forwards import forward_arguments
-from compressor.tasks.retrieval import Judgements, nearest, ranking_scores
-from compressor.tasks.sentence_similarity import SentenceSimilarity, pair_embeddings
+from compressor.tasks.sentence_similarity import Judgements, nearest, pair_embeddings, ranking_scores
 
 _DOCUMENTS = 1024
 """Maximum number of documents that texts are ranked against."""
@@ -61,9 +60,8 @@ def agreement_of(
         data: the rows, and a task that embeds texts.
     """
     task, test_batches = data.task, batches(data.task, data.test)
-    labelled = isinstance(task, SentenceSimilarity) and task.retrieves
     pairs = np.concatenate([batch[task.label_name].numpy() for _, batch in test_batches])
-    if not labelled:
+    if not task.retrieves:
         pairs[:, 0] = 1.0  # every first text is a query
     texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]
     dense, compressed = (pair_embeddings(embeddings, pairs) for embeddings in texts)
@@ -73,7 +71,7 @@ def agreement_of(
     cosines = (wide[0] * wide[1]).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny)
     judgements = Judgements.of(pairs)
     gains = judgements.gains
-    if not labelled:
+    if not task.retrieves:
         retrieved = nearest(dense[0][judgements.queries], dense[1][judgements.documents])
         gains = tuple(dict.fromkeys(row, 1.0) for row in retrieved.tolist())
 
@@ -89,7 +87,7 @@ def agreement_of(
         dense=recall(*dense),
         own=recall(*compressed),
         mixed=recall(compressed[0], dense[1]),
-        labelled=labelled,
+        labelled=task.retrieves,
     )
 
 

@@ -24,12 +24,9 @@ from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
-from compressor.tasks.label_order import order_text
-from compressor.tasks.returned_values import pop_labels
-from compressor.tasks.run_splits import PURPOSES
+from compressor.tasks.data import PURPOSES
 from compressor.tasks.scoring import batches
-from compressor.tasks.segment_streams import Streams, read
-from compressor.tasks.sentence_similarity import SentenceSimilarity
+from compressor.tasks.segment_streams import read
 
 
 @dataclass(frozen=True)
@@ -64,19 +61,18 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     if data is None or not len(data.test):
         return EvaluationResult()
     selection, count = recipe.selection, recipe.output.report_rows
-    has_embeddings = isinstance(data.task, SentenceSimilarity)
     statistics, logits = [], []
     for variant in variants:
         parts: list[np.ndarray] = []
         with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
-            on_logits = (lambda values, _, kept=parts: kept.append(values)) if has_embeddings else None
+            on_logits = (lambda values, _, kept=parts: kept.append(values)) if data.task.embeds else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(parts)
     dense, compressed = statistics
     scores = (score(dense, compressed, data.task, "test", len(data.test), selection.seed),)
-    constant, order = data.task.constant_score(dense), order_text(data.task, dense, "test")
+    constant, order = data.task.constant_score(dense), data.task.order_text(dense, "test")
     log.add_notes(run_notes.score_notes(scores[0], dense, compressed, constant, order))
-    if has_embeddings:
+    if data.task.embeds:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])
         return EvaluationResult(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
@@ -89,7 +85,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
 
 def _reads_in_order(variant: Variant, task: Task) -> bool:
     """Whether an engine reads rows with the memory of earlier ones; without memory a segment is a row."""
-    return isinstance(task, Streams) and limits(variant.graph.path) is not None
+    return task.reads_streams and limits(variant.graph.path) is not None
 
 
 LogitsObserver = Callable[[np.ndarray, Mapping[str, Tensor]], None]
@@ -135,7 +131,6 @@ def statistics_of(
         on_progress(scored := scored + count, len(rows))
 
     if _reads_in_order(variant, data.task):
-        assert isinstance(data.task, Streams)
         stream = Stream(variant.engine, variant.graph.path)
 
         def segment(ids: Tensor) -> Tensor:
@@ -159,7 +154,7 @@ def answer(
     """
     forward, answered = _forward_of(variant, task, on_logits), 0
     for indices, batch in batches(task, rows):
-        pop_labels(task, batch, len(indices))
+        task.pop_labels(batch, len(indices))
         forward(batch)
         on_progress(answered := answered + len(indices), len(rows))
 

@@ -16,7 +16,7 @@ from compressor.config.steps import Step, Units
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.row_layout import rows_layout
+from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
-from compressor.models.forward_changes import Change, changes_of_forward, switch_of_changes
-from compressor.models.length_switches import configured_switches
+from compressor.models.forward_changes import Change, changes_of_forward, configured_switches, switch_of_changes
 from compressor.run.products import Case
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs, example_rows, fresh_model
-from compressor.model_folder.signals import IMAGES
+from compressor.model_folder.input_rules import IMAGES
 from compressor.results import Proof, VariantName
 from compressor.run import verify
 from compressor.run.build_options import spans_of

@@ -18,7 +18,6 @@ from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.selection.run_search import run_search
 from compressor.selection.train_gate import train_gate
 from compressor.tasks.data import Data
-from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def learn(
     heads = sum(site.heads for site in pool_of(sites, selection.options))
     keep = None if selection.keep is None else heads_to_keep(selection.keep, heads)
     reported = data.task
-    if selection.searches or not isinstance(reported, Streams):  # training on streams uses the reported metric
+    if selection.searches or not reported.reads_streams:  # training on streams uses the reported metric
         data = data.of_chooser()
     if method.kind == "gate":
         learned = train_gate(model, sites, data, selection, keep, checkpoint_dir, on_progress)

@@ -31,8 +31,7 @@ from compressor.selection.plan_and_curves import LearningResult, all_heads, sear
 from compressor.selection.pool import pool_of
 from compressor.selection.search import Search, Step
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
-from compressor.tasks.data import Data
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.data import Data, rows_hash
 from compressor.units import Site
 
 

@@ -26,7 +26,6 @@ from compressor.selection.options import (
 from compressor.selection.plan_and_curves import LearningResult, all_heads, record_of, to_plan, training_curves
 from compressor.selection.unit_pool import UnitPool
 from compressor.tasks.data import Data
-from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import GateSetup, fit
 from compressor.training.processes import process_count
@@ -107,7 +106,7 @@ def train_pool(
         DivergedError: see `fit`.
     """
     method = METHODS[selection.method]
-    if not isinstance(data.task, Streams):  # training on streams uses the reported metric
+    if not data.task.reads_streams:  # training on streams uses the reported metric
         data = data.of_chooser()
     settings = _settings_of(selection, data)
     gate = settings.make_gate(pool.layers, pool.budget, selection.seed)

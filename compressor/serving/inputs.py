@@ -97,7 +97,7 @@ def image_rows(
     Raises:
         InputError: the processor, the source or an image cannot be read.
     """
-    from compressor.tasks.raw_images import read_pixels
+    from compressor.tasks.images import read_pixels
 
     pixels = read_pixels(source, folder, maximum, requested=column)
     return _completed([{PIXELS: image[None]} for image in pixels], model, inputs, longest)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from compressor.tasks.encoding import chunks_of
+from compressor.tasks.encoding import chunks_of, runs_between
 from compressor.tasks.row_store import RowStore
 
 _JOINED_SHARE = 0.5
@@ -53,7 +53,7 @@ def _replaced(
         return None
     example = rows[position]
     texts, partner, model = (
-        _texts(row["input_ids"], special_ids)
+        runs_between(row["input_ids"], special_ids)
         for row in (example, rows[int(rng.integers(len(rows)))], pattern[int(rng.integers(len(pattern)))])
     )
     if not texts or not len(texts) == len(partner) == len(model):  # a text is empty
@@ -64,11 +64,6 @@ def _replaced(
         for text, partner_text, wanted in zip(texts, partner, model, strict=True)
     ]
     return _framed(example, parts, special_ids)
-
-
-def _texts(ids: Sequence[int], special_ids: Collection[int]) -> list[list[int]]:
-    """The tokens of each text of a row, without the special tokens around them."""
-    return [list(run) for is_special, run in groupby(ids, special_ids.__contains__) if not is_special]
 
 
 def _part(

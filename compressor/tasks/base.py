@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
-from compressor.tasks.returned_values import ReturnedValues, pop_labels
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
@@ -23,7 +22,7 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
 
 
-class Task(ReturnedValues, ABC):
+class Task(ABC):
     """One task on one model folder.
 
     A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
@@ -37,6 +36,9 @@ class Task(ReturnedValues, ABC):
         name: the name of the task, e.g. `text-classification`.
         metrics: the metrics of the task, the default first.
         in_order: whether rows follow each other in a text and must not be shuffled.
+        reads_streams: whether the model keeps a memory of earlier rows, so that a text is read in parallel streams
+            (`segment_streams`) where the metric is computed and where the model is trained.
+        embeds: whether the scored output is one embedding for each text.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
             `end_logits` are logits over positions; any other output `[rows, n]` is logits of n classes.
@@ -53,6 +55,8 @@ class Task(ReturnedValues, ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     in_order: ClassVar[bool] = False
+    reads_streams: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
     joined_rows: ClassVar[int] = 1
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     label_name: ClassVar[str] = "labels"
@@ -106,6 +110,11 @@ class Task(ReturnedValues, ABC):
         return None
 
     @property
+    def retrieves(self) -> bool:
+        """Whether the metric is one of retrieval, which compares all rows with each other."""
+        return False
+
+    @property
     def loss_outputs(self) -> tuple[str, ...]:
         """The model outputs whose divergence from the dense model's is the loss without labels."""
         return self.outputs
@@ -123,7 +132,7 @@ class Task(ReturnedValues, ABC):
         """
         return named_splits(source)
 
-    def learn_labels(self, rows: Dataset, source: str) -> None:
+    def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
         """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
 
         Args:
@@ -146,6 +155,10 @@ class Task(ReturnedValues, ABC):
             InputError: a column is missing, a value is not what the task reads, or no token remains.
         """
 
+    def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
+        """The columns of text that have usual names, where rows with and without labels need as many; else empty."""
+        return ()
+
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows whose labels are not used, e.g. to run the model on them; labels may be placeholders.
 
@@ -159,7 +172,7 @@ class Task(ReturnedValues, ABC):
         """All rows that `encode` returned; columns that name a row in later errors name it by its origin."""
         return encoded
 
-    def check_files(self, examples: Dataset) -> None:
+    def check_files(self, examples: Dataset) -> None:  # noqa: B027 - few tasks have files
         """Read the files that encoded rows refer to and `collate` reads, if there are some, so that errors come early.
 
         Raises:
@@ -231,8 +244,39 @@ class Task(ReturnedValues, ABC):
             examples: encoded rows.
         """
         batch = self.collate(examples)
-        labels = pop_labels(self, batch, len(examples))
-        return self.per_example(forward(batch), labels)
+        labels = self.pop_labels(batch, len(examples))
+        statistics = self.per_example(forward(batch), labels)
+        if getattr(statistics, "ndim", 0) != 2 or len(statistics) != len(examples):
+            raise self.returns_wrong("per_example", f"an array [examples, k] for {len(examples)} examples")
+        return statistics
+
+    def pop_labels(self, batch: dict[str, Tensor], count: int) -> np.ndarray:
+        """Take the labels out of a collated batch.
+
+        Args:
+            batch: the batch; its labels are removed.
+            count: number of its examples.
+
+        Raises:
+            UsageError: it has no labels, or not one element for each example.
+        """
+        labels = batch.pop(self.label_name, None) if isinstance(batch, MutableMapping) else None
+        if labels is None or not labels.ndim or len(labels) != count:
+            raise self.returns_wrong(
+                "collate", f"tensors, {self.label_name!r} with an element for each of {count} rows"
+            )
+        return labels.numpy()
+
+    def returns_wrong(self, method: str, expected: str) -> UsageError:
+        """The error of a method that returns something else than it has to, as that of a custom task may.
+
+        Args:
+            method: name of the method.
+            expected: what it has to return.
+        """
+        path = f"{type(self).__module__}:{type(self).__qualname__}.{method}"
+        text = f"--task {path} returns something else than {expected}; correct the method"
+        return UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
         """The answers to one batch as integers, by which those of two engines are compared; None: they are not.
@@ -259,6 +303,15 @@ class Task(ReturnedValues, ABC):
         """
         return None
 
+    def order_text(self, statistics: np.ndarray, split: str) -> str | None:
+        """Why labels seem to number the classes in another order than the model, and what to do; None: they do not.
+
+        Args:
+            statistics: those of the dense model, `[examples, k]`.
+            split: the rows that were scored.
+        """
+        return None
+
     @abstractmethod
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
@@ -273,7 +326,7 @@ class Task(ReturnedValues, ABC):
             examples: encoded rows.
         """
         batch = self.collate(examples)
-        labels = pop_labels(self, batch, len(examples))
+        labels = self.pop_labels(batch, len(examples))
         return self.answer_texts(forward(batch), labels)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:

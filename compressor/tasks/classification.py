@@ -1,4 +1,4 @@
-"""Text classification: predict one of several classes from one or two texts."""
+"""Text classification: predict one of several classes, or any number of them, from one or two texts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import ClassVar
 
 import torch
 
-from compressor.config.sections import RowsConfig
-from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labelled_rows import ClassLabels
 from compressor.tasks.metrics import Metric, accuracy, f1, matthews
+from compressor.tasks.several_classes import SeveralClasses
 
 
 class TextClassification(ClassLabels, LabelledTexts):
@@ -34,6 +33,18 @@ class TextClassification(ClassLabels, LabelledTexts):
     )
     label_type = torch.int64
 
-    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        self.require_one_class(folder)
-        super().__init__(folder, request, metric)
+
+class MultiLabelClassification(SeveralClasses, LabelledTexts):
+    """Classification by one logit for each class, scored by micro or macro F1, or mean average precision.
+
+    Args:
+        folder: its tokenizer encodes the texts; its configuration has the number of classes and their names, and the
+            folder may declare thresholds.
+        request: columns and maximum row length.
+        metric: one of `metrics`.
+
+    Raises:
+        InputError: the thresholds are not one for each class, or the maximum row length leaves no room for text.
+    """
+
+    name = "multi-label-classification"

@@ -1,34 +1,45 @@
-"""Read and encode the rows of a run: training, evaluation and test rows."""
+"""The rows of a run, read, divided and encoded: training, evaluation and test rows, and rows without labels."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import generate_random_fingerprint
 
 from compressor.config.sections import RowsConfig
+from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Task
+from compressor.tasks.base import LABELS, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.metric_obstacles import require_metric
+from compressor.tasks.labels import are_withheld
 from compressor.tasks.registry import make_task
-from compressor.tasks.row_contents import read_contents, repeated_rows
-from compressor.tasks.run_splits import PURPOSES, SourceRows, encode_rows, fill_splits, read_splits
-from compressor.tasks.splits import Split, named_splits
-from compressor.tasks.unlabelled_rows import encode_unlabelled, join_rows, read_unlabelled
+from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.splits import Split, named_splits, pick
 
 logger = logging.getLogger(__name__)
 
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
 """Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
+_REPEATED = 10
+_REPEATED_SHARE = 0.1
+"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
+PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
+"""Adjectives of the splits in messages."""
+_EVAL_SHARE = 0.1
+"""Share of the training rows that become evaluation rows if none are requested."""
+_TEST_SHARE = 0.5
+"""Share of the evaluation rows that become test rows if none are requested."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Data:
         task = self.task.chooser
         rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
         if task is not self.task:
-            require_metric(task, {split: part for split, part in rows.items() if len(part)})
+            _require_metric(task, {split: part for split, part in rows.items() if len(part)})
         return replace(self, task=task)
 
 
@@ -105,46 +116,33 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes += further_notes
     notes += task.notes
     if unlabelled:
-        notes.append(_unlabelled_note([splits[name].source for name in unlabelled]))
+        text = (
+            f"{', '.join(splits[name].source for name in unlabelled)}: the rows have no labels, and none are needed to"
+            " choose units, to refit weights, to learn a teacher's outputs or to quantize"
+        )
+        notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
-    notes += fill_splits(encoded, splits, unlabelled, seed, task)
+    notes += _fill_splits(encoded, splits, unlabelled, seed, task)
     if further is not None:
         encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
     scored: dict[Split, Dataset] = {
         split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
     }
-    require_metric(task, scored)
+    _require_metric(task, scored)
     for split, rows in encoded.items():
         if split != "train" or drawn_rows is None:
             task.check_files(rows)
-    contents = {split: read_contents(rows) for split, rows in encoded.items()}
+    contents = {split: _contents(rows) for split, rows in encoded.items()}
     if not task.in_order:  # windows of running text repeat each other without being the same rows
         pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
-        notes += repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
+        notes += _repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
     empty = next(iter(encoded.values())).select([])
     train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
-    logger.debug(
-        "%s: %d training, %d evaluation and %d test rows, scored by %s",
-        task.name,
-        len(train),
-        len(evaluation),
-        len(test),
-        task.metric,
-    )
-    train_hash, eval_hash = (contents[name].digest if name in contents else None for name in ("train", "eval"))
-    scores_eval = "eval" in scored
-    return Data(
-        train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, scores_eval=scores_eval
-    )
-
-
-def _unlabelled_note(sources: Sequence[str]) -> Note:
-    text = (
-        f"{', '.join(sources)}: the rows have no labels, and none are needed to choose units, to refit weights, to"
-        " learn a teacher's outputs or to quantize"
-    )
-    return Note(text=text, code=NoteCode.ROWS_UNLABELLED)
+    sizes = tuple(map(len, (train, evaluation, test)))
+    logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
+    train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
+    return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, "eval" in scored)
 
 
 def _open_further(
@@ -164,9 +162,9 @@ def _open_further(
             field="unlabelled_data",
             value=request.unlabelled_data,
         )
-    source, split_notes = read_unlabelled(request, task.read)
+    source, split_notes = _read_unlabelled(request, task.read)
     source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
-    encoded = encode_unlabelled(task, request, source, train, tables)
+    encoded = _encode_unlabelled(task, request, source, train, tables)
     text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
     return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 
@@ -247,3 +245,326 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()
     return numbers[numbers < rows]
+
+
+def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
+    """The rows of `unlabelled_data`, with a note on splits that are not used.
+
+    The only column of a file, such as the lines of a text, stands for the column of texts, whatever its name.
+    """
+    source = request.unlabelled_data
+    assert source is not None
+    named = read(source)
+    name, chosen = _select_split("train", named, source)
+    rows, columns = chosen.rows, request.text_columns
+    notes = []
+    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
+        if rows.info.builder_name in TABLES:
+            text = f"the column {rows.column_names[0]!r:.60} of {source} is read as {columns[0]!r}"
+            notes.append(Note(text=text, code=NoteCode.TEXT_COLUMNS))
+        rows = rows.rename_column(rows.column_names[0], columns[0])
+    if others := [other for other in named if other != name]:
+        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
+        notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+    return SourceRows(rows, chosen.source, chosen.origin), notes
+
+
+def _encode_unlabelled(
+    task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
+) -> Dataset:
+    """The encoded rows, with placeholders for labels, in which each has as many texts as a training row.
+
+    Raises:
+        InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
+    """
+    if not request.text_columns:  # requested columns are those of both
+        texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
+        if texts and len(texts) != len(of_train):
+            raise InputError(
+                f"{rows.source}: a row has {len(texts)} text(s) ({', '.join(texts)}), and a training row has"
+                f" {len(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
+                code=ErrorCode.FILE_MISMATCH,
+                field="text_columns",
+                columns=texts,
+            )
+    try:
+        return encode_rows(task, rows, tables, is_labelled=False)
+    except InputError as error:
+        if error.details.get("field") != "label_column":
+            raise
+        raise InputError(
+            f"{rows.source}: {task.name} encodes rows together with their labels, and there are none; add labels, or"
+            " omit these rows (--unlabelled-data)",
+            code=error.code,
+            field="unlabelled_data",
+            source=rows.source,
+        ) from error
+
+
+def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
+    """Encoded training rows and further ones behind them, in the columns and types of the first.
+
+    Placeholders of another type than labels, such as zero for a list of tags, become the label of the first row.
+
+    Raises:
+        InputError: a custom task encodes the two as different columns or types.
+    """
+    columns, schema = further.with_format("arrow")[:], train.features.arrow_schema
+    try:
+        if LABELS in schema.names and columns.schema.field(LABELS).type != schema.field(LABELS).type and len(train):
+            label = train.select_columns(LABELS).with_format("arrow")[:1].column(0).combine_chunks()
+            labels = label.take(pa.array(np.zeros(len(columns), np.int64)))
+            columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
+        table = columns.select(train.column_names).cast(schema)
+    except (KeyError, pa.ArrowException) as error:
+        raise InputError(
+            f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
+            " encode and encode_unlabelled of the task return equal columns",
+            code=ErrorCode.FILE_MISMATCH,
+            field="unlabelled_data",
+            source=source,
+        ) from error
+    # The fingerprint of the content, which is the default, would take it into memory.
+    return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
+
+
+def _types(rows: Dataset) -> str:
+    return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
+
+
+def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
+    """Raise InputError unless the metric of a task is defined on the encoded rows of each split."""
+    for split, rows in scored.items():
+        if (obstacle := task.metric_obstacle(rows)) is not None:
+            raise InputError(
+                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
+                f" (--{split}-data)",
+                code=ErrorCode.INVALID_ROWS,
+                field=f"{split}_data",
+            )
+
+
+def rows_hash(examples: Dataset) -> str | None:
+    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
+
+    Rows of a custom task that have neither tokens nor images count with all of their columns.
+    """
+    return _contents(examples)[0]
+
+
+def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
+    """The digest of encoded rows, see `rows_hash`; and a hash of the tokens or the image of each, where it has some."""
+    if not len(examples):
+        return None, ()
+    digest, rows = hashlib.sha256(), list[int]()
+    names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
+    has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
+    if not has_inputs:
+        return _hash_of_columns(examples), ()
+    for batch in examples.select_columns(names).iter(batch_size=1000):
+        for row in zip(*(batch[name] for name in names), strict=True):
+            digest.update(repr(row).encode())
+            rows.append(hash(repr(row[0])))
+    return f"sha256:{digest.hexdigest()}", rows
+
+
+def _hash_of_columns(examples: Dataset) -> str:
+    """`sha256:...` of all columns of rows as they are stored, whatever they are decoded to."""
+    digest = hashlib.sha256()
+    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
+    for table in columns.iter(batch_size=64):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        digest.update(sink.getvalue())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _repeated_rows(
+    contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
+) -> list[Note]:
+    """Notes on rows that are scored and repeat many of another split, as in one file that is named twice."""
+    notes = []
+    for scored, split in pairs:
+        if split not in contents or scored not in contents:
+            continue
+        rows, known = contents[scored][1], set(contents[split][1])
+        repeated = sum(content in known for content in rows)
+        if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
+            text = (
+                f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so that"
+                f" they do not show what is lost on new rows; name other rows (--{scored}-data)"
+            )
+            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
+    return notes
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """The rows of one split, their source as messages name it, and where they come from."""
+
+    rows: Dataset
+    source: str
+    origin: RowOrigin
+
+
+def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[dict[Split, SourceRows], list[Note]]:
+    """The rows of each requested split and of further splits of the training data, with notes on the latter."""
+    requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
+    sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
+    if not sources:
+        raise InputError(
+            "no rows were named, so nothing can be learned or scored; name them with --data",
+            code=ErrorCode.MISSING_VALUE,
+            field="data",
+        )
+    splits: dict[Split, SourceRows] = {}
+    notes = []
+    training, used = None, set[tuple[str, str]]()
+    for split, source in requested.items():
+        if source is not None:
+            name, splits[split] = _select_split(split, sources[source], source)
+            training = name if split == "train" else training
+            used.add((source, name))
+        elif request.data is not None:
+            others = {name: rows for name, rows in sources[request.data].items() if name != training}
+            picked = pick(others, split)
+            if picked is None:
+                continue
+            used.add((request.data, picked))
+            if are_withheld(others[picked]):
+                text = f"the split {picked!r} of {request.data} is not used, its labels are withheld"
+                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+                continue
+            splits[split] = _source_rows(sources[request.data], picked, request.data)
+            text = f"the {split} rows are the split {picked!r} of {request.data}"
+            notes.append(Note(text=text, code=NoteCode.SPLIT_CHOSEN))
+    for source, named in sources.items():
+        for name, rows in named.items():
+            if (source, name) not in used:
+                text = f"the split {name!r} of {source} ({len(rows)} rows) is not used"
+                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+    return splits, notes
+
+
+def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
+    """The rows of the split of this name."""
+    return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
+
+
+def _select_split(split: Split, named: SplitRows, source: str) -> tuple[str, SourceRows]:
+    """The split of a source for one purpose, with its name; a source with a single split serves every purpose.
+
+    Raises:
+        InputError: the source has several splits, and none is for the purpose.
+    """
+    name = pick(named, split)
+    if name is None and len(named) > 1:
+        raise InputError(
+            f"{source}: none of its splits ({', '.join(named)}) is for {split}; rename one to train, dev or test, or"
+            " name a file of these rows alone",
+            code=ErrorCode.UNKNOWN_NAME,
+            split=split,
+            splits=tuple(named),
+        )
+    name = next(iter(named)) if name is None else name
+    return name, _source_rows(named, name, source)
+
+
+def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled: bool) -> Dataset:
+    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there.
+
+    Args:
+        task: the task that encodes them.
+        split: the rows.
+        tables: those of the model, in which every id of the rows must have a row.
+        is_labelled: whether labels are encoded too.
+
+    Raises:
+        InputError: a row cannot be encoded, or the model has no row for one of its ids.
+    """
+    encode = task.encode if is_labelled else task.encode_unlabelled
+    with split.origin.located():
+        encoded = encode(split.rows, split.source)
+        if (
+            not isinstance(encoded, Dataset)
+            or "length" not in encoded.column_names
+            or len(encoded) < min(1, len(split.rows))
+        ):
+            raise task.returns_wrong(encode.__name__, "a datasets.Dataset of at least one row with a column 'length'")
+        tables.check(task, encoded, split.rows, split.source)
+    return task.locate(encoded, split.origin)
+
+
+def _fill_splits(
+    encoded: dict[Split, Dataset],
+    splits: Mapping[Split, SourceRows],
+    unlabelled: Sequence[Split],
+    seed: int,
+    task: Task,
+) -> list[Note]:
+    """Set evaluation rows, and test rows with labels, aside from encoded rows where there are none.
+
+    The encoded rows are completed; the splits without labels include those that are set aside here.
+
+    Raises:
+        InputError: there are too few rows.
+    """
+    notes = []
+    if "eval" not in encoded and "train" in encoded:
+        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test rows
+        source = splits["train"].source
+        encoded["train"], encoded["eval"] = _set_aside(
+            encoded["train"], source, _EVAL_SHARE, seed, "train", task, least
+        )
+        notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
+    if "test" not in encoded and "eval" not in unlabelled:
+        source = splits["eval" if "eval" in splits else "train"].source
+        encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], source, _TEST_SHARE, seed, "eval", task)
+        notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+    return notes
+
+
+def _set_aside(
+    examples: Dataset, source: str, share: float, seed: int, split: Split, task: Task, least: int = 1
+) -> tuple[Dataset, Dataset]:
+    """Divide rows into those that remain and those that are set aside for another purpose, at least `least`.
+
+    The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
+    last rows are set aside; rows that belong together (`Task.set_aside_by`) are drawn together.
+
+    Raises:
+        InputError: no row would remain.
+    """
+    together = np.arange(len(examples))
+    if task.set_aside_by is not None:
+        together = np.unique(np.asarray(examples[task.set_aside_by]), return_inverse=True)[1]
+    groups = int(together.max(initial=-1)) + 1
+    count = max(least, round(share * groups))
+    if count >= groups:
+        field = "eval_data" if split == "train" else "test_data"
+        kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
+        raise InputError(
+            f"{source}: {groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
+            f" --{field.replace('_', '-')}",
+            code=ErrorCode.TOO_FEW_ROWS,
+            source=source,
+            rows=groups,
+            minimum=least + 1,
+            field=field,
+        )
+    order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(seed).permutation(groups)
+    is_aside = np.isin(together, order[:count])
+    return examples.select(np.flatnonzero(~is_aside)), examples.select(np.flatnonzero(is_aside))
+
+
+def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
+    """The note on `rows` of the split `origin` that were set aside for `split`."""
+    choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
+    text = (
+        f"no {PURPOSES[split]} data was named: {len(rows)} of the {PURPOSES[origin]} rows, {choice}, were set aside"
+        " for it"
+    )
+    if origin == "train":
+        text += "; a model that was trained on these rows scores higher on them than on new ones"
+    return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)

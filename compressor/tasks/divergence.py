@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from compressor.models.answer_kind import AnswerKind, several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
@@ -57,14 +57,31 @@ def divergence(
     Returns:
         `[rows]`, of `dtype`, on the device of the outputs. A row without positions that count has zero.
     """
-    return torch.stack(
-        [
-            _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
-            if name == EMBEDDING
-            else _output_divergence(dense[name], outputs[name], name, batch, variance, kind, temperature, dtype)
-            for name in names
-        ]
-    ).sum(0)
+
+    def softened(values: Tensor) -> Tensor:
+        return values.to(dtype) / temperature
+
+    def of(name: str, p: Tensor, q: Tensor) -> Tensor:
+        if name == EMBEDDING:  # case 4: half the squared distance of unit vectors resolves small distances
+            return (normalize(p.to(dtype), dim=-1) - normalize(q.to(dtype), dim=-1)).square().sum(-1) / 2
+        if are_numbers(p, name, kind):  # case 3
+            difference = (p.to(dtype) - q.to(dtype)).reshape(len(p), -1)
+            scale = torch.as_tensor(variances(p) if variance is None else variance)
+            return (difference.square() / scale.to(difference).clamp(min=_SMALLEST_VARIANCE)).sum(-1)
+        if name in SPAN_ENDS:  # case 5
+            # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
+            rows = _kl(_without_padding(softened(p), batch), _without_padding(softened(q), batch))
+        elif are_classes(p, name, kind):  # case 6, with the logits of both outcomes of each decision
+            rows = _kl(*(torch.stack([torch.zeros_like(x), x], dim=-1) for x in (softened(p), softened(q)))).sum(-1)
+        elif p.dim() == 2:  # case 2
+            rows = _kl(softened(p), softened(q))
+        else:  # case 1, row by row, since these outputs are large
+            mask = scored_mask(batch, *p.shape[:2]).to(p.device)
+            sums = [_kl(softened(a[kept]), softened(b[kept])).sum() for a, b, kept in zip(p, q, mask, strict=True)]
+            rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
+        return temperature**2 * rows
+
+    return torch.stack([of(name, dense[name], outputs[name]) for name in names]).sum(0)
 
 
 def fisher_outputs(
@@ -131,11 +148,6 @@ def variances(outputs: Tensor) -> Tensor:
     return outputs.double().reshape(len(outputs), -1).var(0, correction=0)
 
 
-def _decisions(logits: Tensor) -> Tensor:
-    """The logits of the two outcomes of independent decisions, `[rows, classes, 2]`."""
-    return torch.stack([torch.zeros_like(logits), logits], dim=-1)
-
-
 def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
     """The logits of outputs, float32: those of the ends of a span without padded positions.
 
@@ -154,44 +166,6 @@ def _without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits over positions, `[rows, positions]`, with those of padded positions at the lowest finite number."""
     mask = scored_mask(batch, *logits.shape).to(logits.device)
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-
-
-def _output_divergence(
-    dense: Tensor,
-    logits: Tensor,
-    name: str,
-    batch: Mapping[str, Tensor],
-    variance: Tensor | float | None,
-    kind: AnswerKind | None,
-    temperature: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    if are_numbers(dense, name, kind):  # case 3
-        difference = (dense.to(dtype) - logits.to(dtype)).reshape(len(dense), -1)
-        scale = torch.as_tensor(variances(dense) if variance is None else variance)
-        return (difference.square() / scale.to(difference).clamp(min=_SMALLEST_VARIANCE)).sum(-1)
-
-    def softened(values: Tensor) -> Tensor:
-        return values.to(dtype) / temperature
-
-    if name in SPAN_ENDS:  # case 5
-        # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
-        rows = _kl(_without_padding(softened(dense), batch), _without_padding(softened(logits), batch))
-    elif are_classes(dense, name, kind):  # case 6
-        rows = _kl(_decisions(softened(dense)), _decisions(softened(logits))).sum(-1)
-    elif dense.dim() == 2:  # case 2
-        rows = _kl(softened(dense), softened(logits))
-    else:  # case 1, row by row, since these outputs are large
-        mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)
-        pairs = zip(dense, logits, mask, strict=True)
-        sums = [_kl(softened(p[kept]), softened(q[kept])).sum() for p, q, kept in pairs]
-        rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
-    return temperature**2 * rows
-
-
-def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
-    """Half the squared distance of the embeddings of norm one: unlike 1 - cosine, it resolves small distances."""
-    return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
 def _kl(dense: Tensor, logits: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""Encoding of texts as tokens and padded batches, and the base class of tasks that read texts with a label."""
+"""Texts as tokens and padded batches, and back; and the base class of tasks that read texts with a label."""
 
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +25,10 @@ from compressor.tasks.row_store import RowStore
 
 _CHUNK_ROWS = 2000
 """Rows that are encoded at once."""
+_TEXTS = 2
+"""Maximum number of texts of a row that are shown."""
+_FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
+"""Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
 
 def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
@@ -101,7 +104,7 @@ def cut_notes(source: str, cut: int, total: int, longest: int, kind: str = "rows
     return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
 
 
-def pads_left(folder: ModelFolder) -> bool:
+def _pads_left(folder: ModelFolder) -> bool:
     """Whether rows are padded before their first token: the tokenizer does so, and the model reads the last position.
 
     XLNet is such a model. Others read the first position, or search for the last token.
@@ -137,53 +140,55 @@ class LabelledTexts(LabelledRows):
         request: columns and maximum row length.
         metric: one of `metrics`.
 
-    Attributes:
-        config: configuration of the model, with the names of its classes.
-        label_type: type of the labels of a batch, int64 for classes.
-
     Raises:
         InputError: the maximum row length leaves no room for text.
     """
 
     text_columns: ClassVar[TextColumns] = TextColumns()
-    label_type: ClassVar[torch.dtype]
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(metric)
-        self.config = folder.config
-        self._request = request
+        super().__init__(folder, request, metric)
         self._tokenizer = folder.processor
         self._longest = row_length(folder, request, texts=2)
         self._with_token_types = takes_token_types(folder.model, self._tokenizer)
         self._padding = padding_id(folder)
-        self._pads_left = pads_left(folder)
+        self._pads_left = _pads_left(folder)
 
     @property
     def special_ids(self) -> frozenset[int] | None:
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
-    @property
-    def placeholder(self) -> Any:
-        """The label of rows without labels."""
-        return 0
+    def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
+        """The columns of text that have usual names."""
+        return self.text_columns.find_usual(rows)
 
-    @abstractmethod
-    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number, or as a list of numbers of the same length for each row."""
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
 
-    def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens and labels as numbers."""
-        return self._encode_texts(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
-
-    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts as tokens; every label is zero."""
-        return self._encode_texts(rows, itertools.repeat(self.placeholder, len(rows)), source)
+        Raises:
+            InputError: a column is missing, or a row has no token.
+        """
+        names = self.text_columns.find(rows, self._request.text_columns, source)
+        remaining = iter(labels)
+        store, cut = RowStore(), 0
+        for start, chunk in chunks_of(rows):
+            columns, cut_rows = self._tokenize([list(chunk[name]) for name in names])
+            cut += cut_rows
+            lengths = [len(ids) for ids in columns["input_ids"]]
+            if 0 in lengths:
+                problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
+                raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
+            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
+            store.add(Dataset.from_dict(encoded).data.table)
+        cut_note = cut_notes(source, cut, len(rows), self._longest)
+        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
+        return store.finish()
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
 
-        Rows are padded on the right, or on the left where `pads_left` says so.
+        Rows are padded on the right, or on the left where `_pads_left` says so.
         """
         fills = {"input_ids": self._padding, "attention_mask": 0}
         if self._with_token_types:
@@ -195,34 +200,8 @@ class LabelledTexts(LabelledRows):
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {**texts, "labels": labels}
 
-    def _encode_texts(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
-
-        Raises:
-            InputError: a column is missing, or a row has no token.
-        """
-        names = self.text_columns.find(rows, self._request.text_columns, source)
-        remaining = iter(labels)
-        store, cut = RowStore(), 0
-        for start, chunk in chunks_of(rows):
-            columns = self._tokenize([list(chunk[name]) for name in names])
-            cut += self._count_cut(columns)
-            lengths = [len(ids) for ids in columns["input_ids"]]
-            if 0 in lengths:
-                problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
-                raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
-            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
-            store.add(Dataset.from_dict(encoded).data.table)
-        cut_note = cut_notes(source, cut, len(rows), self._longest)
-        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
-        return store.finish()
-
-    def _count_cut(self, encoded: BatchEncoding) -> int:
-        """Number of the rows of the last encoding that are cut."""
-        return count_cut(encoded)
-
-    def _tokenize(self, texts: Sequence[list[str]]) -> BatchEncoding:
-        """The tokenizer's encoding of rows of one or two texts."""
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
+        """The tokenizer's encoding of rows of one or two texts, and the number of rows that are cut."""
         with quiet_transformers():
             encoded: BatchEncoding = self._tokenizer(
                 *texts,
@@ -231,4 +210,44 @@ class LabelledTexts(LabelledRows):
                 return_attention_mask=True,
                 return_token_type_ids=self._with_token_types,
             )
-        return encoded
+        return encoded, count_cut(encoded)
+
+
+def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
+    """The first texts of an encoded row, e.g. question and context, or its file; empty for rows that have neither.
+
+    Args:
+        example: the row, with `file`, or with `input_ids`, which may be a list for each text or window.
+        tokenizer: its `decode` converts ids to text; None: there is none.
+    """
+    if file := example.get("file"):
+        return (shorten(file),)
+    ids = example.get("input_ids")
+    if not hasattr(tokenizer, "decode") or not ids:
+        return ()
+    frames = {getattr(tokenizer, name, None) for name in _FRAMES}
+    parts = [ids] if isinstance(ids[0], int) else ids
+    runs = itertools.chain.from_iterable(runs_between(part, frames) for part in parts)
+    return tuple(shorten(tokenizer.decode(run)) for run in itertools.islice(runs, _TEXTS))
+
+
+def runs_between(ids: Sequence[int], frames: Collection[int | None]) -> list[list[int]]:
+    """The tokens of each text of a row, without the tokens of a frame around them."""
+    return [list(run) for is_frame, run in itertools.groupby(ids, frames.__contains__) if not is_frame]
+
+
+def shorten(text: str, characters: int = 120) -> str:
+    """A text on one line, cut after a number of characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"
+
+
+def shorten_both(first: str, second: str, characters: int = 120) -> tuple[str, str]:
+    """Two texts on one line each, cut so that the place where they begin to differ is shown."""
+    texts = [" ".join(text.split()) for text in (first, second)]
+    pairs = zip(*texts, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = common - characters // 2
+    if start <= 0 or texts[0] == texts[1]:
+        return shorten(first, characters), shorten(second, characters)
+    return shorten(f"…{texts[0][start:]}", characters), shorten(f"…{texts[1][start:]}", characters)

@@ -43,10 +43,11 @@ class IdTables:
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: Any) -> IdTables:
         """The tables of a model, read from its modules."""
+        types = (_rows_of(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings"))
         sizes = {
             _TOKENS: _table_size(model, "get_encoder" if model.config.is_encoder_decoder else None),
             _TARGET_TOKENS: _table_size(model, "get_decoder") if model.config.is_encoder_decoder else None,
-            _TYPES: min(_sizes_of(model, "token_type_embeddings"), default=None),
+            _TYPES: min((size for size in types if size is not None), default=None),
         }
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # labels are shifted to the inputs of a decoder
@@ -82,6 +83,8 @@ class IdTables:
         """Check padding and positions in a batch of the longest and the shortest row."""
         extremes = _extreme_rows(encoded)
         batch = task.collate([encoded[index] for index in extremes])
+        if not isinstance(batch, Mapping):
+            raise task.returns_wrong("collate", "a dict of tensors")
         for name, array in batch.items():
             size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
             if limit is not None and array.ndim and array.shape[-1] > limit:
@@ -172,12 +175,6 @@ def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
     except (AttributeError, NotImplementedError, TypeError):
         return None
     return _rows_of(table)
-
-
-def _sizes_of(model: nn.Module, name: str) -> list[int]:
-    """The sizes of all tables of a name."""
-    sizes = (_rows_of(module) for path, module in model.named_modules() if path.endswith(name))
-    return [size for size in sizes if size is not None]
 
 
 def _rows_of(module: Any) -> int | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -20,14 +19,21 @@ from torch import Tensor
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
-from compressor.model_folder.image_processor import IMAGE_CLASSIFICATION, image_settings
-from compressor.model_folder.thresholds import read_thresholds
-from compressor.models.answer_kind import AnswerKind, answer_kind
+from compressor.model_folder.processor import IMAGE_CLASSIFICATION, image_settings
+from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.results import MetricUnit
-from compressor.tasks.image_files import IMAGE, ImageColumn, image_splits, skipped_files
-from compressor.tasks.image_sources import ImageSource, digest, image_sources, located_rows, reason_of, source_columns
+from compressor.tasks.images import (
+    IMAGE,
+    ImageSource,
+    image_column,
+    image_sources,
+    image_splits,
+    located_rows,
+    skipped_files,
+    source_table,
+)
 from compressor.tasks.labelled_rows import ClassLabels, LabelledRows
-from compressor.tasks.metrics import Metric, accuracy
+from compressor.tasks.metrics import Metric, accuracy, column_mean
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.row_store import RowStore
 from compressor.tasks.several_classes import SeveralClasses
@@ -35,11 +41,6 @@ from compressor.tasks.several_classes import SeveralClasses
 _TOP = 5
 _STORED_ROWS = 256
 """Rows that are added to the store at once."""
-
-
-def _share(statistics: np.ndarray) -> float:
-    """Share of the rows `[rows, 1]` that are one."""
-    return float(statistics.mean()) if len(statistics) else 0.0
 
 
 class ImageRows(LabelledRows):
@@ -51,31 +52,15 @@ class ImageRows(LabelledRows):
         folder: its image processor converts images; its configuration has the number of classes and their names.
         request: columns.
         metric: one of `metrics`.
-
-    Attributes:
-        config: configuration of the model, with the names of its classes.
-        label_type: type of the labels of a batch.
     """
 
     name = IMAGE_CLASSIFICATION
-    image_column: ClassVar[ImageColumn] = ImageColumn()
     label_type: ClassVar[torch.dtype] = torch.int64
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(metric)
-        self.config = folder.config
-        self._request = request
+        super().__init__(folder, request, metric)
         self._processor = folder.processor
         self._size = folder.image_size
-
-    @property
-    def placeholder(self) -> Any:
-        """The label of rows without labels."""
-        return 0
-
-    @abstractmethod
-    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number, or as a list of numbers of the same length for each row."""
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
@@ -85,9 +70,9 @@ class ImageRows(LabelledRows):
         require_processor(folder.processor, folder.path, images=True)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a folder of images, of files of rows, or of a data set; see `image_files.image_splits`."""
+        """The rows of a folder of images, of files of rows, or of a data set; see `images.image_splits`."""
         self.notes = (*self.notes, *skipped_files(source))
-        return image_splits(source, self.image_column, self._request.image_column)
+        return image_splits(source, self._request.image_column)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
         """The name of the column of labels.
@@ -104,19 +89,28 @@ class ImageRows(LabelledRows):
             )
         return super()._find_labels(rows, source)
 
-    def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode labels as classes; images stay files or bytes until they are collated.
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode labels; images stay files or bytes until they are collated, and each is opened once.
 
-        Columns: those of `image_sources.source_columns`, `labels`, and `length`, which is 1.
+        Columns: those of `images.source_table`, `labels`, and `length`, which is 1.
+
+        Raises:
+            InputError: a column is missing, or a row has no image that can be opened.
         """
-        return self._encode_images(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
-
-    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows whose labels are not used; every label is zero."""
-        return self._encode_images(rows, itertools.repeat(self.placeholder, len(rows)), source)
+        column = image_column(rows, self._request.image_column, source)
+        remaining, images = iter(labels), image_sources(rows, column, source)
+        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
+        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
+        store = RowStore()
+        for _ in range(0, max(1, len(rows)), _STORED_ROWS):
+            chunk = list(itertools.islice(images, _STORED_ROWS))
+            values = pa.array(itertools.islice(remaining, len(chunk)), kind)
+            table = source_table(chunk, settings).append_column("labels", values)
+            store.add(table.append_column("length", pa.array([1] * len(chunk), pa.int64())))
+        return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """The rows with the numbers and the files of their origin; see `image_sources.located_rows`."""
+        """The rows with the numbers and the files of their origin; see `images.located_rows`."""
         return located_rows(encoded, origin)
 
     def check_files(self, examples: Dataset) -> None:
@@ -137,22 +131,6 @@ class ImageRows(LabelledRows):
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
         return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
 
-    def _encode_images(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """Where the images of the rows are, with their labels; every image is opened once, without its pixels.
-
-        Raises:
-            InputError: a column is missing, or a row has no image that can be opened.
-        """
-        column = self.image_column.find(rows, self._request.image_column, source)
-        remaining, images = iter(labels), image_sources(rows, column, source)
-        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
-        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
-        store = RowStore()
-        store.add(_table([], [], kind, settings))
-        while chunk := list(itertools.islice(images, _STORED_ROWS)):
-            store.add(_table(chunk, list(itertools.islice(remaining, len(chunk))), kind, settings))
-        return store.finish()
-
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
         """The pixels of an encoded row."""
         image = _source_of(example)
@@ -172,11 +150,10 @@ class ImageClassification(ClassLabels, ImageRows):
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
-        Metric("top5", _share, MetricUnit.POINTS, maximum=1.0),
+        Metric("top5", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0),
     )
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        self.require_one_class(folder)
         super().__init__(folder, request, metric)
         classes = int(folder.config.num_labels or 0)
         if metric.name == "top5" and classes <= _TOP:
@@ -210,10 +187,6 @@ class MultiLabelImages(SeveralClasses, ImageRows):
         InputError: the thresholds are not one for each class.
     """
 
-    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
-        super().__init__(folder, request, metric)
-        self.thresholds = read_thresholds(folder.path, folder.config)
-
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
         """Whether the model assigns several classes to an image."""
@@ -223,27 +196,3 @@ class MultiLabelImages(SeveralClasses, ImageRows):
 def _source_of(example: Mapping[str, Any]) -> ImageSource:
     """Where the image of an encoded row is."""
     return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})
-
-
-def _table(images: Sequence[ImageSource], labels: Sequence[Any], kind: pa.DataType, settings: str) -> pa.Table:
-    """Encoded rows; every image is opened. The pixels of a row depend on the settings of the processor too."""
-    columns = source_columns(images, [_digest(image, settings) for image in images])
-    columns["labels"] = pa.array(labels, kind)
-    columns["length"] = pa.array([1] * len(images), pa.int64())
-    return pa.table(columns)
-
-
-def _digest(image: ImageSource, settings: str) -> str:
-    """The hash of an image that can be opened and of how it is processed; its pixels are not decoded.
-
-    Raises:
-        InputError: its file is missing, or is not an image.
-    """
-    import PIL.Image
-
-    content = image.read()
-    try:
-        PIL.Image.open(io.BytesIO(content)).close()
-    except Exception as error:
-        raise image.unusable(f"is not a readable image ({reason_of(error)})") from error
-    return digest(content + settings.encode())

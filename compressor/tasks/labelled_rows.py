@@ -2,54 +2,105 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from datasets import Dataset
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binomtest
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.models.answer_kind import AnswerKind, answer_kind
+from compressor.models.classifiers import AnswerKind, answer_kind, class_names
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
 from compressor.tasks.labels import class_ids, classes_of, listed_names
-from compressor.tasks.metrics import f1, macro_f1, matthews
+from compressor.tasks.metrics import Metric, f1, macro_f1, matthews
 
 _NUMBERED = re.compile(r"(?:LABEL_)?\d+")
 """Names of classes that say nothing but their number."""
+_LEAST_GAIN = 0.1
+"""Share of the rows by which the answers must be better in another order."""
+_SIGNIFICANCE = 1e-3
+"""Largest probability that answers are better by chance."""
+_SEED = 0
+_LISTED_CLASSES = 20
+"""Most classes whose names a message writes down."""
 
 
 class LabelledRows(Task):
-    """A task whose rows have one column of labels."""
+    """Base class of tasks whose rows have one column of labels, or several that are one label together.
+
+    Args:
+        folder: its configuration has the number of classes and their names.
+        request: columns.
+        metric: one of `metrics`.
+
+    Attributes:
+        config: configuration of the model, with the names of its classes.
+        label_type: type of the labels of a batch, int64 for classes.
+    """
 
     label_column: ClassVar[LabelColumn] = LabelColumn()
-    _request: RowsConfig
+    label_type: ClassVar[torch.dtype]
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(metric)
+        self.config: PretrainedConfig = folder.config
+        self._request = request
+
+    @property
+    def placeholder(self) -> Any:
+        """The label of rows without labels."""
+        return 0
+
+    @abstractmethod
+    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
+        """The label of every row as a number, or as a list of numbers of the same length for each row."""
+
+    @abstractmethod
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode rows as examples with these labels; see `Task.encode`."""
+
+    def encode(self, rows: Dataset, source: str) -> Dataset:
+        """Encode rows as examples, with labels as numbers."""
+        return self.encode_with(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
+
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode rows whose labels are not used; every label is `placeholder`."""
+        return self.encode_with(rows, itertools.repeat(self.placeholder, len(rows)), source)
+
+    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
+        """The columns that are one label together; None: one column holds all labels."""
+        return None
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels."""
-        return self.label_column.find(rows, self._request.label_column, source)
+        """The name of the column of labels, or those of the columns that are one label together, joined."""
+        columns = self._columns(rows, source)
+        return ",".join(columns) if columns else self.label_column.find(rows, self._request.label_column, source)
 
 
 class ClassLabels(LabelledRows):
     """Labels that are classes of a model, by the rules of `labels.class_ids`; the answer is the largest logit.
 
-    Attributes:
-        config: configuration of the model, with the names of its classes.
+    Raises:
+        InputError: the model assigns several classes to a row.
     """
 
-    config: PretrainedConfig
     _class_ids: Mapping[str, int] = MappingProxyType({})
 
-    @staticmethod
-    def require_one_class(folder: ModelFolder) -> None:
-        """Raise InputError for a model that assigns several classes to a row."""
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         if answer_kind(folder.config) is AnswerKind.CLASSES:
             raise InputError(
                 f"{folder.path}: the model assigns several classes to a row (problem_type in config.json), this task"
@@ -58,6 +109,7 @@ class ClassLabels(LabelledRows):
                 path=folder.path,
                 field="problem_type",
             )
+        super().__init__(folder, request, metric)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Map labels to classes by the rules of `labels.class_ids`."""
@@ -110,18 +162,73 @@ class ClassLabels(LabelledRows):
         """The name of the class of a row."""
         return self._class_name(example["labels"])
 
-    @property
-    def has_names(self) -> bool:
-        """Whether labels are names of the model's classes, or the model names its classes by numbers alone."""
-        names = [str(name) for name in (self.config.id2label or {}).values()]
-        return set(names) <= set(self._class_ids) or all(_NUMBERED.fullmatch(name) for name in names)
-
-    def label_of(self, index: int) -> str:
-        """The label of the rows of a class."""
-        name = self._class_name(index)
-        texts = [text for text, number in self._class_ids.items() if number == index]
-        return name if name in texts or not texts else texts[0]
+    def order_text(self, statistics: np.ndarray, split: str) -> str | None:
+        """Why labels seem to number the classes in another order than the model (`label_order`), and what to do."""
+        classes = int(self.config.num_labels or 0)
+        order = label_order(statistics, classes) if classes > 1 and statistics.shape[1:] == (2,) else None
+        if order is None:
+            return None
+        before, after = (
+            float((np.asarray(numbers)[statistics[:, 0].astype(np.int64)] == statistics[:, 1]).mean())
+            for numbers in (range(classes), order)
+        )
+        names, labels = class_names(self.config), dict[int, str]()
+        for text, number in self._class_ids.items():
+            labels.setdefault(number, text)
+        labels |= {index: name for index, name in enumerate(names) if self._class_ids.get(name) == index}
+        listed = {number: labels.get(other, names[other]) for number, other in enumerate(order)}
+        moved = [number for number, other in enumerate(order) if number != other][:_LISTED_CLASSES]
+        remedy = "write the names of the classes as labels"
+        if set(names) <= set(self._class_ids) or all(_NUMBERED.fullmatch(name) for name in names):
+            entry = "" if len(order) > _LISTED_CLASSES else f": {json.dumps(listed)}"
+            remedy = f'name the classes in this order in config.json ("id2label"{entry})'
+        pairs = ", ".join(f"{names[number]!r} for {listed[number]!r}" for number in moved)
+        return (
+            f"the labels of the {split} rows seem to have another order than the classes of the model: it is right on"
+            f" {before:.0%} of the rows, and on {after:.0%} if it means {pairs}; {remedy}"
+        )
 
     def _class_name(self, index: int) -> str:
         names: Mapping[Any, str] = self.config.id2label or {}
         return str(names.get(index, index))
+
+
+def label_order(statistics: np.ndarray, classes: int) -> list[int] | None:
+    """The class of the labels for each class of the model, if the model is far better in this order; None: it is not.
+
+    The order is fitted on half of the rows. On the other half it must be right where the model's own order is wrong,
+    and where the most frequent label is wrong, more often than the reverse, by a sign test. Few rows show none.
+
+    Args:
+        statistics: predicted and true class of each row, `[rows, 2]`.
+        classes: number of classes.
+    """
+    answers = statistics.astype(np.int64)
+    halves = np.array_split(np.random.default_rng(_SEED).permutation(len(answers)), 2)
+    fitted, tested = (answers[np.sort(half)] for half in halves)
+    order = _best_order(fitted, classes)
+    predicted, labels = tested.T
+    if not len(tested) or (order == np.arange(classes)).all():
+        return None
+    is_right = order[predicted] == labels
+    by_model, constant = predicted == labels, labels == np.bincount(labels).argmax()
+    if is_right.mean() < by_model.mean() + _LEAST_GAIN:
+        return None
+    if not (_is_better(is_right, by_model) and _is_better(is_right, constant)):
+        return None
+    whole = _best_order(answers, classes)
+    return [int(number) for number in whole]
+
+
+def _best_order(answers: np.ndarray, classes: int) -> np.ndarray:
+    """The order of classes in which most answers are right; classes that rows do not tell stay where they are."""
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, tuple(answers.T), 1)
+    counts += 0.5 * np.eye(classes)
+    return np.asarray(linear_sum_assignment(counts, maximize=True)[1])
+
+
+def _is_better(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether the first answers are right more often than the second, by a sign test on the rows where they differ."""
+    better, worse = int((first & ~second).sum()), int((second & ~first).sum())
+    return better + worse > 0 and binomtest(better, better + worse, alternative="greater").pvalue <= _SIGNIFICANCE

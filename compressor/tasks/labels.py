@@ -1,19 +1,234 @@
-"""Map labels to numbers, with one mapping for all splits of a run."""
+"""The labels of rows: as text, numbers, lists, and classes of a model with one mapping for all splits of a run."""
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, Value
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.tasks.label_values import label_text, label_texts, whole_number
+from compressor.models.classifiers import class_names, has_default_names
+from compressor.tasks.columns import check_present, is_text, list_columns
 
+_NUMBER = re.compile(r"[+-]?\d+(?:,(\d+))?")
+_THOUSANDS = 3
+"""Digits behind a comma that may separate thousands."""
+_NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
+"""Usual names of columns whose labels are numbers."""
+_LABEL_TYPES = ("int", "float", "string", "large_string")
 _LISTED = 6
 """Maximum number of labels that an error message lists."""
+_SEPARATORS = ("|", ";", ",")
+"""What joins the labels of a text."""
+
+
+def with_points(texts: Sequence[str]) -> list[str]:
+    """Numbers as text with decimal points, if their commas are decimal ones; the same texts otherwise.
+
+    Commas are decimal if every text is a number with a comma or without one, and not all commas are followed by three
+    digits, as those between thousands are.
+    """
+    matches = [_NUMBER.fullmatch(text) for text in texts]
+    decimals = {len(match.group(1)) for match in matches if match is not None and match.group(1)}
+    if None in matches or decimals <= {_THOUSANDS}:
+        return list(texts)
+    return [text.replace(",", ".") for text in texts]
+
+
+def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
+    """The label of every row as a finite number.
+
+    Raises:
+        InputError: a label is not a finite number.
+    """
+    values = []
+    for row, text in enumerate(with_points(_label_texts(rows, column, source)), 1):
+        value = number_of(text)
+        if not math.isfinite(value):
+            problem = f"{column!r} is {text!r}, which is not a finite number; correct it"
+            raise RowError.of(source, row, problem, column=column, value=text)
+        values.append(value)
+    return values
+
+
+def _label_texts(rows: Dataset, column: str, source: str) -> list[str]:
+    """Every label as text; `1`, `"1"` and `1.0` are the same label.
+
+    Raises:
+        InputError: a label is missing, withheld, or a list or an object.
+    """
+    feature = rows.features[column]
+    texts = []
+    for row, value in enumerate(rows[column][:], 1):
+        text = label_text(value)
+        if text is None:
+            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
+            raise RowError.of(source, row, problem, column=column, value=value)
+        texts.append(text)
+    if isinstance(feature, ClassLabel) and "-1" in texts:
+        if set(texts) != {"-1"}:
+            problem = f"{column!r} is -1, which stands for no label; remove the row"
+            raise RowError.of(source, texts.index("-1") + 1, problem, column=column, value=-1)
+        raise InputError(
+            f"{source}: the labels are withheld (-1); use a split that has labels",
+            code=ErrorCode.INVALID_ROWS,
+            column=column,
+            value=-1,
+        )
+    return texts
+
+
+def are_withheld(rows: Dataset) -> bool:
+    """Whether every row of a column of labels is -1, as in the test rows of public benchmarks.
+
+    Columns of labels are those of the type `ClassLabel`, and those of numbers or texts with a usual name.
+    """
+    columns = [
+        name
+        for name, feature in rows.features.items()
+        if isinstance(feature, ClassLabel)
+        or (name in _NUMBER_COLUMNS and isinstance(feature, Value) and feature.dtype.startswith(_LABEL_TYPES))
+    ]
+    return any(len(rows) > 0 and all(label_text(value) == "-1" for value in rows[name][:]) for name in columns)
+
+
+def label_text(value: Any) -> str | None:
+    """A label as text; None if it is empty or neither a number nor text."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, (int, float)):
+        whole = whole_number(str(value))
+        return str(value if whole is None else whole)
+    if isinstance(value, str) and value.strip():
+        whole = whole_number(value.strip())
+        return value.strip() if whole is None else str(whole)
+    return None
+
+
+def whole_number(text: str) -> int | None:
+    """The number of a text such as `3` or `3.0`; None for any other text."""
+    number = number_of(text)
+    return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else None
+
+
+def number_of(text: str) -> float:
+    """The number of a text; NaN for any other text, such as `1_000`, which Python takes for a number."""
+    try:
+        return math.nan if "_" in text else float(text)
+    except ValueError:
+        return math.nan
+
+
+@dataclass(frozen=True)
+class RowLabels:
+    """Labels as text, of which a row may have any number.
+
+    Attributes:
+        texts: the labels of all rows.
+        rows: the row of each label, counted from 1.
+        column: the column of labels.
+        source: name of the rows in error messages.
+    """
+
+    texts: Sequence[str]
+    rows: Sequence[int]
+    column: str
+    source: str
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[str]], column: str, source: str) -> RowLabels:
+        """The labels of lists, one list for each row."""
+        rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
+        return cls([text for labels in lists for text in labels], rows, column, source)
+
+    def ids(self, config: PretrainedConfig, known: Sequence[str] | None = None) -> dict[str, int]:
+        """Map labels to classes by the rules of `class_ids`.
+
+        Args:
+            config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
+            known: all names of the column, which rule 1 compares with those of the model; None: those of the rows.
+
+        Raises:
+            InputError: a label is outside the model's classes, or only some are names of the model's classes.
+        """
+        classes, names = int(config.num_labels or 0), sorted(set(self.texts))
+        if model_names := _model_ids(known or names, config):
+            ids = model_names
+        elif all(whole_number(name) is not None for name in names):
+            ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
+        else:
+            self._check_new_names(names, config)
+            ids = {name: index for index, name in enumerate(names)}
+            config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
+        outside = next((name for name in names if not 0 <= ids[name] < classes), None)
+        if outside is not None:
+            problem = (
+                f"{outside}, outside the model's range 0 to {classes - 1}; number the labels from 0, or use a model"
+                " with more classes"
+            )
+            raise self._error(outside, problem, classes=classes)
+        return ids
+
+    def classes(self, ids: Mapping[str, int]) -> list[int]:
+        """The class of every label.
+
+        Args:
+            ids: label as text to class.
+
+        Raises:
+            InputError: a label is missing from `ids`.
+        """
+        classes = []
+        for text in self.texts:
+            number = _class_of(text, ids)
+            if number is None:
+                problem = f"{text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows with it"
+                raise self._error(text, problem, labels=tuple(ids))
+            classes.append(number)
+        return classes
+
+    def _check_new_names(self, names: Sequence[str], config: PretrainedConfig) -> None:
+        """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
+        classes, unknown = int(config.num_labels or 0), _names_unknown_to(config, names)
+        details: dict[str, Any] = {"labels": tuple(names), "classes": classes}
+        if 0 < len(unknown) < len(names):
+            text = next(text for text in self.texts if text in unknown)
+            problem = (
+                f"{text!r:.60}, which is not among the model's labels"
+                f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the"
+                " label or remove its rows"
+            )
+            raise self._error(text, problem, **details)
+        if len(names) > classes:
+            rarest, count = min(Counter(self.texts).items(), key=lambda item: item[1])  # the first of equally rare ones
+            problem = (
+                f"{rarest!r:.60}, the rarest label, in {count} of {len(self.texts)} labels; there are {len(names)}"
+                f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
+                " fine-tune a model with that many, or name another column (--label-column)"
+            )
+            raise self._error(rarest, problem, count=count, **details)
+        if len(names) < classes:
+            raise InputError(
+                f"{self.source}: {self.column!r} has {len(names)} different labels ({listed_names(names)}), the model"
+                f" has {classes} classes without these names; put id2label into its config.json, or number the labels",
+                code=ErrorCode.LABEL_MISMATCH,
+                column=self.column,
+                **details,
+            )
+
+    def _error(self, text: str, problem: str, **details: Any) -> RowError:
+        """The error of the first row with a label."""
+        row, details = self.rows[self.texts.index(text)], {"column": self.column, "value": text, **details}
+        return RowError.of(self.source, row, f"{self.column!r} is {problem}", code=ErrorCode.LABEL_MISMATCH, **details)
 
 
 def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> dict[str, int]:
@@ -36,162 +251,25 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
         InputError: a label is empty or outside the model's classes, only some labels are names of the model's classes,
             or all rows have the same label.
     """
-    texts = _texts_of(rows, column, config, source)
-    names = sorted(set(texts))
-    if len(names) < 2:
+    labels, feature = _labels_of(rows, column, config, source), rows.features[column]
+    if len(set(labels.texts)) < 2:
         raise InputError(
-            f"{source}: {column!r} is {names[0]!r} in every row; give rows of two classes or more, or"
+            f"{source}: {column!r} is {labels.texts[0]!r} in every row; give rows of two classes or more, or"
             " remove the column where labels are not needed",
             code=ErrorCode.INVALID_ROWS,
             column=column,
-            value=names[0],
+            value=labels.texts[0],
         )
-    feature = rows.features[column]
-    known = feature.names if has_model_names(feature, config) else names
-    return ids_of_texts(texts, known, config, column, source)
-
-
-def ids_of_texts(
-    texts: Sequence[str],
-    known: Sequence[str],
-    config: PretrainedConfig,
-    column: str,
-    source: str,
-    row_numbers: Sequence[int] | None = None,
-) -> dict[str, int]:
-    """Map labels to classes by the rules of `class_ids`.
-
-    Args:
-        texts: labels as text.
-        known: all names of the column, which rule 1 compares with those of the model.
-        config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
-        column: the column of labels.
-        source: name of the rows in error messages.
-        row_numbers: the row of each label, counted from 1; None: every row has one.
-
-    Raises:
-        InputError: a label is outside the model's classes, or only some are names of the model's classes.
-    """
-    classes, names = int(config.num_labels or 0), sorted(set(texts))
-    if model_names := _model_ids(known, config):
-        ids = model_names
-    elif all(whole_number(name) is not None for name in names):
-        ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
-    else:
-        _check_new_names(texts, column, config, source, row_numbers)
-        ids = {name: index for index, name in enumerate(names)}
-        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
-    outside = [name for name in names if not 0 <= ids[name] < classes]
-    if outside:
-        raise RowError.of(
-            source,
-            _row_of(texts, outside[0], row_numbers),
-            f"{column!r} is {outside[0]}, outside the model's range 0 to {classes - 1}; number the labels from 0, or"
-            " use a model with more classes",
-            code=ErrorCode.LABEL_MISMATCH,
-            column=column,
-            value=outside[0],
-            classes=classes,
-        )
-    return ids
-
-
-def _row_of(texts: Sequence[str], text: str, row_numbers: Sequence[int] | None) -> int:
-    """The row of the first label that is `text`, counted from 1."""
-    index = texts.index(text)
-    return index + 1 if row_numbers is None else row_numbers[index]
-
-
-def _check_new_names(
-    texts: Sequence[str], column: str, config: PretrainedConfig, source: str, row_numbers: Sequence[int] | None = None
-) -> None:
-    """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
-    names = sorted(set(texts))
-    classes = int(config.num_labels or 0)
-    unknown = _names_unknown_to(config, names)
-    details: dict[str, Any] = {
-        "code": ErrorCode.LABEL_MISMATCH,
-        "column": column,
-        "labels": tuple(names),
-        "classes": classes,
-    }
-    if 0 < len(unknown) < len(names):
-        text = next(text for text in texts if text in unknown)
-        raise RowError.of(
-            source,
-            _row_of(texts, text, row_numbers),
-            f"{column!r} is {text!r:.60}, which is not among the model's labels"
-            f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label"
-            " or remove its rows",
-            value=text,
-            **details,
-        )
-    if len(names) > classes:
-        rarest, count = min(Counter(texts).items(), key=lambda item: item[1])  # of equally rare ones the first
-        raise RowError.of(
-            source,
-            _row_of(texts, rarest, row_numbers),
-            f"{column!r} is {rarest!r:.60}, the rarest label, in {count} of {len(texts)} labels; there are {len(names)}"
-            f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
-            " fine-tune a model with that many, or name another column (--label-column)",
-            value=rarest,
-            count=count,
-            **details,
-        )
-    if len(names) < classes:
-        raise InputError(
-            f"{source}: {column!r} has {len(names)} different labels ({listed_names(names)}), the model has {classes}"
-            " classes without these names; put id2label into its config.json, or number the labels",
-            **details,
-        )
+    return labels.ids(config, feature.names if has_model_names(feature, config) else None)
 
 
 def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: PretrainedConfig, source: str) -> list[int]:
-    """The class of every row.
-
-    Args:
-        rows: the rows.
-        column: the column of labels.
-        ids: label as text to class, from `class_ids`.
-        config: configuration of the model, from `class_ids` too.
-        source: name of the rows in error messages.
+    """The class of every row by `ids`, from `class_ids` with the same configuration.
 
     Raises:
         InputError: a label is missing from `ids`.
     """
-    texts = _texts_of(rows, column, config, source)
-    return classes_of_texts(texts, ids, column, source)
-
-
-def classes_of_texts(
-    texts: Sequence[str], ids: Mapping[str, int], column: str, source: str, row_numbers: Sequence[int] | None = None
-) -> list[int]:
-    """The class of every label.
-
-    Args:
-        texts: labels as text.
-        ids: label as text to class.
-        column: the column of labels.
-        source: name of the rows in error messages.
-        row_numbers: the row of each label, counted from 1; None: every row has one.
-
-    Raises:
-        InputError: a label is missing from `ids`.
-    """
-    classes = [_class_of(text, ids) for text in texts]
-    for text, number in zip(texts, classes, strict=True):
-        if number is None:
-            raise RowError.of(
-                source,
-                _row_of(texts, text, row_numbers),
-                f"{column!r} is {text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows"
-                " with this label",
-                code=ErrorCode.LABEL_MISMATCH,
-                column=column,
-                value=text,
-                labels=tuple(ids),
-            )
-    return [number for number in classes if number is not None]
+    return _labels_of(rows, column, config, source).classes(ids)
 
 
 def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
@@ -202,13 +280,12 @@ def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
     return same.pop() if len(same) == 1 else None
 
 
-def _texts_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[str]:
-    """Every label as text: the name of its number, where a `ClassLabel` column has names of the model's classes.
-
-    Data sets number the same names in different orders.
-    """
-    texts, feature = label_texts(rows, column, source), rows.features[column]
-    return [feature.names[int(text)] for text in texts] if has_model_names(feature, config) else texts
+def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> RowLabels:
+    """The label of every row: the name of its number, where a `ClassLabel` column has names of the model's classes."""
+    texts, feature = _label_texts(rows, column, source), rows.features[column]
+    if has_model_names(feature, config):  # data sets number the same names in different orders
+        texts = [feature.names[int(text)] for text in texts]
+    return RowLabels(texts, range(1, len(texts) + 1), column, source)
 
 
 def has_model_names(feature: Any, config: PretrainedConfig) -> bool:
@@ -241,3 +318,165 @@ def listed_names(names: Sequence[str]) -> str:
     """The first names, each truncated, for an error message."""
     listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
     return listed if len(names) <= _LISTED else f"{listed}, ..."
+
+
+def columns_of_classes(
+    rows: Dataset, requested: str | None, config: PretrainedConfig, source: str
+) -> tuple[str, ...] | None:
+    """The columns with one number for each class, in the order of the classes; None: one column holds all labels.
+
+    1. A list of columns, `toxic,insult`, is requested. Its order is that of the classes where the model has no names
+       for them.
+    2. No column is requested, and there are columns with the names of all classes, ignoring case.
+
+    Args:
+        rows: the rows of one split.
+        requested: the value of `--label-column`.
+        config: configuration of the model, with the number of its outputs and their names.
+        source: name of the rows in error messages.
+
+    Raises:
+        InputError: a requested column is missing, or they are not one for each class.
+    """
+    classes = int(config.num_labels or 0)
+    names = class_names(config)
+    if requested is None:
+        return None if has_default_names(config) else _columns_by_name(names, rows.column_names)
+    if requested in rows.column_names or "," not in requested:
+        return None
+    columns = [column.strip() for column in requested.split(",")]
+    for column in columns:
+        check_present(rows, column, source, "label_column")
+    ordered = tuple(columns) if has_default_names(config) else _columns_by_name(names, columns)
+    if ordered is None or len(set(columns)) != classes or len(columns) != classes:
+        raise InputError(
+            f"{source}: --label-column {requested}: the model has the {classes} outputs {', '.join(names)}; name one"
+            " column for each, by these names",
+            code=ErrorCode.LABEL_MISMATCH,
+            field="label_column",
+            columns=tuple(columns),
+            classes=classes,
+        )
+    return ordered
+
+
+def _columns_by_name(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...] | None:
+    """The columns with these names, ignoring case; None where one is missing."""
+    spelled = {column.lower(): column for column in columns}
+    return tuple(spelled[name.lower()] for name in names) if all(name.lower() in spelled for name in names) else None
+
+
+def numbers_by_column(rows: Dataset, columns: Sequence[str], source: str) -> list[list[float]]:
+    """The numbers of some columns, one list for each row.
+
+    Raises:
+        InputError: a value is not a finite number.
+    """
+    return [list(row) for row in zip(*(numbers_of(rows, column, source) for column in columns), strict=True)]
+
+
+def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[list[str]]:
+    """The labels of every row as text, in the form of `labels.label_text`.
+
+    A value is one of these:
+
+    1. A list, or a single number.
+    2. A text that is a list in brackets, as tables hold them: `[0, 1]`, `['a', 'b']`.
+    3. A text that joins labels by the first of `|`, `;`, `,` and spaces with which all are names of classes or numbers;
+       else by the first that occurs. A text without labels is empty.
+
+    Raises:
+        InputError: a row has no such value.
+    """
+    feature, values = rows.features[column], rows[column][:]
+    if is_text(rows, column):
+        names = {str(name).strip().lower() for name in (config.id2label or {}).values()}
+        return _split_texts(["" if text is None else text.strip() for text in values], names)
+    inner = getattr(feature, "feature", feature)
+    lists = []
+    for row, value in enumerate(values, 1):
+        texts = [label_text(item) for item in (value if isinstance(value, list) else [value])]
+        if None in texts:
+            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
+            raise RowError.of(source, row, problem, column=column, value=value)
+        lists.append([text for text in texts if text is not None])
+    if isinstance(inner, ClassLabel) and has_model_names(inner, config):  # data sets number them in their own order
+        return [[inner.names[int(text)] for text in texts] for texts in lists]
+    return lists
+
+
+def _split_texts(texts: Sequence[str], names: set[str]) -> list[list[str]]:
+    """The labels that each text holds."""
+    inside = [text.removeprefix("[").removesuffix("]") if _is_bracketed(text) else text for text in texts]
+
+    def is_known(text: str) -> bool:
+        return text.lower() in names or not math.isnan(number_of(text))
+
+    splits: list[Callable[[str], list[str]]] = [lambda text: [text]]
+    splits += [lambda text, mark=mark: text.split(mark) for mark in _SEPARATORS]  # type: ignore[misc]
+    splits.append(str.split)
+    parsed = [_literal(text) for text in texts]
+    if all(items is not None for items in parsed):
+        return [[text for item in items or () if (text := label_text(item)) is not None] for items in parsed]
+    for split in splits:
+        lists = [_labels(split(text)) for text in inside]
+        if all(is_known(text) for labels in lists for text in labels):
+            return lists
+    mark = next((mark for mark in _SEPARATORS if any(mark in text for text in inside)), None)
+    return [_labels(text.split(mark) if mark else [text]) for text in inside]
+
+
+def _labels(parts: Sequence[str]) -> list[str]:
+    """The labels among the parts of a text, without white space around them."""
+    return [text for part in parts if (text := label_text(part)) is not None]
+
+
+def _is_bracketed(text: str) -> bool:
+    return text.startswith("[") and text.endswith("]")
+
+
+def _literal(text: str) -> list[Any] | None:
+    """The list that a text in brackets is, empty for an empty text; None for any other text."""
+    if not text:
+        return []
+    if not _is_bracketed(text):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return value if isinstance(value, list) and all(label_text(item) is not None for item in value) else None
+
+
+def are_vectors(lists: Sequence[Sequence[str]], classes: int) -> bool:
+    """Whether lists hold one number from 0 to 1 for each class, and are not lists of class numbers or names."""
+    return all(len(texts) == classes and all(0 <= number_of(text) <= 1 for text in texts) for texts in lists)
+
+
+def number_lists(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[list[float]]:
+    """One finite number for each output of a model, for every row.
+
+    Raises:
+        InputError: a row has another number of them.
+    """
+    count, lists = int(config.num_labels or 0), label_lists(rows, column, config, source)
+    for row, texts in enumerate(lists, 1):
+        if len(texts) != count or not all(math.isfinite(number_of(text)) for text in texts):
+            problem = (
+                f"{column!r} is {', '.join(texts) or 'empty':.60}, and the model has {count} outputs; give a list of"
+                " as many numbers, name a column for each (--label-column), or name another task (--task)"
+            )
+            raise RowError.of(source, row, problem, column=column, value=tuple(texts), count=count)
+    return [[number_of(text) for text in texts] for texts in lists]
+
+
+def no_columns(rows: Dataset, config: PretrainedConfig, source: str) -> InputError:
+    """The error of rows without labels of several classes or values."""
+    names = ", ".join(class_names(config))
+    return InputError(
+        f"{source}: no column of labels among {list_columns(rows)}; add 'labels' with a list for each row, or a column"
+        f" for each output ({names:.120}), or name the columns (--label-column)",
+        code=ErrorCode.COLUMN_MISSING,
+        field="label_column",
+        columns=tuple(rows.column_names),
+    )

@@ -11,8 +11,9 @@ from sacrebleu.metrics import BLEU
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from compressor.errors import ErrorCode, UsageError
 from compressor.results import MetricUnit
-from compressor.tasks.returned_values import require_number
+from compressor.silence_libraries import one_line
 
 _SENTENCE_BLEU = BLEU(
     effective_order=True
@@ -48,7 +49,21 @@ class Metric:
         Raises:
             UsageError: `compute`, a function of a custom task, returns something else than a number.
         """
-        return require_number(self.compute(statistics), self.compute)
+        try:
+            return float(self.compute(statistics))
+        except (TypeError, ValueError) as error:
+            path = f"{self.compute.__module__}:{getattr(self.compute, '__qualname__', self.name)}"
+            raise UsageError(
+                f"--task {path}: the metric {self.name} is not a number ({one_line(error)}); return one",
+                code=ErrorCode.TASK_FAILED,
+                field="task",
+                value=path,
+            ) from error
+
+
+def column_mean(column: int, statistics: np.ndarray) -> float:
+    """The mean of a column of statistics `[examples, k]`; zero without examples."""
+    return float(statistics[:, column].mean()) if len(statistics) else 0.0
 
 
 def accuracy(statistics: np.ndarray) -> float:

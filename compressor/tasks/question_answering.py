@@ -1,9 +1,18 @@
-"""Question answering: predict the span of a context that answers a question."""
+"""Question answering: predict the span of a context that answers a question.
+
+Contexts are read in windows. Answers are those of data sets; the metrics are SQuAD's (Rajpurkar et al. 2016).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,23 +29,18 @@ from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import chunks_of, longest_row, pad, padding_id, require_fast_tokenizer
 from compressor.tasks.forwards import SPAN_ENDS
-from compressor.tasks.metrics import Metric
-from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, windows_of
+from compressor.tasks.metrics import Metric, column_mean
 from compressor.tasks.row_store import RowStore
-from compressor.tasks.squad import Answer, answers_of, exact_match, f1
 
 _LONGEST_QUESTION = 64
 """Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
 """Padding of `spans` in a batch of questions with different numbers of windows."""
-
-
-def _mean_f1(statistics: np.ndarray) -> float:
-    return float(statistics[:, 0].mean())
-
-
-def _mean_exact_match(statistics: np.ndarray) -> float:
-    return float(statistics[:, 1].mean())
+LONGEST_ANSWER = 30
+"""Maximum number of tokens of a predicted answer, as is usual for SQuAD."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]}'
 
 
 class QuestionAnswering(Task):
@@ -58,8 +62,8 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("f1", _mean_f1, MetricUnit.POINTS, maximum=1.0),
-        Metric("exact-match", _mean_exact_match, MetricUnit.POINTS, maximum=1.0),
+        Metric("f1", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0),
+        Metric("exact-match", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0),
     )
     outputs = SPAN_ENDS
     label_name = "spans"  # transformers' Trainer would divide the loss by the number of `labels`
@@ -116,15 +120,17 @@ class QuestionAnswering(Task):
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
         question, context = self.text_columns.find(rows, self._columns, source)
-        answers = answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
+        answers = _answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
         store, lost = RowStore(), 0
         for start, chunk in chunks_of(rows):
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
             encoding = self._tokenize(chunk[question][:], contexts)
             windows: list[list[Window]] = [[] for _ in contexts]
-            for row, window in zip(encoding["overflow_to_sample_mapping"], windows_of(encoding), strict=True):
+            for row, window in zip(encoding["overflow_to_sample_mapping"], _windows_of(encoding), strict=True):
                 windows[row].append(window)
-            _check_windows(windows, context, source, start)
+            for row, of_row in enumerate(windows, start + 1):
+                if not all(len(window.characters) for window in of_row):
+                    raise RowError.of(source, row, f"no token in its {context!r}; remove the row", column=context)
             columns = self._columns_of(encoding, windows, accepted)
             lost += sum(not any(map(any, spans)) for spans in columns["labels"])
             store.add(Dataset.from_dict(columns).data.table)
@@ -246,8 +252,148 @@ def _window_counts(spans: Any) -> Any:
     return (spans[..., 2] != _NO_WINDOW).sum(1)
 
 
-def _check_windows(windows: Sequence[Sequence[Window]], column: str, source: str, start: int) -> None:
-    """Raise InputError unless every window of rows behind the first `start` holds a token of the context."""
-    for row, of_row in enumerate(windows, start + 1):
-        if not all(len(window.characters) for window in of_row):
-            raise RowError.of(source, row, f"no token in its {column!r}; remove the row", column=column)
+@dataclass(frozen=True)
+class Window:
+    """The tokens of the context in one window.
+
+    Attributes:
+        first: position of the first of these tokens in the window.
+        characters: first character of each token in the context and the one after its last, `[tokens, 2]`.
+    """
+
+    first: int
+    characters: np.ndarray
+
+    def token_span(self, answer: Answer) -> tuple[int, int]:
+        """Positions of the first and the last token of an answer; (0, 0) unless the whole answer is in the window."""
+        starts, ends = self.characters.T
+        end = answer.start + len(answer.text)
+        first = int(np.searchsorted(ends, answer.start, side="right"))
+        last = int(np.searchsorted(starts, end, side="left")) - 1
+        if starts[0] > answer.start or ends[-1] < end or first > last:
+            return 0, 0
+        return self.first + first, self.first + last
+
+
+@dataclass(frozen=True)
+class Question:
+    """The context, accepted answers and windows of one question.
+
+    Attributes:
+        context: the whole text.
+        answers: every accepted answer.
+        windows: the windows that cover the context, in order.
+    """
+
+    context: str
+    answers: tuple[str, ...]
+    windows: tuple[Window, ...]
+
+    def predict(self, logits: np.ndarray) -> str:
+        """The text of the best span of all windows, from logits `[windows, tokens, 2]`."""
+        spans = []
+        for window, scores in zip(self.windows, logits, strict=True):
+            inside = scores[window.first : window.first + len(window.characters)]
+            score, first, last = best_span(inside[:, 0], inside[:, 1])
+            spans.append((score, window.characters[first, 0], window.characters[last, 1]))
+        _, start, end = max(spans, key=lambda span: span[0])
+        return self.context[start:end]
+
+
+def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER) -> tuple[float, int, int]:
+    """The largest `start[i] + end[j]` with `i <= j < i + longest`, and its i and j.
+
+    Args:
+        start: logits of the first token, `[tokens]`.
+        end: logits of the last token, `[tokens]`.
+        longest: maximum number of tokens of a span.
+    """
+    padded = np.concatenate([end, np.full(longest - 1, -np.inf, end.dtype)])
+    scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)
+    first, offset = np.unravel_index(scores.argmax(), scores.shape)
+    return float(scores[first, offset]), int(first), int(first + offset)
+
+
+def _windows_of(encoding: Any) -> Iterator[Window]:
+    """The windows in a tokenizer's encoding of (question, context) pairs, which includes offsets."""
+    for number, characters in enumerate(encoding["offset_mapping"]):
+        inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
+        first = int(inside[0]) if len(inside) else 0
+        yield Window(first, np.array(characters[first : first + len(inside)], np.int32).reshape(-1, 2))
+
+
+class Answer(NamedTuple):
+    """A span of a context without surrounding spaces, and the index of its first character."""
+
+    text: str
+    start: int
+
+
+def _answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str) -> list[list[Answer]]:
+    """The answers of every row, each a span of its context.
+
+    A cell is a list of `{"text", "start"}` (or `answer_start`), or `{"text": [...], "answer_start": [...]}` as in
+    Hugging Face's SQuAD, or either of them as JSON text.
+
+    Raises:
+        InputError: a row has no answer, answers are in another form, or an answer is not at its position.
+    """
+    answers = []
+    for row, (cell, context) in enumerate(zip(rows[column][:], contexts, strict=True), 1):
+        try:
+            spans = list(_read_cell(cell))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problem = f"{column!r} does not hold answers; write {_FORMS}"
+            raise RowError.of(source, row, problem, column=column, value=cell) from error
+        if not spans:
+            raise RowError.of(source, row, "no answer; remove questions without answers", column=column)
+        for span in spans:
+            text = context[max(0, span.start) :][: len(span.text)]
+            if span.start < 0 or text != span.text or not span.text.strip():
+                problem = (
+                    f"the answer {span.text[:40]!r} is not at character {span.start} of its context, which has"
+                    f" {text[:40]!r} there; correct its start or remove the row"
+                )
+                raise RowError.of(source, row, problem, column=column, value=span.text, start=span.start)
+        answers.append([Answer(text.strip(), start + len(text) - len(text.lstrip())) for text, start in spans])
+    return answers
+
+
+def exact_match(prediction: str, answers: Iterable[str]) -> float:
+    """1 if the normalized prediction equals one of the normalized answers, else 0."""
+    words = _words(prediction)
+    return float(any(words == _words(answer) for answer in answers))
+
+
+def f1(prediction: str, answers: Iterable[str]) -> float:
+    """The largest F1 between the words of the prediction and those of an answer.
+
+    If either text has no words, F1 is 1 if both have none, else 0 (as in SQuAD 2.0).
+    """
+    scores, predicted = [], _words(prediction)
+    for expected in map(_words, answers):
+        common = (Counter(predicted) & Counter(expected)).total()
+        has_words = predicted and expected
+        scores.append(2 * common / (len(predicted) + len(expected)) if has_words else float(predicted == expected))
+    return max(scores)
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _read_cell(cell: Any) -> Iterable[Answer]:
+    """The answers in a cell, in any of the forms that `_answers_of` describes."""
+    if isinstance(cell, str):
+        cell = json.loads(cell)
+    if isinstance(cell, Mapping):
+        pairs = list(zip(cell["text"], cell["answer_start"], strict=True))
+    else:
+        pairs = [(item["text"], item["answer_start"] if item.get("start") is None else item["start"]) for item in cell]
+    for text, start in pairs:
+        # A column is stored as decimal numbers if one of its rows has one.
+        is_whole = start.is_integer() if isinstance(start, float) else isinstance(start, int)
+        if not isinstance(text, str) or not is_whole:
+            raise TypeError(f"{text!r} at {start!r}")
+        yield Answer(text, int(start))

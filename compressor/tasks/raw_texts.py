@@ -15,7 +15,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 from compressor.tasks.splits import named_splits, pick_any
-from compressor.tasks.tagged_words import word_column, words_of
+from compressor.tasks.token_classification import word_column, words_of
 
 
 def read_texts(

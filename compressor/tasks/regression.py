@@ -1,19 +1,38 @@
-"""Regression: predict a number, or several, from one or two texts."""
+"""Regression: predict a number, or several, from one or two texts; and reranking, where a score orders documents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import Tensor
+from transformers import BatchEncoding
 
+from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
+from compressor.models.rerankers import Answers, CausalReranker
+from compressor.results import MetricUnit, Note, NoteCode
+from compressor.silence_libraries import one_line, quiet_transformers
+from compressor.tasks.base import Task
+from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
-from compressor.tasks.label_lists import columns_of_classes, number_lists, numbers_by_column
-from compressor.tasks.label_values import numbers_of
-from compressor.tasks.metrics import Metric, pearson, spearman
+from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by_column, numbers_of
+from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
+from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
+
+_NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
+_MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
+"""Usual names of columns that tell which rows have the same query; without one, equal first texts do."""
+_GROUPED_SHARE = 0.5
+"""Smallest share of rows whose query has documents of other relevance, where rows are scored query by query."""
+_FILLERS = ("0", "1 2 3 4")
+"""Texts of which no tokens at the end are equal; see `_PairTemplate.suffix`."""
 
 
 class Regression(LabelledTexts):
@@ -50,7 +69,7 @@ class Regression(LabelledTexts):
             InputError: a label is not a number, or all are the same.
         """
         column = self._find_labels(rows, source)
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
+        columns = self._columns(rows, source)
         labels = _as_table(self.encode_labels(rows, column, source))
         if (constant := _constant_number(labels)) is not None:
             name = columns[constant] if columns else column
@@ -75,7 +94,7 @@ class Regression(LabelledTexts):
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
         """The number of every row, or a list of numbers."""
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
+        columns = self._columns(rows, source)
         if columns is not None:
             numbers = numbers_by_column(rows, columns, source)
             return numbers if self._numbers > 1 else [number for (number,) in numbers]
@@ -107,10 +126,8 @@ class Regression(LabelledTexts):
         """How many numbers the model predicts."""
         return int(self.config.num_labels or 1)
 
-    def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels, or those of the columns of the numbers, joined."""
-        columns = columns_of_classes(rows, self._request.label_column, self.config, source)
-        return super()._find_labels(rows, source) if columns is None else ",".join(columns)
+    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
+        return columns_of_classes(rows, self._request.label_column, self.config, source)
 
 
 def _as_table(labels: Sequence[Any]) -> np.ndarray:
@@ -126,3 +143,240 @@ def _constant_number(labels: np.ndarray) -> int | None:
 
 def _text_of(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
+
+
+class Reranking(Regression):
+    """One score for each text or pair, scored by its correlation with the label, or query by query.
+
+    Rows with the same first text, or the same value of a column such as `query_id`, are the documents of one query; a
+    label is how relevant a document is, above zero for those that are. Where most rows are such documents, the metric
+    is nDCG@10 unless another one is requested.
+
+    Args:
+        folder: its tokenizer encodes the texts; its model has one output.
+        request: columns, maximum row length and metric.
+        metric: one of `metrics`.
+
+    Raises:
+        InputError: the maximum row length leaves no room for text.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (*Regression.metrics, _NDCG, _MRR)
+    label_name = "pairs"
+    text_columns: ClassVar[TextColumns] = TextColumns(
+        usual=tuple(dict.fromkeys((*SentenceSimilarity.text_columns.usual, *TextColumns().usual)))
+    )
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        self._folder = folder
+        self._queries: dict[str, int] = {}
+        self._template = _PairTemplate.of(folder)
+        self._with_token_types = self._with_token_types and self._template is None
+        self._set_metric(metric)
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether the model has one output."""
+        return bool(folder.config.num_labels == 1)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the metric is one of the order of the documents of each query."""
+        return self._metric in (_NDCG, _MRR)
+
+    @property
+    def special_ids(self) -> frozenset[int] | None:
+        """Ids of the special tokens; None for pairs in a template, of which no text may be cut out."""
+        return super().special_ids if self._template is None else None
+
+    @property
+    def chooser(self) -> Task:
+        """Scores and relevances are correlated where heads are selected: an order needs all documents of a query."""
+        if not self.ranks:
+            return self
+        metric = Regression.metrics[0]
+        return Reranking(self._folder, self._request.model_copy(update={"metric": metric.name}), metric)
+
+    def learn_labels(self, rows: Dataset, source: str) -> None:
+        """Check that labels differ, and choose the metric where none is requested."""
+        super().learn_labels(rows, source)
+        queries = self._queries_of(rows, source)
+        labels = self.encode_labels(rows, self._find_labels(rows, source), source)
+        if self._request.metric is None and _grouped_share(queries, labels) >= _GROUPED_SHARE:
+            self._set_metric(_NDCG)
+            text = (
+                f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
+                f" {_NDCG.name} of the documents of each query (--metric spearman correlates scores and labels)"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
+
+    def metric_obstacle(self, examples: Dataset) -> str | None:
+        """Without differing labels there is no correlation, without a relevant document no order."""
+        if not self.ranks:
+            return super().metric_obstacle(examples)
+        return None if max(examples["labels"][:], default=0) > 0 else "no document is relevant to any query"
+
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode texts as tokens, with these labels; `query` is the number of the query of a row."""
+        return super().encode_with(rows, labels, source).add_column("query", self._queries_of(rows, source))
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Token ids, mask and token types `[batch, longest]`, and `pairs` `[batch, 2]`, label and number of the query.
+
+        See `LabelledTexts.collate`.
+        """
+        batch = super().collate(examples)
+        queries = torch.tensor([example["query"] for example in examples], dtype=torch.float64)
+        return {**batch, self.label_name: torch.stack([batch.pop("labels").double(), queries], dim=-1)}
+
+    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with `labels` `[rows]` instead of `pairs`."""
+        inputs = {name: value for name, value in batch.items() if name != self.label_name}
+        return {**inputs, "labels": batch[self.label_name][:, 0].float()}
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Score and label of each row, `[batch, 2]`, and its query where documents are ordered, `[batch, 3]`."""
+        parts = [logits.reshape(len(labels), -1)[:, :1], labels if self.ranks else labels[:, :1]]
+        return np.concatenate(parts, axis=1, dtype=np.float64)
+
+    def summarize(self, statistics: np.ndarray) -> np.ndarray:
+        """For metrics of orders the values of each query with a relevant document, `[queries, 2]`, from its rows."""
+        return ranking_of_rows(statistics) if self.ranks else statistics
+
+    def score(self, statistics: np.ndarray) -> float:
+        """The metric from summarized statistics."""
+        return self._metric.value(statistics) if self.ranks else super().score(statistics)
+
+    def constant_score(self, statistics: np.ndarray) -> float | None:
+        """The score of an answer that is the same for every row; None for orders, which it does not have."""
+        return None if self.ranks else super().constant_score(statistics)
+
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
+        """The encoding of rows of one or two texts, or of pairs in the template of a language model."""
+        if self._template is None:
+            return super()._tokenize(texts)
+        queries, documents = texts if len(texts) == 2 else ([""] * len(texts[0]), texts[0])
+        rows, cut = self._template.encode(queries, documents, self._longest)
+        return BatchEncoding({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}), cut
+
+    def _set_metric(self, metric: Metric) -> None:
+        self._metric = metric
+        self.set_aside_by = "query" if self.ranks else None
+
+    def _queries_of(self, rows: Dataset, source: str) -> list[int]:
+        """The number of the query of every row; equal queries have equal numbers in all splits.
+
+        A row of a single text without a column of queries is a query of its own.
+        """
+        name = next((name for name in _QUERY_COLUMNS if name in rows.column_names), None)
+        texts = self.text_columns.find(rows, self._request.text_columns, source)
+        if name is None and len(texts) == 1:
+            queries = [f"{source}, row {number}" for number in range(len(rows))]
+        else:
+            queries = [str(query) for query in rows[name or texts[0]][:]]
+        return [self._queries.setdefault(query, len(self._queries)) for query in queries]
+
+
+def ranking_of_rows(statistics: np.ndarray) -> np.ndarray:
+    """nDCG@10 and reciprocal rank@10 of each query with a relevant document, `[queries, 2]`.
+
+    The gain of a document is its label, discounted by log2(1 + rank), and the sum is divided by that of the best order
+    (Järvelin and Kekäläinen 2002). The reciprocal rank is that of the first document with a label above zero, zero
+    beyond the tenth. Among equal scores less relevant documents come first, so that the order of rows has no influence.
+
+    Args:
+        statistics: score, label and number of the query of each row, `[rows, 3]`.
+    """
+    scores, labels, queries = statistics.T
+    gains = np.maximum(labels, 0)
+    order = np.lexsort((gains, -scores, queries))
+    starts = np.flatnonzero(np.diff(queries[order], prepend=np.nan) != 0)
+    values = []
+    for documents in np.split(gains[order], starts[1:]):
+        if not documents.any():
+            continue
+        top, best = documents[:TOP], np.sort(documents)[::-1][:TOP]
+        discounts = 1 / np.log2(np.arange(2, len(top) + 2))
+        first = int(np.argmax(documents > 0)) + 1
+        values.append((top @ discounts / (best @ discounts), 1 / first if first <= TOP else 0.0))
+    return np.array(values).reshape(-1, 2)
+
+
+def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
+    """Share of the rows whose query has rows of other labels."""
+    of_query: dict[int, set[float]] = {}
+    for query, label in zip(queries, labels, strict=True):
+        of_query.setdefault(query, set()).add(label)
+    return float(np.mean([len(of_query[query]) > 1 for query in queries])) if queries else 0.0
+
+
+class _PairTemplate:
+    """The chat template of a tokenizer that has the roles `query` and `document`, as sentence-transformers uses it.
+
+    Raises:
+        InputError: the template fails, or leaves out the query or the document.
+    """
+
+    def __init__(self, tokenizer: Any, answers: Answers, path: Any) -> None:
+        self._tokenizer, self._answers = tokenizer, answers
+        self._is_structured = False
+        problem = self._problem()
+        if problem is not None:
+            self._is_structured = True
+            if self._problem() is not None:
+                raise InputError(
+                    f"{path}: the chat template has no place for a query and a document ({problem}); save a template"
+                    " with these roles in chat_template.jinja",
+                    code=ErrorCode.UNSUPPORTED_MODEL,
+                    path=path,
+                    field="chat_template",
+                )
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> _PairTemplate | None:
+        """The template of a folder; None for a model that reads pairs as its tokenizer joins them."""
+        if not isinstance(folder.model, CausalReranker) or not getattr(folder.processor, "chat_template", None):
+            return None
+        return cls(folder.processor, folder.model.answers, folder.path)
+
+    @cached_property
+    def suffix(self) -> list[int]:
+        """The tokens after the content, which stay where a row is cut: the last ones decide the score."""
+        first, second = (self._ids(text, text) for text in _FILLERS)
+        pairs = zip(reversed(first), reversed(second), strict=False)
+        count = next((count for count, (left, right) in enumerate(pairs) if left != right), 0)
+        return first[len(first) - count :]
+
+    def encode(self, queries: Sequence[str], documents: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
+        """The tokens of each pair, at most `longest`, and the number of pairs that are cut before their suffix."""
+        rows = [self._ids(query, document) for query, document in zip(queries, documents, strict=True)]
+        suffix = self.suffix[-longest:]
+        cut = [[*ids[: longest - len(suffix)], *suffix] if len(ids) > longest else ids for ids in rows]
+        return cut, sum(len(ids) > longest for ids in rows)
+
+    def _ids(self, query: str, document: str) -> list[int]:
+        text = self._render(query, document)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _render(self, query: str, document: str) -> str:
+        contents = {"system": self._answers.prompt, "query": query, "document": document}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if self._is_structured else text}
+            for role, text in contents.items()
+            if text or role != "system"
+        ]
+        with quiet_transformers():
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template)
+        return text
+
+    def _problem(self) -> str | None:
+        """Why the template cannot hold a pair; None: it can."""
+        query, document = "a query of a pair", "its other document"
+        try:
+            text = self._render(query, document)
+        except Exception as error:  # a template is a program of the folder
+            return one_line(error)
+        missing = [name for name, part in (("query", query), ("document", document)) if part not in text]
+        return f"it leaves out the {missing[0]}" if missing else None

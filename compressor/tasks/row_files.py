@@ -1,30 +1,507 @@
-"""Read rows from a file, or from the files of a folder, into a data set that may exceed the memory."""
+"""Read rows from a file, or from the files of a folder, into a data set that may exceed the memory.
+
+Files are parsed chunk by chunk, and their content is checked to be text. Tables are read by Arrow, on which `datasets`
+is built. The CSV builder of `datasets` uses pandas, which silently fills rows that are too short and uses the first
+column of rows that are too long as an index. JSON is read by Python, because Arrow's reader, which the JSON builder
+calls, ends the process on some malformed lines.
+"""
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
+import io
+import itertools
+import json
 import lzma
 import os
+import re
 import shlex
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 from datasets import Dataset
 
 from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, TABLES, names_row_file
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_chunks import dialect_of, parse_chunks
 from compressor.tasks.row_origin import RowOrigin
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
-from compressor.tasks.table_header import header_evidence, proposed_names
-from compressor.tasks.text_file import FormatError, LineError, TextFile
+from compressor.tasks.table_dialect import Dialect, find_dialect, header_evidence, proposed_names
 
+_CHUNK_BYTES = 2**21
+"""Size of what is parsed at once; a row may not be longer."""
+_SAMPLE_BYTES = 2**16
+"""Size of the first rows of a table by which its separator is known."""
+_SEPARATOR_LINE = re.compile(rb'"?sep=([ -~\t])"?\r?\n')
+"""First line of a table that names its separator, as spreadsheets write it."""
+_DOCUMENT = "-DOCSTART-"
+"""First column of the lines of CoNLL between documents."""
+_NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""Errors of Arrow where values cannot be a column."""
+_READ_BYTES = 2**20
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+"""Byte order mark -> encoding."""
+_SIGNATURES = {
+    b"\x1f\x8b": "is compressed by gzip; add .gz to its name",
+    b"\xfd7zXZ\x00": "is compressed by xz; add .xz to its name",
+    b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or save its sheet as .csv",
+    b"\xd0\xcf\x11\xe0": "is a spreadsheet; save its sheet as .csv",
+    b"PAR1": "is Parquet; rename it to .parquet",
+    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself; download the file (git lfs pull)",
+}
+"""First bytes of files that are no text -> what they are, and what to do."""
+_UNPACKERS = dict(zip(PACKED, ("xz -dc", "gzip -dc"), strict=True))
+_QUOTES = re.compile(rb'"+')
+_SINGLE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+_RUNS, _HIGH = re.compile(rb"[\x80-\xff]+"), re.compile(rb"[\x80-\xff]")
+_LATIN = re.compile(rb"[\x80\x85\x91-\x97\x99\xa0-\xff]")
+_LEAST_KNOWN = 0.9
+"""Share of the bytes beyond ASCII that are letters, quotes, dashes or the like in a text of Latin-1 or Windows-1252."""
+_CONTROL = re.compile(rb"[\x80-\x9f]")
 _OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
+
+
+def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
+    """The rows of a file as tables, one after another; none if it has no rows.
+
+    Args:
+        path: the file, as error messages name it.
+        file_format: one of `ROW_FORMATS`.
+        file: its content, decompressed.
+
+    Raises:
+        LineError: a line is malformed.
+        FormatError: the content is not of the format.
+        InputError: the content is not text.
+        ValueError: the content is malformed; `pyarrow.ArrowException` is one of these.
+    """
+    if file_format == PARQUET:
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+            yield pa.Table.from_batches([batch])
+        return
+    text = TextFile(path, file)
+    if file_format == PLAIN_TEXT:
+        yield from _plain_chunks(text)
+    elif file_format == ".jsonl":
+        yield from _json_chunks(text)
+    elif file_format == ".conll":
+        yield from _sentence_chunks(text)
+    else:
+        yield from _table_chunks(text, file_format)
+
+
+def dialect_of(text: TextFile, suffix: str) -> Dialect:
+    """The dialect of a table, by its first rows; a first line that names the separator is passed over.
+
+    Args:
+        text: the file, nothing of which was read.
+        suffix: `.csv` or `.tsv`.
+    """
+    named = _SEPARATOR_LINE.match(text.head())
+    if named is not None:
+        text.skip_line()
+        return Dialect(named.group(1).decode(), True)
+    head = text.head()
+    sample = head[:_SAMPLE_BYTES].decode(errors="ignore")
+    return find_dialect(sample, suffix, is_whole=len(head) <= _SAMPLE_BYTES)
+
+
+def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
+    """The rows of a table; the first chunk has the columns, if no rows."""
+    if text.is_blank():
+        return
+    _require_table(text.head())
+    dialect = dialect_of(text, suffix)
+    if dialect.obstacle is not None:
+        raise FormatError(dialect.obstacle)
+    if dialect.is_quoted:
+        text.follow_quotes(dialect.separator)
+    try:
+        yield from _parsed_tables(text, dialect)
+    except pa.ArrowInvalid as error:
+        _require_closed_quotes(text)
+        if "straddling" in str(error):
+            raise ValueError(f"a row is longer than {_CHUNK_BYTES >> 20} MiB") from error
+        raise
+    _require_closed_quotes(text)
+
+
+def _require_table(head: bytes) -> None:
+    """Raise FormatError for a file that begins as one of another format."""
+    first = head.lstrip().split(b"\n", 1)[0]
+    if first.lower().startswith((b"<!doctype html", b"<html")):
+        raise FormatError("is a web page; download the file that the page shows")
+    try:
+        is_object = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return
+    if is_object:
+        raise FormatError("holds a JSON object per line; rename it to .jsonl")
+
+
+def _require_closed_quotes(text: TextFile) -> None:
+    """Raise LineError where the quotes of CSV are open at the end: Arrow takes the rest of the file as one cell."""
+    line = text.open_line
+    if line is not None:
+        raise LineError(line, "a quote is opened here and not closed")
+
+
+def _parsed_tables(text: TextFile, dialect: Dialect) -> Iterator[pa.Table]:
+    reader = pyarrow.csv.open_csv(
+        pa.PythonFile(text, "r"),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=dialect.separator,
+            quote_char='"' if dialect.is_quoted else False,
+            double_quote=dialect.is_quoted,
+            newlines_in_values=dialect.is_quoted,
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
+    )
+    names = [name.strip() or f"column {number}" for number, name in enumerate(reader.schema.names, 1)]
+    yield reader.schema.empty_table().rename_columns(names)
+    for batch in reader:
+        yield pa.Table.from_batches([batch]).rename_columns(names)
+
+
+def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
+    """One row per line, without the blank lines at the end."""
+    if text.is_blank():
+        return
+    blank = 0
+    for _, chunk in _line_chunks(text):
+        lines = [""] * blank + [line.removesuffix("\r") for line in chunk.split("\n")]
+        blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
+        if blank < len(lines):
+            yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})
+
+
+def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
+    """One row per sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
+    columns = 0
+    sentence: list[list[str]] = []
+    for first, chunk in _line_chunks(text):
+        sentences = []
+        for number, line in enumerate(chunk.split("\n"), first):
+            cells = re.split(r"[ \t]+", line.strip(" \t\r"))
+            if cells[0] not in ("", _DOCUMENT):
+                columns = columns or len(cells)
+                if len(cells) != columns:
+                    raise LineError(number, f"has {len(cells)} columns, the lines before it have {columns}")
+                sentence.append(cells)
+            elif sentence:
+                sentences.append(sentence)
+                sentence = []
+        yield from _tables_of_sentences(sentences, has_tags=columns > 1)
+    yield from _tables_of_sentences([sentence] if sentence else [], has_tags=columns > 1)
+
+
+def _tables_of_sentences(sentences: list[list[list[str]]], *, has_tags: bool) -> Iterator[pa.Table]:
+    """The table of some sentences; none without sentences."""
+    if sentences:
+        numbers = {"words": 0, **({"tags": -1} if has_tags else {})}
+        cells = pa.list_(pa.string())
+        yield pa.table(
+            {
+                name: pa.array([[line[number] for line in sentence] for sentence in sentences], cells)
+                for name, number in numbers.items()
+            }
+        )
+
+
+def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
+    """Chunks of whole lines without the last line end, each with the number of its first line."""
+    rest: list[bytes] = []
+    first = 1
+    while chunk := text.read(_CHUNK_BYTES):
+        head, end, tail = chunk.rpartition(b"\n")
+        if end:
+            lines = b"".join([*rest, head]).decode()
+            yield first, lines
+            first += lines.count("\n") + 1
+            rest = []
+        rest.append(tail)
+    if last := b"".join(rest):
+        yield first, last.decode()
+
+
+def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
+    """The rows of a text with one JSON object per line; a key that a line lacks is null in its row."""
+    for first, chunk in _line_chunks(text):
+        rows, lines = [], []
+        for number, line in enumerate(chunk.split("\n"), first):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=_unique_object)
+            except json.JSONDecodeError as error:
+                raise LineError(number, f"{error.msg} at character {error.colno}") from error
+            except (ValueError, RecursionError) as error:
+                raise LineError(number, str(error)) from error
+            if not isinstance(row, dict):
+                raise LineError(number, "not an object")
+            rows.append(row)
+            lines.append(number)
+        if rows:
+            yield _table_of(rows, lines)
+
+
+def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
+    """Rows with a column for each key; raise LineError if the values of a key are of several types."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values)
+        except _NO_COLUMN as error:
+            # The line is the first whose value no column can hold together with those before it.
+            last = bisect_left(range(len(values)), True, key=lambda last: _obstacle(values[: last + 1]) is not None)
+            reason = _obstacle(values[last : last + 1])
+            if reason is None:
+                text = f"values of {name!r} have different types: {_obstacle(values[: last + 1])}"
+            else:  # e.g. half of a character, a huge number, or a list of several types
+                text = f"the value of {name!r} cannot be read: {reason}"
+            raise LineError(lines[last], text, name) from error
+    return pa.table(columns)
+
+
+def _obstacle(values: list[Any]) -> str | None:
+    """Why values of JSON cannot be a column; None: they can."""
+    try:
+        pa.array(values)
+    except _NO_COLUMN as error:
+        return str(error)
+    return None
+
+
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raise ValueError if a key is repeated, of which `json` would silently keep the last value."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is repeated")
+    return values
+
+
+class FormatError(ValueError):
+    """A file is not of the form that its name tells; the message says what it is, and what to do."""
+
+
+class LineError(ValueError):
+    """A line of a file is malformed.
+
+    Args:
+        line: number of the line, counted from 1.
+        reason: what is wrong with it.
+        column: name of the column of the value that is wrong, where it is one.
+    """
+
+    def __init__(self, line: int, reason: str, column: str | None = None) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line, self.column = line, column
+
+
+class TextFile(io.RawIOBase):
+    """A binary file as UTF-8 without its byte order mark; reading raises an error at the first bytes that are not text.
+
+    UTF-16 and UTF-32 are known by their mark, or by the zero bytes of their first two characters.
+
+    Args:
+        path: the file, as error messages name it.
+        file: its content, decompressed.
+
+    Attributes:
+        encoding: encoding of the file.
+        has_mark: whether the file begins with a byte order mark.
+
+    Raises:
+        InputError: the file is none of text.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        super().__init__()
+        self._path, self._file, self._lines = path, file, 0
+        self._quotes: _Quotes | None = None
+        head = file.read(_READ_BYTES)
+        if (problem := next((_SIGNATURES[first] for first in _SIGNATURES if head.startswith(first)), None)) is not None:
+            raise self._error(problem)
+        mark = next((mark for mark in _MARKS if head.startswith(mark)), b"")
+        self.encoding, self.has_mark = _MARKS[mark] if mark else _unmarked_encoding(head), bool(mark)
+        self._decoder = codecs.getincrementaldecoder(self.encoding)()
+        self._ahead = self._decode(head.removeprefix(mark))
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most `size`; empty at the end.
+
+        Raises:
+            InputError: they are not text of the encoding, or hold a zero byte; the message names the line.
+            LineError: text follows the quote that closes a cell; see `follow_quotes`.
+        """
+        # Arrow takes a short read for a block, which has to hold the end of a row.
+        while (missing := size - len(self._ahead)) > 0 and (fetched := self._fetch(missing)):
+            self._ahead += fetched
+        if size < 0 and not self._ahead:
+            self._ahead = self._fetch(size)
+        chunk = self._ahead if size < 0 else self._ahead[:size]
+        self._ahead = self._ahead[len(chunk) :]
+        if self._quotes is not None:
+            self._quotes.follow(chunk)
+        return chunk
+
+    def head(self) -> bytes:
+        """The next bytes, which are read again afterwards; at most 1 MiB of the file."""
+        return self._ahead
+
+    def is_blank(self) -> bool:
+        """Whether all that was not read yet is white space."""
+        while not self._ahead.strip():
+            chunk = self._fetch(_READ_BYTES)
+            if not chunk:
+                return True
+            self._ahead += chunk
+        return False
+
+    def skip_line(self) -> None:
+        """Pass over the first line."""
+        self._ahead = self._ahead.partition(b"\n")[2]
+
+    def follow_quotes(self, separator: str) -> None:
+        """Check the quotes of all that is read from now on."""
+        self._quotes = _Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
+
+    @property
+    def open_line(self) -> int | None:
+        """Number of the line with the quote that was opened and is not closed at the end; None: there is none."""
+        return None if self._quotes is None else self._quotes.open_line
+
+    def _fetch(self, size: int) -> bytes:
+        """The next bytes of the file as UTF-8; empty at its end alone."""
+        while raw := self._file.read(size):
+            if chunk := self._decode(raw):
+                return chunk
+        return self._decode(b"")
+
+    def _decode(self, raw: bytes) -> bytes:
+        """Bytes of the file as UTF-8, as far as they are whole characters."""
+        try:
+            text = self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start].decode(self.encoding, errors="ignore")
+            line = self._lines + before.count("\n") + 1
+            raise self._error(f"line {line} is not {self._encoding_problem(error)}", line=line) from error
+        chunk = text.encode()
+        if (zero := chunk.find(b"\x00")) >= 0:
+            line = self._lines + chunk.count(b"\n", 0, zero) + 1
+            raise self._error(f"line {line} holds a zero byte and is not text; save the file as UTF-8", line=line)
+        self._lines += chunk.count(b"\n")
+        return chunk
+
+    def _encoding_problem(self, error: UnicodeDecodeError) -> str:
+        """What the bytes of a file are that its encoding does not have, and what to do."""
+        content: bytes = error.object
+        if self.encoding != "utf-8":
+            return f"{self.encoding.upper()}, which the file begins with; save the file as UTF-8"
+        if error.reason == "unexpected end of data":
+            return "UTF-8: the file ends within a character; it is cut off, so copy or download it again"
+        high, single = len(_HIGH.findall(content)), _SINGLE.findall(content)
+        valid = _HIGH.findall(content.decode(errors="ignore").encode())
+        if len(valid) > high - len(valid):
+            return f"UTF-8 (byte 0x{content[error.start]:02x}), other lines are; correct the line"
+        known = len(_LATIN.findall(content))
+        if len(single) * 2 <= len(_RUNS.findall(content)) or known < _LEAST_KNOWN * high:
+            return "UTF-8, and its encoding is unknown; save the file as UTF-8"
+        title, name = ("Windows-1252", "WINDOWS-1252") if _CONTROL.search(content) else ("Latin-1", "LATIN1")
+        word = content[max(0, error.start - 12) : error.start + 12].splitlines()
+        shown = next((part for part in word if _SINGLE.search(part)), b"").decode(title, errors="replace").strip()
+        return f"UTF-8; it looks like {title} ({shown!r}): convert it by {self._conversion(name)}"
+
+    def _conversion(self, name: str) -> str:
+        """The command that converts the file from an encoding."""
+        path, suffix = self._path, self._path.suffix
+        unpacked = path.with_suffix("") if suffix.lower() in PACKED else path
+        out = shlex.quote(str(unpacked.with_name(f"{unpacked.stem}.utf8{unpacked.suffix}")))
+        source = shlex.quote(str(path))
+        if unpacked is path:
+            return f"iconv -f {name} -t UTF-8 {source} > {out}"
+        return f"{_UNPACKERS[suffix.lower()]} {source} | iconv -f {name} -t UTF-8 > {out}"
+
+    def _error(self, problem: str, **details: int) -> InputError:
+        return InputError(f"{self._path}: {problem}", code=ErrorCode.FILE_UNREADABLE, path=self._path, **details)
+
+
+def _unmarked_encoding(head: bytes) -> str:
+    """The encoding of a file without a mark, by where the zero bytes of its first two characters are."""
+    zeros = tuple(byte == 0 for byte in head[:4])
+    if len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
+        return "utf-16-le" if zeros[1] else "utf-16-be"
+    return "utf-8"
+
+
+class _Quotes:
+    """Follows the quotes of a table: whether what was read of it ends inside of some.
+
+    A quote opens a cell at its beginning alone; two quotes inside of one are a quote of its text.
+    """
+
+    def __init__(self, separator: bytes, line: int = 1) -> None:
+        self._ends = (b"\n", b"\r", separator, b"")
+        self._open: int | None = None
+        self._line, self._last, self._held = line, b"\n", b""
+
+    @property
+    def open_line(self) -> int | None:
+        """Number of the line with the quote that was opened and is not closed at the end; None: there is none."""
+        self.follow(b"")
+        return self._open
+
+    def follow(self, chunk: bytes) -> None:
+        """Follow the quotes of a chunk; empty: of the end of the file.
+
+        Raises:
+            LineError: text follows the quote that closes a cell.
+        """
+        text = self._held + chunk
+        end = len(text.rstrip(b'"')) if chunk else len(text)  # quotes that go on in the next chunk are one run
+        text, self._held = text[:end], text[end:]
+        counted = 0
+        for quotes in _QUOTES.finditer(text):
+            begin, is_odd = quotes.start(), len(quotes.group()) % 2
+            self._line += text.count(b"\n", counted, begin)
+            counted = begin
+            before = text[begin - 1 : begin] if begin else self._last
+            if self._open is not None:
+                closes = bool(is_odd)
+                self._open = None if closes else self._open
+            elif before in self._ends:
+                closes = not is_odd
+                self._open = self._line if is_odd else None
+            else:
+                continue
+            if closes and text[quotes.end() : quotes.end() + 1] not in self._ends:
+                raise LineError(
+                    self._line,
+                    "text follows the quote that ends a cell; double the quotes inside of a cell and put quotes around"
+                    " it, or remove them",
+                )
+        self._line += text.count(b"\n", counted)
+        self._last = text[-1:] or self._last
 
 
 def is_file_name(source: str) -> bool:

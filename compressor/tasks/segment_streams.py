@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.models.segment_outputs import Memories
+from compressor.models.segments import Memories
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import PERPLEXITY, CausalLM, summed_loss
@@ -47,6 +47,7 @@ class Streams(CausalLM):
     """
 
     in_order = True
+    reads_streams = True
     label_name = "shift_labels"
     shortest = 1
     _unit: ClassVar[str] = "tokens"
@@ -98,9 +99,9 @@ class Streams(CausalLM):
         """`input_ids` and `shift_labels`, `[streams, segment]`; -100 pads the targets of short rows and of fillers.
 
         Args:
-            examples: the row of each stream; None for a filler.
+            examples: the row of each stream; None or empty for a filler.
         """
-        rows = [[] if example is None else list(example["input_ids"]) for example in examples]
+        rows = [list(example["input_ids"]) if example else [] for example in examples]
         length = max(2, *(len(row) for row in rows))
         ids = torch.zeros(len(rows), length - 1, dtype=torch.int64)
         targets = torch.full_like(ids, -100)
@@ -216,7 +217,7 @@ def reader(model: PreTrainedModel) -> SegmentForward:
 
 
 def read(
-    task: Streams,
+    task: Task,
     examples: Dataset,
     forward: SegmentForward,
     streams: int = 32,
@@ -225,7 +226,7 @@ def read(
     """Statistics of every row, `[examples, 2]`; the text is read in order, with the memory of earlier segments.
 
     Args:
-        task: collates the rows.
+        task: collates the rows; one that reads streams.
         examples: encoded rows in the order of the text.
         forward: runs the model on one segment of every stream; its memory is empty at the start.
         streams: number of parallel streams; more are faster, but each begins without memory.
@@ -234,7 +235,7 @@ def read(
     losses = np.zeros((len(examples), 2))
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
         present = rows != FILLER
-        batch = task.collate([examples[int(row)] if row != FILLER else None for row in rows])
+        batch = task.collate([examples[int(row)] if row != FILLER else {} for row in rows])
         logits = forward(batch["input_ids"])
         losses[rows[present]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[present]
         if progress is not None:

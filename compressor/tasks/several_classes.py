@@ -1,9 +1,11 @@
-"""The base class of tasks that assign any number of a model's classes to each row."""
+"""Rows with any number of a model's classes: the base class of tasks that assign them, and their thresholds."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -13,19 +15,31 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder.thresholds import Thresholds
-from compressor.models.class_names import class_names, has_default_names
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.companions import THRESHOLD_FILES
+from compressor.model_folder.configuration import read_json
+from compressor.models.classifiers import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
-from compressor.tasks.label_lists import are_vectors, columns_of_classes, label_lists, no_columns, numbers_by_column
 from compressor.tasks.labelled_rows import LabelledRows
-from compressor.tasks.labels import classes_of_texts, ids_of_texts, listed_names
+from compressor.tasks.labels import (
+    RowLabels,
+    are_vectors,
+    columns_of_classes,
+    label_lists,
+    listed_names,
+    no_columns,
+    numbers_by_column,
+)
 from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
 
 _COUNTS = 64
 """Numbers of most frequent classes up to which each is tried as an answer; beyond, as many more are."""
 _PRESENT = 0.5
 """Smallest label of a class that a row has."""
+_KEY = "thresholds"
+_DEFAULT = 0.5
 
 
 class SeveralClasses(LabelledRows):
@@ -36,7 +50,6 @@ class SeveralClasses(LabelledRows):
     loss reads them as they are, and the metric counts those from 0.5 on.
 
     Attributes:
-        config: configuration of the model, with the names of its classes.
         thresholds: the probabilities from which classes are assigned.
     """
 
@@ -46,9 +59,11 @@ class SeveralClasses(LabelledRows):
         Metric("map", mean_average_precision, MetricUnit.POINTS, maximum=1.0),
     )
     label_type: ClassVar[torch.dtype] = torch.float32
-    config: PretrainedConfig
-    thresholds: Thresholds
     _class_ids: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        self.thresholds = read_thresholds(folder.path, folder.config)
 
     @property
     def placeholder(self) -> list[float]:
@@ -61,16 +76,25 @@ class SeveralClasses(LabelledRows):
         Raises:
             InputError: a label is not that of a class, or no row has a class.
         """
-        columns = self._columns(rows, source)
+        columns, column, names = self._columns(rows, source), self._find_labels(rows, source), self.config.id2label
+        reason = "the columns of labels are the classes in the order of --label-column"
         if columns is None:
-            lists = label_lists(rows, self._find_labels(rows, source), self.config, source)
-            if not are_vectors(lists, self._classes):
-                self._learn_names(lists, self._find_labels(rows, source), source)
+            lists = label_lists(rows, column, self.config, source)
+            labels = RowLabels.of(lists, column, source)
+            reason = "names of labels are the classes in sorted order, capitals first"
+            if labels.texts and not are_vectors(lists, self._classes):
+                self._class_ids = labels.ids(self.config)
         elif has_default_names(self.config):
-            self._name_classes(columns, source, "the columns of labels are the classes in the order of --label-column")
-        vectors = self.encode_labels(rows, self._find_labels(rows, source), source)
-        if not any(max(vector, default=0) >= _PRESENT for vector in vectors):
-            column = self._find_labels(rows, source)
+            self.config.id2label = dict(enumerate(columns))
+            self.config.label2id = {name: index for index, name in enumerate(columns)}
+        if self.config.id2label != names:
+            classes = [f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()]
+            text = (
+                f"{source}: the model has no class of these names, so that {reason} ({listed_names(classes)}); if the"
+                " model learned another order, put id2label into its config.json"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+        if not any(max(vector, default=0) >= _PRESENT for vector in self.encode_labels(rows, column, source)):
             raise InputError(
                 f"{source}: {column!r} assigns no class to any row; give rows with classes, or remove the column where"
                 " labels are not needed",
@@ -78,7 +102,13 @@ class SeveralClasses(LabelledRows):
                 column=column,
             )
         if self._metric.compute is not mean_average_precision:
-            self.notes = (*self.notes, _threshold_note(self.thresholds, source))
+            text = f"{source}: classes are assigned from the thresholds of {self.thresholds.file} on, by both models"
+            if self.thresholds.file is None:
+                text = (
+                    f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put"
+                    " thresholds into the model's config.json"
+                )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.THRESHOLDS))
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[list[float]]:
         """The number of each class for every row."""
@@ -135,10 +165,8 @@ class SeveralClasses(LabelledRows):
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
         """The name of the column of labels, or those of the columns of the classes, joined."""
-        columns = self._columns(rows, source)
-        if columns is not None:
-            return ",".join(columns)
-        if self._request.label_column is None and not set(self.label_column.usual) & set(rows.column_names):
+        is_missing = not set(self.label_column.usual) & set(rows.column_names)
+        if self._columns(rows, source) is None and self._request.label_column is None and is_missing:
             raise no_columns(rows, self.config, source)
         return super()._find_labels(rows, source)
 
@@ -155,36 +183,13 @@ class SeveralClasses(LabelledRows):
                     )
                     raise RowError.of(source, row, problem, column=column, value=number)
 
-    def _learn_names(self, lists: Sequence[Sequence[str]], column: str, source: str) -> None:
-        texts, rows = _flat(lists)
-        if not texts:
-            return  # the caller names rows without any class
-        names = self.config.id2label
-        self._class_ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
-        if self.config.id2label != names:
-            self._note_names(source, "names of labels are the classes in sorted order, capitals first")
-
-    def _name_classes(self, names: Sequence[str], source: str, reason: str) -> None:
-        self.config.id2label = dict(enumerate(names))
-        self.config.label2id = {name: index for index, name in enumerate(names)}
-        self._note_names(source, reason)
-
-    def _note_names(self, source: str, reason: str) -> None:
-        names = listed_names([f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()])
-        text = (
-            f"{source}: the model has no class of these names, so that {reason} ({names}); if the model learned another"
-            " order, put id2label into its config.json"
-        )
-        self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
-
     def _vectors(self, lists: Sequence[Sequence[str]], column: str, source: str) -> list[list[float]]:
         """One number for each class, from lists of names or numbers of classes."""
-        texts, rows = _flat(lists)
-        ids = self._class_ids
-        if texts and not ids:  # the labels of the first split are vectors
-            ids = ids_of_texts(texts, sorted(set(texts)), self.config, column, source, rows)
+        labels, ids = RowLabels.of(lists, column, source), self._class_ids
+        if labels.texts and not ids:  # the labels of the first split are vectors
+            ids = labels.ids(self.config)
         vectors = np.zeros((len(lists), self._classes))
-        vectors[np.asarray(rows, np.int64) - 1, classes_of_texts(texts, ids, column, source, rows)] = 1
+        vectors[np.asarray(labels.rows, np.int64) - 1, labels.classes(ids)] = 1
         return [list(map(float, vector)) for vector in vectors]
 
     def _assigned(self, logits: np.ndarray) -> np.ndarray:
@@ -199,18 +204,70 @@ class SeveralClasses(LabelledRows):
         return " | ".join(names[index] for index in np.flatnonzero(assigned).tolist()) or "no class"
 
 
-def _threshold_note(thresholds: Thresholds, source: str) -> Note:
-    text = (
-        f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put thresholds into the"
-        " model's config.json"
-        if thresholds.file is None
-        else f"{source}: classes are assigned from the thresholds of {thresholds.file} on, by both models"
-    )
-    return Note(text=text, code=NoteCode.THRESHOLDS)
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of the classes.
+
+    Attributes:
+        values: one for each class, in their order.
+        file: where the folder declares them; None: it does not.
+    """
+
+    values: tuple[float, ...]
+    file: Path | None = None
 
 
-def _flat(lists: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
-    """The labels of all rows, and the row of each, counted from 1."""
-    texts = [text for labels in lists for text in labels]
-    rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
-    return texts, rows
+def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
+    """The thresholds of a folder; 0.5 for every class where it declares none.
+
+    They are the entry `thresholds` of `config.json`, else the content of a file `thresholds.json` or, for example,
+    `best_thresholds.json`, or its entry `thresholds`: a number for all classes, a list in the order of the classes, or
+    an object of names and numbers. A class that the object lacks has 0.5.
+
+    Raises:
+        InputError: they are no such numbers, or two files declare some.
+    """
+    declared, file = getattr(config, _KEY, None), folder / "config.json"
+    if declared is None:
+        files = sorted(folder.glob(THRESHOLD_FILES))
+        if not files:
+            return Thresholds((_DEFAULT,) * len(class_names(config)))
+        if len(files) > 1:
+            raise InputError(
+                f"{folder}: {files[0].name} and {files[1].name} both declare thresholds of the classes; keep one",
+                code=ErrorCode.CONTRADICTION,
+                path=files[1],
+                field=_KEY,
+            )
+        file = files[0]
+        declared = read_json(file)
+        if isinstance(declared, Mapping) and isinstance(declared.get(_KEY), Mapping | list | float | int):
+            declared = declared[_KEY]
+    names = class_names(config)
+    values = _threshold_values(declared, names)
+    if values is None:
+        raise InputError(
+            f"{file}: the thresholds are not a number from 0 to 1 for each of {len(names)} classes"
+            f" ({', '.join(names):.80}); write a list of them, or an object of these names",
+            code=ErrorCode.FILE_MISMATCH,
+            path=file,
+            field=_KEY,
+        )
+    return Thresholds(values, file)
+
+
+def _threshold_values(declared: Any, names: Sequence[str]) -> tuple[float, ...] | None:
+    """One number for each class; None where something else is declared."""
+    values: list[Any]
+    if isinstance(declared, Mapping):
+        by_name = {str(name).strip().lower(): value for name, value in declared.items()}
+        keys = [name.lower() for name in names]
+        if not by_name.keys() <= set(keys):
+            keys = [str(index) for index in range(len(names))]
+        if not by_name or not by_name.keys() <= set(keys):
+            return None
+        values = [by_name.get(key, _DEFAULT) for key in keys]
+    else:
+        values = list(declared) if isinstance(declared, list | tuple) else [declared] * len(names)
+    is_valid = all(type(value) in (int, float) and 0 <= value <= 1 for value in values)
+    return tuple(map(float, values)) if is_valid and len(values) == len(names) else None

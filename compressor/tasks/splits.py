@@ -54,7 +54,8 @@ def named_splits(source: str) -> SplitRows:
     files = row_files(Path(source))
     by_split: dict[str, list[Path]] = {}
     for file in files:
-        by_split.setdefault(_split_of(file), []).append(file)
+        usual = (names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None)
+        by_split.setdefault(next(usual, ""), []).append(file)
     if len(by_split) == 1:
         return _divide(*read_rows(files), source)
     if "" in by_split:
@@ -68,11 +69,6 @@ def named_splits(source: str) -> SplitRows:
     return SplitRows(
         {split: rows for split, (rows, _) in read.items()}, {split: origin for split, (_, origin) in read.items()}
     )
-
-
-def _split_of(file: Path) -> str:
-    """The usual name of the split that a file is named after, or `""`."""
-    return next((names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None), "")
 
 
 def _divide(rows: Dataset, origin: RowOrigin, source: str) -> SplitRows:

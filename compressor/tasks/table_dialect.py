@@ -1,19 +1,24 @@
-"""How the cells of a table are separated and quoted, by the first rows of its file rather than by its name."""
+"""How the cells of a table are separated and quoted, and whether its first line names columns, by its first rows."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Separators that a table of a suffix may have, the usual one first."""
 _MOST = 0.5
 """Share of the rows that must have as many cells as the header, so that some other rows can be blamed."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
+_ROWS = 1000
+"""Rows whose cells are compared with the names of their columns."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +142,39 @@ def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> li
 
 def _is_escaped(rows: Iterable[list[str]]) -> bool:
     """Whether a program put quotes around cells: around names of columns, or around cells whose quotes it doubled."""
-    cells = list(_cells_with_quotes(rows))
+    cells = [(number == 0, cell) for number, row in enumerate(rows) for cell in row if '"' in cell]
     if not all(_QUOTED.fullmatch(cell) for _, cell in cells):
         return False
     return any(is_name or '""' in cell[1:-1] for is_name, cell in cells)
 
 
-def _cells_with_quotes(rows: Iterable[list[str]]) -> Iterator[tuple[bool, str]]:
-    """The cells that hold a quote, each with whether it is in the header."""
-    for number, row in enumerate(rows):
-        yield from ((number == 0, cell) for cell in row if '"' in cell)
+def header_evidence(table: pa.Table) -> str | None:
+    """Why the names of a table's columns are cells of a row, in a few words; None: they may be names.
+
+    A name is a cell if it is among the cells of its own column, or a number; columns may be numbered from 0 or 1.
+    """
+    names = [str(name) for name in table.column_names]
+    if any(names == [str(first + number) for number in range(len(names))] for first in (0, 1)):
+        return None
+    for name in names:
+        if name in table.column(name)[:_ROWS].to_pylist():
+            return f"{name!r:.40} is also a value of its column"
+    number = next((name for name in names if _is_number(name)), None)
+    return None if number is None else f"{number!r} is a number"
+
+
+def proposed_names(table: pa.Table) -> list[str]:
+    """Names for the columns of a table without names: `text` for most words, `label` for the fewest values."""
+    columns = {name: [name, *table.column(name)[:_ROWS].to_pylist()] for name in table.column_names}
+    longest = max(columns, key=lambda name: sum(len(cell.split()) for cell in columns[name]))
+    others = [name for name in columns if name != longest]
+    label = min(others, key=lambda name: len(set(columns[name])), default=None)
+    usual = {longest: "text", label: "label"}
+    return [usual.get(name, f"column {number}") for number, name in enumerate(table.column_names, 1)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text.replace(",", ".")))
+    except ValueError:
+        return False

@@ -1,40 +1,139 @@
-"""Token classification: a tag for each word, such as the named entity that it is a part of."""
+"""Token classification: a tag for each word, such as the named entity that it is a part of.
+
+A tag is a prefix and a type: `B-PER`. `B` begins an entity, `I` is inside one, `E` ends one, `S` is an entity of one
+word, and `O` is outside. The rules read IOB1, IOB2, IOBES and BIOES alike; they are those of conlleval (CoNLL-2000), as
+seqeval 1.2 has them in its default mode:
+
+1. `I` or `E` after `B` or `I` of the same type continues the entity.
+2. Any other tag but `O` begins an entity; it ends before the next tag that does not continue it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward
-from compressor.tasks.columns import TextColumns
+from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
-from compressor.tasks.entities import entities_of, entity_counts, entity_f1, is_entity_tag
 from compressor.tasks.forwards import IGNORED
+from compressor.tasks.labels import listed_names
 from compressor.tasks.metrics import Metric, token_accuracy
 from compressor.tasks.row_store import RowStore
-from compressor.tasks.tagged_words import (
-    TAG_COLUMN,
-    WORD_COLUMNS,
-    TagIds,
-    decoded_words,
-    first_pieces,
-    invalid_row,
-    with_spaces,
-    word_column,
-    words_of,
-)
 from compressor.tasks.token_labels import TokenLabels, table_of
 
-_F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
+WORD_COLUMNS = ("words", "tokens")
+"""Usual names of the column of words."""
+TAG_COLUMN = LabelColumn(
+    usual=("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "label"),
+    description="tag",
+)
+_OUTSIDE = "O"
+_PREFIXES = frozenset("BIES")
 _ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
+
+
+def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
+    """The column that holds words, as a list in each row: the requested one, else the first of a usual name.
+
+    Args:
+        rows: the rows.
+        requested: names from the recipe; empty: the usual names.
+    """
+    names = requested if len(requested) == 1 else () if requested else WORD_COLUMNS
+    return next((name for name in names if name in rows.column_names and hasattr(rows.features[name], "feature")), None)
+
+
+def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[list[str]]:
+    """The words of every row.
+
+    Args:
+        rows: some rows.
+        column: the column of words.
+        source: name of the rows in error messages.
+        before: number of rows before these.
+
+    Raises:
+        InputError: a row has no words, or a word is empty or not a text.
+    """
+    sentences = []
+    for row, words in enumerate(rows[column][:], before + 1):
+        if not words:
+            raise _invalid_row(source, row, column, "has no words; fill it or remove the row")
+        for number, word in enumerate(words, 1):
+            if not isinstance(word, str) or not word.strip():
+                raise _invalid_row(source, row, column, f"has no text as word {number}; remove the word and its tag")
+        sentences.append(list(words))
+    return sentences
+
+
+def _invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
+    return RowError.of(source, row, f"{column!r} {problem}", column=column)
+
+
+class Entity(NamedTuple):
+    """An entity.
+
+    Attributes:
+        type: its type, e.g. `PER`.
+        start: index of its first tag.
+        end: index after its last tag.
+    """
+
+    type: str
+    start: int
+    end: int
+
+
+def is_entity_tag(tag: str) -> bool:
+    """Whether a tag is `O`, or a prefix with or without a type: `B-PER`, `B`."""
+    prefix, dash, _ = tag.partition("-")
+    return prefix in _PREFIXES or (prefix == _OUTSIDE and not dash)
+
+
+def entities_of(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence, in order.
+
+    Args:
+        tags: one for each word; see `is_entity_tag`.
+    """
+    entities = []
+    start, previous_prefix, previous_type = 0, _OUTSIDE, ""
+    for index, tag in enumerate((*tags, _OUTSIDE)):
+        prefix, _, entity_type = tag.partition("-")
+        if prefix in ("I", "E") and previous_prefix in ("B", "I") and entity_type == previous_type:  # rule 1
+            previous_prefix = prefix
+            continue
+        if previous_prefix != _OUTSIDE:  # rule 2
+            entities.append(Entity(previous_type, start, index))
+        start, previous_prefix, previous_type = index, prefix, entity_type
+    return entities
+
+
+def entity_counts(predicted: Sequence[str], expected: Sequence[str]) -> tuple[int, int, int]:
+    """Numbers of entities of a sentence that are predicted correctly, predicted, and expected.
+
+    An entity is correct if its type and both bounds are.
+    """
+    predictions, entities = set(entities_of(predicted)), set(entities_of(expected))
+    return len(predictions & entities), len(predictions), len(entities)
+
+
+def entity_f1(statistics: np.ndarray) -> float:
+    """F1 over all entities (micro average) from `entity_counts` of each row `[rows, 3]`; 0 without any entity."""
+    correct, predicted, expected = statistics.sum(axis=0)
+    return float(2 * correct / (predicted + expected)) if predicted + expected else 0.0
+
+
+_F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
 
 
 class TokenClassification(TokenLabels):
@@ -70,8 +169,9 @@ class TokenClassification(TokenLabels):
                 path=folder.path,
                 field="id2label",
             )
-        self._tags = TagIds([str(names[index]) for index in sorted(names)])
-        invalid = next((name for name in self._tags.names if not is_entity_tag(name)), None)
+        self._tags = tuple(str(names[index]) for index in sorted(names))
+        self._classes = {tag: index for index, tag in enumerate(self._tags)}
+        invalid = next((tag for tag in self._tags if not is_entity_tag(tag)), None)
         if metric == _F1 and invalid is not None:
             raise InputError(
                 f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
@@ -80,7 +180,7 @@ class TokenClassification(TokenLabels):
                 path=folder.path,
                 field="metric",
                 value=invalid,
-                labels=self._tags.names,
+                labels=self._tags,
             )
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
@@ -102,7 +202,7 @@ class TokenClassification(TokenLabels):
         """
         column = TAG_COLUMN.find(rows, self._request.label_column, source)
         encoded = self._encode_words(rows, self._find_words(rows, source), source, column)
-        outside = {IGNORED, self._tags.number("O")}
+        outside = {IGNORED, self._classes.get("O")}
         if self._metric == _F1 and all(outside.issuperset(labels) for labels in encoded["labels"]):
             raise InputError(
                 f"{source}: no word within {self._longest} tokens has a tag other than O in {column!r}, so there is no"
@@ -127,7 +227,7 @@ class TokenClassification(TokenLabels):
         predicted = logits.argmax(-1)
         if self._metric == _ACCURACY:
             return (predicted == labels).sum(), len(labels)
-        return entity_counts(self._tags.names_of(predicted), self._tags.names_of(labels))
+        return entity_counts(*([self._tags[index] for index in classes] for classes in (predicted, labels)))
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """The entities that the model finds in each row; for accuracy, the words whose tag is not the label."""
@@ -143,12 +243,16 @@ class TokenClassification(TokenLabels):
     def _describe(self, example: Mapping[str, Any], classes: Sequence[int]) -> str:
         """An answer to a row as text, from the class of each token."""
         starts = [position for position, label in enumerate(example["labels"]) if label != IGNORED]
-        words = decoded_words(example["input_ids"], starts, self._special_ids, self._tokenizer)
-        tags = self._tags.names_of(classes[position] for position in starts)
+        ids, ends = example["input_ids"], [*starts[1:], len(example["input_ids"])]
+        words = []
+        for start, end in zip(starts, ends, strict=True):  # each from its first piece to that of the next
+            pieces = [ids[start], *(token for token in ids[start + 1 : end] if token not in self._special_ids)]
+            words.append(self._tokenizer.decode(pieces).strip())
+        tags = [self._tags[classes[position]] for position in starts]
         if self._metric == _F1:
             spans = [(" ".join(words[entity.start : entity.end]), entity.type) for entity in entities_of(tags)]
             return "; ".join(f"{span} ({kind})" if kind else span for span, kind in spans) or "no entity"
-        labels = self._tags.names_of(example["labels"][position] for position in starts)
+        labels = [self._tags[example["labels"][position]] for position in starts]
         rows = zip(words, tags, labels, strict=True)
         wrong = [f"{word} ({tag} instead of {label})" for word, tag, label in rows if tag != label]
         return "; ".join(wrong) or "every tag is right"
@@ -179,17 +283,19 @@ class TokenClassification(TokenLabels):
         store, cut = RowStore(), 0
         for before, chunk in chunks_of(rows):
             sentences = words_of(chunk, column, source, before)
-            if tags is None:
-                classes = [[0] * len(words) for words in sentences]
-            else:
-                classes = self._tags.of(chunk, tags, sentences, source, before)
-            encodings = self._tokenize([with_spaces(words) for words in sentences])
+            classes = [[0] * len(words) for words in sentences]
+            if tags is not None:
+                classes = self._classes_of(chunk, tags, sentences, source, before)
+            encodings = self._tokenize(sentences)
             labels = []
             for row, (encoding, words) in enumerate(zip(encodings, sentences, strict=True)):
-                positions, missing = first_pieces(encoding, len(words))
+                pieces = [(word, position) for position, word in enumerate(encoding.word_ids) if word is not None]
+                positions = dict(reversed(pieces))  # those of first pieces
+                cut_words = {word for rest in encoding.overflowing for word in rest.word_ids}
+                missing = [word for word in range(len(words)) if word not in positions and word not in cut_words]
                 if missing:
                     problem = f"has no token for word {missing[0] + 1} ({words[missing[0]]!a}); remove it and its tag"
-                    raise invalid_row(source, before + row + 1, column, problem)
+                    raise _invalid_row(source, before + row + 1, column, problem)
                 cut += len(words) - len(positions)
                 labels.append([IGNORED] * len(encoding.ids))
                 for word, position in positions.items():
@@ -200,10 +306,49 @@ class TokenClassification(TokenLabels):
             self.notes = (*self.notes, Note(text=text, code=NoteCode.WORDS_CUT))
         return store.finish()
 
-    def _tokenize(self, sentences: list[list[str]]) -> list[Any]:
+    def _classes_of(
+        self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
+    ) -> list[list[int]]:
+        """The classes of the tags of every row, by their names or numbers; `before` rows precede these.
+
+        Raises:
+            InputError: a row has no tags or more or fewer than words, or a tag is not one of the model's.
+        """
+        feature, names = getattr(rows.features[column], "feature", None), dict[Any, str]()
+        if isinstance(feature, ClassLabel) and set(feature.names) & self._classes.keys():
+            names = dict(enumerate(feature.names))  # the numbers of a column with names are read as names
+        classes: list[list[int]] = []
+        for row, (tags, sentence) in enumerate(zip(rows[column][:], words, strict=True), before + 1):
+            if tags is None:
+                raise _invalid_row(source, row, column, "is missing; fill it or remove the row")
+            if not isinstance(tags, list):
+                raise _invalid_row(source, row, column, "is not a list of tags; give one tag for each word")
+            if len(tags) != len(sentence):
+                problem = f"has {len(tags)} tags for {len(sentence)} words; give one for each word"
+                raise _invalid_row(source, row, column, problem)
+            classes.append([])
+            for tag in (names.get(tag, tag) if names else tag for tag in tags):
+                number = self._classes.get(tag) if isinstance(tag, str) else tag
+                if type(number) is not int or not 0 <= number < len(self._tags):
+                    raise RowError.of(
+                        source,
+                        row,
+                        f"{column!r} has the tag {tag!r}, which is not among the model's ({listed_names(self._tags)};"
+                        " id2label in its config.json); correct the tag or remove the row",
+                        code=ErrorCode.LABEL_MISMATCH,
+                        column=column,
+                        value=tag,
+                        labels=self._tags,
+                    )
+                classes[-1].append(number)
+        return classes
+
+    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> list[Any]:
         """The encodings of sentences by the library tokenizers, cut at the maximum row length."""
         if not sentences:
             return []
+        # Some tokenizers take the space before a word for a part of it, as in a text.
+        spaced = [[f" {word}" if number else word for number, word in enumerate(words)] for words in sentences]
         with quiet_transformers():
-            batch = self._tokenizer(sentences, truncation=True, max_length=self._longest, is_split_into_words=True)
+            batch = self._tokenizer(spaced, truncation=True, max_length=self._longest, is_split_into_words=True)
         return list(batch.encodings)

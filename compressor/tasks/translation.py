@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +11,9 @@ import numpy as np
 import sacrebleu
 import torch
 from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
@@ -18,7 +21,6 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
-from compressor.tasks.beam import beam_search
 from compressor.tasks.columns import TextColumns, is_text
 from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, longest_row, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
@@ -72,7 +74,22 @@ class Translation(Task):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
-        _check_model(folder)
+        model, config = folder.model, folder.config
+        if not config.is_encoder_decoder or model.main_input_name != "input_ids":
+            raise InputError(
+                f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
+                " one such as Marian, BART or T5",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=folder.path,
+            )
+        for field in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, field, None) is None:
+                raise InputError(
+                    f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
+                    code=ErrorCode.MISSING_VALUE,
+                    path=folder.path / "config.json",
+                    field=field,
+                )
         self._folder, self._request = folder, request
         self._tokenizer = folder.processor
         self._columns: tuple[str, ...] = request.text_columns
@@ -175,21 +192,65 @@ class Translation(Task):
         return np.stack([losses.numpy(), (labels != -100).sum(1)], axis=-1).astype(np.float64)
 
 
-def _check_model(folder: ModelFolder) -> None:
-    """Raise InputError unless the model is an encoder-decoder of text with a padding and a decoder start token."""
-    model, config = folder.model, folder.config
-    if not config.is_encoder_decoder or model.main_input_name != "input_ids":
-        raise InputError(
-            f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
-            " one such as Marian, BART or T5",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
-        )
-    for field in ("pad_token_id", "decoder_start_token_id"):
-        if getattr(config, field, None) is None:
-            raise InputError(
-                f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
-                code=ErrorCode.MISSING_VALUE,
-                path=folder.path / "config.json",
-                field=field,
-            )
+def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
+    """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
+
+    Every step runs `forward` on the whole sources and on the whole targets generated so far, as an engine without a
+    key/value cache requires. Therefore targets of PyTorch and of engines are comparable.
+
+    Args:
+        model: provides special tokens, length penalty and the like; it is not run.
+        forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
+        batch: input_ids and attention_mask, `[batch, source]`.
+        beams: hypotheses kept per source.
+        longest: maximum number of tokens of a target.
+    """
+    settings = copy.deepcopy(model.generation_config)
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(settings, name) is None:  # an old generation_config.json may lack them
+            setattr(settings, name, getattr(model.config, name, None))
+    settings.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
+    settings.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
+    generator: Any = _Generator(model, forward)
+    with torch.no_grad(), quiet_transformers():
+        ids: Tensor = generator.generate(**batch, generation_config=settings)
+    return ids
+
+
+class _Generator(GenerationMixin):
+    """The model that `generate` requires; each step calls `forward` once."""
+
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+    input_modalities = ("text",)
+    device = torch.device("cpu")
+    dtype = torch.float32
+    _is_stateful = False
+
+    def __init__(self, model: PreTrainedModel, forward: Forward) -> None:
+        self.config, self.generation_config = model.config, model.generation_config
+        self._forward = forward
+
+    def __call__(self, **inputs: Any) -> Seq2SeqLMOutput:
+        return self.forward(**inputs)
+
+    def forward(
+        self, decoder_input_ids: Tensor, attention_mask: Tensor, encoder_outputs: BaseModelOutput, **unused: Any
+    ) -> Seq2SeqLMOutput:
+        assert encoder_outputs.last_hidden_state is not None
+        batch = {"input_ids": encoder_outputs.last_hidden_state[..., 0], "attention_mask": attention_mask}
+        logits = self._forward({**batch, "decoder_input_ids": decoder_input_ids})
+        return Seq2SeqLMOutput(logits=torch.from_numpy(logits[:, -1:]))
+
+    def get_encoder(self) -> nn.Module:
+        return _IdentityEncoder()
+
+    def is_remote_code(self) -> bool:
+        return False
+
+
+class _IdentityEncoder(nn.Module):
+    """An encoder that returns the ids of the source, which `generate` repeats for every beam."""
+
+    def forward(self, input_ids: Tensor, **unused: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=input_ids[..., None])

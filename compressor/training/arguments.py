@@ -8,7 +8,6 @@ import torch
 from transformers import TrainingArguments
 
 from compressor.tasks.base import Task
-from compressor.tasks.segment_streams import Streams
 from compressor.training.schedule import Schedule
 
 SELECTION_METRIC = "chosen"
@@ -30,7 +29,7 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
         output_dir=str(folder),
         max_steps=schedule.steps,
         per_device_train_batch_size=schedule.batch_size,
-        per_device_eval_batch_size=schedule.batch_size * (1 if isinstance(task, Streams) else EVALUATION_FACTOR),
+        per_device_eval_batch_size=schedule.batch_size * (1 if task.reads_streams else EVALUATION_FACTOR),
         learning_rate=schedule.learning_rate,
         weight_decay=schedule.weight_decay,
         max_grad_norm=0.0,  # `ClipGradients` clips the gradients of model and gate separately

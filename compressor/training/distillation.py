@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
-from compressor.models.answer_kind import AnswerKind, several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import are_numbers, divergence, variances

@@ -19,7 +19,7 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import rows_by_length
-from compressor.tasks.segment_streams import Streams, assign_streams
+from compressor.tasks.segment_streams import assign_streams
 from compressor.training.arguments import training_arguments
 from compressor.training.batch_order import row_order
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
@@ -70,8 +70,9 @@ def fit(
 ) -> list[dict[str, Any]]:
     """Train `model`, and a gate if there is one, in place; both end with the weights of the best evaluation.
 
-    Rows are shuffled anew in every epoch. A text that is read in order (`Streams`) is divided into parallel streams
-    instead, and the model keeps the memory of earlier segments. Evaluations before the gate has settled do not count.
+    Rows are shuffled anew in every epoch. A text that is read in order (`Task.reads_streams`) is divided into
+    parallel streams instead, and the model keeps the memory of earlier segments. Evaluations before the gate has
+    settled do not count.
 
     Args:
         model: a float32 model.
@@ -134,7 +135,7 @@ class _Setup:
 
     def memory_files(self, processes: int) -> int:
         """Number of files of segment memory in a checkpoint."""
-        return processes if isinstance(self.data.task, Streams) else 0
+        return processes if self.data.task.reads_streams else 0
 
 
 def _claim(setup: _Setup, processes: int) -> Path | None:
@@ -196,7 +197,7 @@ def _make_trainer(
         args=arguments,
         data_collator=task.collate,
         compute_metrics=evaluation.metrics,
-        preprocess_logits_for_metrics=None if isinstance(task, Streams) else evaluation.row_statistics,
+        preprocess_logits_for_metrics=None if task.reads_streams else evaluation.row_statistics,
         callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],
     )
     trainer.remove_callback(PrinterCallback)
@@ -206,7 +207,7 @@ def _make_trainer(
 def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..., GateTrainer]:
     """The class of the trainer for the task of `data`, with the rows in the order in which it reads them."""
     train: Dataset[Any]
-    if isinstance(data.task, Streams):
+    if data.task.reads_streams:
         streams = schedule.batch_size * processes
         order = assign_streams(len(data.train), streams, whole=False)
         train = StreamRows(data.train, np.resize(order, (schedule.steps, streams)).ravel().tolist())

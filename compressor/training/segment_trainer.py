@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from compressor.models.segment_outputs import Memories
+from compressor.models.segments import Memories
 from compressor.tasks.causal_lm import summed_loss
 from compressor.tasks.segment_streams import FILLER
 from compressor.training.checkpoints import memory_file

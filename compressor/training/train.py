@@ -19,7 +19,7 @@ from compressor.progress import Listener, NullListener, ProgressCallback, ignore
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
@@ -212,7 +212,6 @@ def _fit(
 def _evaluate(folder: ModelFolder, data: Data, log: Log, streams: int) -> TrainingResult:
     """The result of a training, from its log and from the test text, which the model reads in parallel streams."""
     task, model = data.task, folder.model.eval()
-    assert isinstance(task, Streams)
     key = f"eval_{task.metric}"
     return TrainingResult(
         metric=task.metric,

@@ -16,8 +16,8 @@ from torch import Tensor
 from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs, load, save_companions
-from compressor.model_folder.dense_layers import load_dense_layer
-from compressor.models.dense_layer import ACTIVATIONS
+from compressor.model_folder.sentence_modules import load_dense_layer
+from compressor.models.pooled_encoder import ACTIVATIONS
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.training.distillation import Distillation

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -20,12 +22,15 @@ from compressor.models import (
     SegmentForCausalLM,
     TransformerXLConfig,
     TransformerXLForCausalLM,
+    pruned,
 )
 from compressor.segment_memory import memory_names, new_memory_names
-from compressor.units import Attention, find_sites, hooked
+from compressor.units import Attention, Site, find_groups, find_sites, gated, hooked, keep_all
+from graph_passes import BlockMask
 from tests.faults import fails_with
 from tests.models.reference import hidden_states, read_in_segments
-from tests.targets.segment_models import FAMILIES, SIZES, segment_model, token_ids
+from tests.random_plans import random_plan
+from tests.targets.segment_models import FAMILIES, SIZES, head_parameters, plan_of, segment_model, token_ids
 
 WIDTH = SIZES["hidden_size"]
 HEAD, LAYER = 426112, 1536
@@ -259,3 +264,126 @@ def test_sites_are_found_with_and_without_memory(family: str, attention: Attenti
         sites = find_sites(model, {"input_ids": token_ids(2, 5), **named_memories}, attention=attention)
         assert [site.name for site in sites] == [f"model.layers.{layer}.attention" for layer in range(3)]
         assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in sites} == {("causal", 4, 4, 6)}
+
+
+MODELS = {family: segment_model(family, num_hidden_layers=3) for family in FAMILIES}
+
+
+def sites_of(model: SegmentForCausalLM) -> list[Site]:
+    return find_sites(model, {"input_ids": token_ids(2, 5)})
+
+
+def parameters(model: SegmentForCausalLM) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**16))
+def test_a_pruned_model_equals_the_gated_one(family: str, seed: int) -> None:
+    model = MODELS[family]
+    plan = random_plan(sites_of(model), np.random.default_rng(seed))
+    smaller = pruned(model, plan)
+    assert smaller.config.layer_heads == [list(site.kept) for site in plan.sites]
+    norms = 2 * SIZES["hidden_size"] * sum(not site.kept for site in plan.sites)
+    dropped = plan.heads - plan.heads_kept
+    assert parameters(model) - parameters(smaller) == dropped * head_parameters(model) + norms
+    text = token_ids(2, 9, seed)
+    with torch.no_grad():
+        with gated(model, plan):
+            expected, memories = read_in_segments(model, text, 3)
+        logits, smaller_memories = read_in_segments(smaller, text, 3)
+    for tensor, reference in zip((logits, *smaller_memories), (expected, *memories), strict=True):
+        torch.testing.assert_close(tensor, reference, rtol=1e-4, atol=1e-4 * reference.abs().max().item())
+
+
+def test_pruning_again_keeps_the_original_ids(tmp_path: Path) -> None:
+    model: Any = MODELS["all_attention"]
+    first = pruned(model, plan_of(sites_of(model), [(0, 2, 3), (), (1, 3)]))
+    second: Any = pruned(first, plan_of(sites_of(first), [(1, 2), (1,)]))
+    assert second.config.layer_heads == [[2, 3], [], [3]]
+    directly: Any = pruned(model, plan_of(sites_of(model), [(2, 3), (), (3,)]))
+    torch.testing.assert_close(second(token_ids(2, 5)).logits, directly(token_ids(2, 5)).logits, rtol=0, atol=0)
+    assert second.lm_head.weight is second.model.embed_tokens.weight
+    assert second.lm_head.weight is not model.lm_head.weight
+    second.save_pretrained(tmp_path)
+    loaded: Any = AllAttentionForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(token_ids(2, 5)).logits, directly(token_ids(2, 5)).logits, rtol=0, atol=0)
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    two_heads = segment_model("transformer_xl", num_hidden_layers=3, num_attention_heads=2)
+    with fails_with(ErrorCode.PLAN_MISMATCH, site="model.layers.0.attention", field="heads", planned=2, actual=4):
+        pruned(MODELS["all_attention"], keep_all(sites_of(two_heads)))
+
+
+def test_a_plan_with_masks_is_refused() -> None:
+    model = MODELS["all_attention"]
+    plan = keep_all(sites_of(model))
+    site = plan.sites[0]
+    mask = BlockMask(np.ones((site.heads, 2, 2), dtype=bool), 8)
+    with fails_with(ErrorCode.INVALID_VALUE, field="plan", sites=(site.name,)):
+        pruned(model, plan.masked({site.name: mask}))
+
+
+def test_a_pruned_model_trains_what_the_model_trains() -> None:
+    model = segment_model(FAMILIES[0], num_hidden_layers=2)
+    model.model.embed_tokens.weight.requires_grad_(False)
+    smaller = pruned(model, random_plan(sites_of(model), np.random.default_rng(0)))
+    trained = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    assert {name: weight.requires_grad for name, weight in smaller.named_parameters() if name in trained}.items() <= (
+        trained.items()
+    )
+
+
+def test_a_plan_that_drops_neurons_is_refused() -> None:
+    model = segment_model("transformer_xl")
+    groups = find_groups(model, {"input_ids": token_ids(2, 5)})
+    neurons = next(group for group in groups if group.type == "neurons")
+    plan = keep_all(groups).replace_groups([neurons.plan(neurons.first(neurons.counts[1]))])
+    with fails_with(ErrorCode.INVALID_VALUE, field="plan"):
+        pruned(model, plan)
+
+
+THREE_LAYERS = {**SIZES, "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "details"),
+    [
+        ("layer_heads", [[0], [1]], ErrorCode.CONTRADICTION, {"layers": 2}),
+        ("layer_heads", [[0], [1, 1], [2]], ErrorCode.INVALID_VALUE, {"layer": 1, "value": [1, 1]}),
+        ("layer_heads", [[0], [1], [4]], ErrorCode.INVALID_VALUE, {"layer": 2, "value": [4]}),
+        ("memory_length", -1, ErrorCode.OUT_OF_RANGE, {"value": -1}),
+        ("num_persistent", -1, ErrorCode.OUT_OF_RANGE, {"value": -1}),
+        ("hidden_size", 25, ErrorCode.OUT_OF_RANGE, {"value": 25}),
+        ("hidden_size", 0, ErrorCode.OUT_OF_RANGE, {"value": 0}),
+        ("num_attention_heads", 0, ErrorCode.OUT_OF_RANGE, {"value": 0}),
+        ("head_dim", 0, ErrorCode.OUT_OF_RANGE, {"value": 0}),
+        ("attention_dropout", 1.0, ErrorCode.OUT_OF_RANGE, {"value": 1.0}),
+        ("embedding_dropout", -0.1, ErrorCode.OUT_OF_RANGE, {"value": -0.1}),
+        ("hidden_dropout", float("nan"), ErrorCode.OUT_OF_RANGE, {}),
+        ("memory_length", 40, ErrorCode.CONTRADICTION, {"value": 40, "positions": 40}),
+    ],
+)
+def test_an_impossible_field_is_refused(field: str, value: Any, code: ErrorCode, details: dict[str, Any]) -> None:
+    with fails_with(code, field=field, **details):
+        AllAttentionConfig(**{**THREE_LAYERS, field: value})
+
+
+def test_heads_must_divide_the_width_unless_their_width_is_given(tmp_path: Path) -> None:
+    with fails_with(ErrorCode.CONTRADICTION, field="hidden_size", value=24, heads=7):
+        AllAttentionConfig(**{**SIZES, "num_attention_heads": 7})
+    model = segment_model("all_attention", num_attention_heads=7, head_dim=4)
+    assert model(token_ids(2, 5)).logits.shape == (2, 5, 29)
+    model.config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).head_dim == 4
+
+
+def test_a_folder_with_an_impossible_configuration_is_refused(tmp_path: Path) -> None:
+    segment_model("all_attention").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 0'))
+    reason = "num_attention_heads is 0; give 1 or more"
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=file, reason=reason):
+        model_folder.load(tmp_path, needs_processor=False)

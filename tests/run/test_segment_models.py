@@ -20,7 +20,7 @@ from compressor.run import verify
 from compressor.targets import target
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import open_data
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.units import find_sites
 from graph_passes import Plan, save
 from graph_passes import load as load_graph
@@ -175,7 +175,6 @@ def test_a_run_scores_a_model_without_memory_segment_by_segment(tmp_path: Path) 
     assert limits(graph) is None
     assert [value.name for value in load_graph(graph).graph.inputs] == ["input_ids"]
     data = open_data(recipe.rows, load(tmp_path / "model"), recipe.selection.seed)
-    assert isinstance(data.task, Streams)
     models = (model, pruned(model, plan).eval())
     expected = [data.task.score(read(data.task, data.test, reader(network))) for network in models]
     (score,) = report.scores

@@ -13,8 +13,7 @@ import transformers as hf
 from compressor.config.sections import ExportConfig
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fresh_model, load
-from compressor.models.length_switches import configured_switches
-from compressor.models.tied_choices import FirstOfEqual
+from compressor.models.forward_changes import FirstOfEqual, configured_switches
 from compressor.results import NoteCode
 from compressor.run import verify
 from compressor.run.beyond_served import prove_beyond

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from compressor.model_folder import ModelFolder
 from compressor.tasks import Task
 from compressor.tasks.base import Forward
-from compressor.tasks.question_answering import QuestionAnswering
-from compressor.tasks.squad import Answer
+from compressor.tasks.question_answering import Answer, QuestionAnswering
 from tests.folders import rows_config
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,'é"

@@ -13,8 +13,7 @@ from compressor.errors import InputError
 from compressor.model_folder import ModelFolder
 from compressor.tasks import open_data
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.decimal_commas import with_points
-from compressor.tasks.label_values import numbers_of
+from compressor.tasks.labels import numbers_of, with_points
 from compressor.tasks.row_files import read_rows
 from tests import folders
 from tests.command import compress

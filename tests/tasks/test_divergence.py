@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.models.answer_kind import AnswerKind
+from compressor.models.classifiers import AnswerKind
 from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.divergence import distributions, divergence, fisher_outputs
 

@@ -9,8 +9,7 @@ from datasets import ClassLabel, Dataset, Features
 from transformers import BertConfig
 
 from compressor.errors import ErrorCode
-from compressor.tasks.label_values import numbers_of
-from compressor.tasks.labels import class_ids, classes_of
+from compressor.tasks.labels import class_ids, classes_of, numbers_of
 from tests.faults import fails_with
 
 NAMES: dict[int, str] = {0: "entailment", 1: "neutral", 2: "contradiction"}

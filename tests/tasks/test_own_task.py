@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from compressor.config.own_tasks import error_of_own_task, is_own_task, load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, load
-from compressor.tasks import make_task, open_data, statistics
+from compressor.tasks import Metric, make_task, open_data, statistics
 from tests.command import compress
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -176,18 +178,56 @@ def test_an_error_in_its_code_is_one_of_the_task(
 
 
 @pytest.mark.parametrize(
-    "method", ["encode(self, rows, source)", "collate(self, examples)", "per_example(self, logits, labels)"]
+    ("method", "value"),
+    [
+        ("encode(self, rows, source)", None),
+        ("encode(self, rows, source)", "rows"),
+        ("collate(self, examples)", None),
+        ("per_example(self, logits, labels)", None),
+        ("per_example(self, logits, labels)", "labels"),
+        ("per_example(self, logits, labels)", "logits[:0]"),
+    ],
 )
-def test_a_method_that_returns_nothing_is_a_usage_error(
-    method: str, path: Path, classifier: ModelFolder, capfd: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_method_that_returns_something_else_is_a_usage_error(
+    method: str,
+    value: str | None,
+    path: Path,
+    classifier: ModelFolder,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    write_module(path, f"{SPAM}\n    def {method}:\n        pass\n")
+    write_module(path, f"{SPAM}\n    def {method}:\n        return {value}\n")
     rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
     arguments = ("--task", "tags:Spam", "--data", rows, "--macs", "50%", "-o", tmp_path / "out", "--quiet")
     result = compress(capfd, classifier.path, *arguments)
     assert (result.code, result.error_code) == (2, ErrorCode.TASK_FAILED), result.err
     name = method.partition("(")[0]
     assert (result.details["field"], result.details["value"]) == ("task", f"tags:Spam.{name}")
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(2), torch.tensor(0)])
+def test_labels_of_each_example_are_needed(labels: torch.Tensor | None, classifier: ModelFolder) -> None:
+    task = make_task(classifier, rows_config())
+    batch = {"input_ids": torch.zeros(3, 2), **({} if labels is None else {"labels": labels})}
+    value = "compressor.tasks.classification:TextClassification.collate"
+    with fails_with(ErrorCode.TASK_FAILED, UsageError, field="task", value=value):
+        task.pop_labels(batch, 3)
+
+
+def nothing(statistics: np.ndarray) -> float:
+    """A metric that lacks its `return`."""
+    return None  # type: ignore[return-value]
+
+
+def column_means(statistics: np.ndarray) -> float:
+    """A metric that reduces one axis of two."""
+    return statistics.mean(axis=0)
+
+
+@pytest.mark.parametrize("compute", [nothing, column_means])
+def test_a_metric_that_is_no_number_is_named(compute: Callable[[np.ndarray], float]) -> None:
+    with fails_with(ErrorCode.TASK_FAILED, UsageError, field="task", value=f"{__name__}:{compute.__name__}"):
+        Metric("broken", compute).value(np.zeros((3, 2)))
 
 
 def test_a_class_that_takes_no_arguments_is_refused(path: Path, classifier: ModelFolder, tmp_path: Path) -> None:

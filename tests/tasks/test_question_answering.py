@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode
 from compressor.selection.gradient_importance import sensitivity
 from compressor.tasks import batches, open_data, statistics
-from compressor.tasks.squad import Answer
+from compressor.tasks.data import rows_hash
+from compressor.tasks.question_answering import Answer, best_span, exact_match, f1
 from compressor.units import find_sites
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.questions import WORDS, bert, encode, folder_of, row, task_of, wordpieces
+from tests.tasks.questions import CONTEXTS, WORDS, bert, byte_pieces, encode, folder_of, row, task_of, wordpieces
 from tests.tasks.rows import jsonl
 
 LONG = row("who built the tower of the city of paris", "who", Answer("paris", 35))
@@ -188,3 +193,164 @@ def test_a_model_without_spans_is_refused() -> None:
     outputs = folders.bert()(input_ids=torch.ones(1, 2, dtype=torch.int64))
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, output="start_logits", task="question-answering"):
         task_of(wordpieces()).logits(outputs)
+
+
+TASKS = {make: task_of(make()) for make in (wordpieces, byte_pieces)}
+
+
+@pytest.mark.parametrize("tokenizer", TASKS)
+@settings(max_examples=40, deadline=None)
+@given(CONTEXTS, st.text("ab ", min_size=1, max_size=40).filter(str.strip))
+def test_windows_lose_nothing_of_a_context(tokenizer: Any, context: str, question: str) -> None:
+    task = TASKS[tokenizer]
+    example = encode(task, row(context, question))[0]
+    windows = task.questions[example["number"]].windows
+    covered = np.zeros(len(context), bool)
+    for window in windows:
+        for start, end in window.characters:
+            covered[start:end] = True
+    assert all(in_window or letter.isspace() for letter, in_window in zip(context, covered, strict=True))
+    assert all(len(ids) <= 24 for ids in example["input_ids"])
+    for window, following in itertools.pairwise(windows):
+        assert np.array_equal(window.characters[-5:], following.characters[:5])
+
+
+@pytest.mark.parametrize("tokenizer", TASKS)
+@settings(max_examples=40, deadline=None)
+@given(CONTEXTS, st.data())
+def test_the_tokens_of_an_answer_give_its_text(tokenizer: Any, context: str, draw: st.DataObject) -> None:
+    """This holds in every window with the whole answer; in other windows the label is the first token."""
+    words = context.split(" ")
+    first = draw.draw(st.integers(0, len(words) - 1))
+    last = draw.draw(st.integers(first, min(first + 2, len(words) - 1)))
+    answer = " ".join(words[first : last + 1])
+    start = len(" ".join(words[:first])) + (first > 0)
+    task = TASKS[tokenizer]
+    example = encode(task, row(context, "who", Answer(answer, start)))[0]
+    for window, (begin, end) in zip(task.questions[example["number"]].windows, example["labels"], strict=True):
+        inside = window.characters[0, 0] <= start and window.characters[-1, 1] >= start + len(answer)
+        assert (begin, end) == (0, 0) or inside
+        if inside:
+            span = window.characters[begin - window.first][0], window.characters[end - window.first][1]
+            assert context[slice(*span)].strip() == answer
+
+
+@given(st.lists(st.tuples(*(st.integers(-4, 4),) * 2), min_size=1, max_size=12), st.integers(1, 5))
+def test_the_best_span_is_the_best_of_all(logits: list[tuple[int, int]], longest: int) -> None:
+    start, end = np.array(logits, float).T
+    spans = [(i, j) for i in range(len(logits)) for j in range(i, min(i + longest, len(logits)))]
+    score, first, last = best_span(start, end, longest)
+    assert (first, last) in spans
+    assert score == start[first] + end[last] == max(start[i] + end[j] for i, j in spans)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 999))
+def test_the_prediction_is_the_best_span_of_any_window(words: int, seed: int) -> None:
+    """Compared with all windows and spans; neither question, special tokens nor padding can be predicted."""
+    rng = np.random.default_rng(seed)
+    task = TASKS[wordpieces]
+    context = " ".join(f"{WORDS[rng.integers(len(WORDS))]}" for _ in range(words))
+    question = task.questions[encode(task, row(context))[0]["number"]]
+    logits = rng.normal(size=(len(question.windows), 24, 2))
+    logits[:, :3] += 9
+    spans = [
+        (scores[window.first + i, 0] + scores[window.first + j, 1], characters[i, 0], characters[j, 1])
+        for scores, window in zip(logits, question.windows, strict=True)
+        for characters in [window.characters]
+        for i in range(len(characters))
+        for j in range(i, min(i + 30, len(characters)))
+    ]
+    _, begin, end = max(spans)
+    assert question.predict(logits) == context[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected_f1", "expected_match"),
+    [
+        ("Paris", ["Paris"], 1, 1),
+        ("the Paris!", ["paris"], 1, 1),
+        ("in Paris", ["Paris"], 2 / 3, 0),  # one word of two is right, and it is the only one of the answer
+        ("Paris, France", ["London", "Paris in France"], 4 / 5, 0),  # 2 of 2, and 2 of 3
+        ("the the cat", ["cat cat"], 2 / 3, 0),  # a word counts as often as both contain it
+        ("Rome", ["Paris"], 0, 0),
+        ("", ["Paris"], 0, 0),
+        ("the", ["a"], 1, 1),
+    ],
+)
+def test_metrics_worked_by_hand(prediction: str, answers: list[str], expected_f1: float, expected_match: float) -> None:
+    assert f1(prediction, answers) == pytest.approx(expected_f1)
+    assert exact_match(prediction, answers) == expected_match
+
+
+@settings(deadline=None)
+@given(*(st.text("abtheAn .,-é'", max_size=30),) * 3)
+def test_metrics_of_any_texts(prediction: str, answer: str, alternative: str) -> None:
+    score = f1(prediction, [answer])
+    assert 0 <= score <= 1
+    assert score == f1(answer, [prediction])
+    assert score == 1 or not exact_match(prediction, [answer])
+    assert f1(f"The {prediction.upper()}.", [answer]) == score
+    assert f1(prediction, [answer, alternative]) == max(score, f1(prediction, [alternative]))
+    assert exact_match(prediction, [alternative, prediction]) == 1
+
+
+def test_answers_have_several_forms(tmp_path: Path) -> None:
+    context = "the tower in paris"
+    texts, starts = ["paris", "in paris"], [13, 10]
+    as_list = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
+    forms: list[Any] = [
+        as_list,
+        [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)],
+        {"text": texts, "answer_start": starts},
+        json.dumps(as_list),
+        json.dumps({"text": texts, "answer_start": starts}),
+    ]
+    files = [
+        jsonl(tmp_path / f"{number}.jsonl", {"context": context, "question": "who", "answers": form})
+        for number, form in enumerate(forms)
+    ]
+    table = tmp_path / "rows.tsv"
+    table.write_text(f"passage\tquestion\tanswer\n{context}\twho\t{json.dumps(as_list)}\n")
+    folder = folder_of(wordpieces())
+    rows = [open_data(rows_config(name, name, name), folder).test for name in (*files, str(table))]
+    assert rows[0]["reference"][0] == texts
+    assert len({rows_hash(part) for part in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "details"),
+    [
+        ({"answers": [{"text": "rome", "start": 2}]}, {"column": "answers", "value": "rome", "start": 2}),
+        ({"answers": [{"text": "rome", "start": -4}]}, {"column": "answers", "value": "rome", "start": -4}),
+        ({"answers": [{"text": "rome", "start": 99}]}, {"column": "answers", "value": "rome", "start": 99}),
+        ({"answers": [{"text": "rome", "start": 3.5}]}, {"column": "answers"}),
+        ({"answers": [{"text": " ", "start": 2}]}, {"column": "answers", "value": " ", "start": 2}),
+        ({"answers": []}, {"column": "answers", "value": None}),
+        ({"answers": None}, {"column": "answers", "value": None}),
+        ({"context": " "}, {"column": "context"}),
+        ({"question": None}, {"column": "question"}),
+    ],
+)
+def test_faults_of_a_row_name_it(change: dict[str, Any], details: dict[str, Any], tmp_path: Path) -> None:
+    valid = row("in rome", "who", Answer("rome", 3))
+    rows = jsonl(tmp_path / "a.jsonl", valid, {**valid, **change})
+    with fails_with(ErrorCode.INVALID_ROWS, row=2, **details):
+        open_data(rows_config(rows, rows, rows), folder_of(wordpieces()))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "rome",
+        '{"text": "rome"}',
+        '{"text": ["rome"], "answer_start": []}',
+        "[1]",
+        "[",
+        '[{"text": "rome", "start": Infinity}]',
+    ],
+)
+def test_cells_without_answers_are_refused(cell: str, tmp_path: Path) -> None:
+    rows = jsonl(tmp_path / "a.jsonl", {"context": "in rome", "question": "who", "answers": cell})
+    with fails_with(ErrorCode.INVALID_ROWS, row=1, column="answers", value=cell):
+        open_data(rows_config(rows, rows, rows), folder_of(wordpieces()))

@@ -14,7 +14,7 @@ from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
 from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode, Report
 from compressor.tasks import open_data, statistics
-from compressor.tasks.squad import Answer
+from compressor.tasks.question_answering import Answer
 from tests.folders import rows_config
 from tests.tasks.questions import WORDS, bert, forward_of, row, wordpieces
 from tests.tasks.rows import jsonl

@@ -21,9 +21,8 @@ from transformers import BertConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.labels import class_ids, classes_of
-from compressor.tasks.row_files import read_rows
+from compressor.tasks.row_files import TextFile, read_rows
 from compressor.tasks.splits import named_splits
-from compressor.tasks.text_file import TextFile
 from tests.faults import fails_with
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}

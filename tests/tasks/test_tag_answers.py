@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from compressor.tasks.base import Forward
-from compressor.tasks.entities import entities_of
+from compressor.tasks.token_classification import entities_of
 from tests.tasks.questions import byte_pieces, wordpieces
 from tests.tasks.tags import ROW, TAGS, encode, metaspace, task_of
 

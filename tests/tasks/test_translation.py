@@ -16,9 +16,9 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import statistics
-from compressor.tasks.beam import beam_search
+from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
-from compressor.tasks.row_contents import rows_hash
+from compressor.tasks.translation import beam_search
 from compressor.units import hooked
 from tests import folders
 from tests.faults import fails_with

@@ -8,7 +8,7 @@ import pytest
 
 from compressor.config.methods import METHODS
 from compressor.selection.learn import learn
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.units import gated
 from tests import language
 from tests.selection.tiny import GATE_METHODS, selection
@@ -20,7 +20,6 @@ def test_every_gate_keeps_exactly_the_requested_number(method: str, tmp_path: Pa
     """The result is that of the model with the gates of the plan, which reads the text with its memory."""
     folder, untrained = language.folder(), language.folder()
     data = language.data(tmp_path, folder, lines=30)
-    assert isinstance(data.task, Streams)
     options = {"optimizer": "lamb", "evaluations": 4, "gate_learning_rate": 0.5}
     config = selection(method=method, options=options, batch_size=3)
     learned = learn(folder.model, sites_of(folder), data, config, tmp_path / "run")

@@ -14,7 +14,7 @@ from compressor.errors import DivergedError, ErrorCode, InputError, UsageError
 from compressor.model_folder import load
 from compressor.results import NoteCode
 from compressor.tasks import open_data
-from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.tasks.segment_streams import read, reader
 from compressor.training.train import FILE_NAME, TrainingResult, schedule_of, train
 from tests import language
 from tests.faults import fails_with
@@ -92,7 +92,6 @@ def test_a_complete_model_folder_is_written(level: Any, architecture: Any, metri
     assert folder.config.memory_length == 8
     assert len(folder.processor) == folder.config.vocab_size == result.vocabulary
     data = open_data(rows_config(test_data=str(eval_text), max_length=6), folder)
-    assert isinstance(data.task, Streams)
     score = data.task.score(read(data.task, data.test, reader(folder.model), streams=3))
     assert score == pytest.approx(result.test, rel=1e-5)
     assert [note.code for note in listener.notes] == [NoteCode.TEST_IS_EVAL, *[NoteCode.EVALUATED] * 4]

@@ -31,7 +31,6 @@ from compressor.selection.plan_and_curves import joined_curves, training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.scoring import sample_of
-from compressor.tasks.segment_streams import Streams
 from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
@@ -56,7 +55,7 @@ def check_distillation(step: Distill, inputs: RunInputs) -> None:
         UsageError: the rows of the task are not cut and joined.
     """
     model, task = inputs.model.folder, inputs.rows.task.chooser
-    if isinstance(task, Streams):
+    if task.reads_streams:
         raise InputError(
             f"--distill: {model.family} reads a text segment by segment, and its memory differs from the"
             " teacher's; omit --distill",

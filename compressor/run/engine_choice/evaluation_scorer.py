@@ -18,7 +18,6 @@ from compressor.run.evaluate import answer, score, statistics_of
 from compressor.run.products import ScoredAnswers, Variant
 from compressor.run.run_log import RunLog
 from compressor.tasks import Data
-from compressor.tasks.label_order import order_text
 from compressor.tasks.scoring import compares_answers, sample_of
 
 _COMPARED_ROWS = 2_000
@@ -94,7 +93,7 @@ class EvaluationScorer:
             dense, compressed = (self._measure(each, each.name, rows) for each in (self.dense, variant))
         measured = score(dense.statistics, compressed.statistics, task, "eval", len(rows), seed)
         constant = task.constant_score(dense.statistics)
-        order = order_text(task, dense.statistics, "evaluation")
+        order = task.order_text(dense.statistics, "evaluation")
         self.log.add_notes(run_notes.score_notes(measured, dense.statistics, compressed.statistics, constant, order))
         return (measured,)
 

@@ -16,7 +16,6 @@ from compressor.errors import ErrorCode, InputError
 from compressor.run.run_log import RunLog
 from compressor.run.run_notes import uninformed_text
 from compressor.tasks import Task, statistics
-from compressor.tasks.label_order import order_text
 from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500
@@ -90,7 +89,7 @@ class TrialScorer:
     def score_whole(self) -> ResampledScore:
         """The score of the whole model, whose outputs later models are compared with."""
         values, divergence = self._measure(self._reference.teacher, "the whole model")
-        constant, order = self._task.constant_score(values), order_text(self._task, values, "evaluation")
+        constant, order = self._task.constant_score(values), self._task.order_text(values, "evaluation")
         return replace(self._resampled(values, divergence), constant=constant, order=order)
 
     def score(self, label: str) -> ResampledScore:

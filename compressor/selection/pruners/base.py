@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.fingerprints import fingerprint
-from compressor.models.answer_kind import several_answers
+from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve

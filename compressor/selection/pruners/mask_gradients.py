@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.models.answer_kind import AnswerKind, several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.forward import entries_per_row, without_parameter_gradients

@@ -30,9 +30,9 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--example-inputs", "inputs.npz"))
 
 
-@advice("model_folder.vocabulary vocabulary_size unsupported-model")
+@advice("model_folder.example_inputs vocabulary_size unsupported-model")
 def _(w: World) -> None:
-    from compressor.model_folder.vocabulary import vocabulary_size
+    from compressor.model_folder.example_inputs import vocabulary_size
 
     config = hf.ViTConfig()
     w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))
@@ -47,7 +47,7 @@ def _(w: World) -> None:
     w.right(*command, "20")
 
 
-@advice("model_folder.loading load unsafe-code")
+@advice("model_folder.loading load_unchanged unsafe-code")
 def _(w: World) -> None:
     change_config(w, auto_map={"AutoModelForSequenceClassification": "modeling.Mine"})
     w.rows("model/modeling.py", "from transformers import BertForSequenceClassification as Mine")
@@ -164,7 +164,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("model_folder.reranker_modules with_head unsupported-model")
+@advice("model_folder.sentence_modules RerankerModules.wrap unsupported-model")
 def _(w: World) -> None:
     rerankers.save_causal_reranker(w.file("answers"))
     folders.save(folders.bert(num_labels=1), w.file("scorer"))

@@ -716,7 +716,7 @@ def _(w: World) -> None:
         assert json.loads((w.out / "report.json").read_text())["precision"] == build[-1]
 
 
-@advice("models.export_remedy with_other_form text", zoo=True)
+@advice("models.export_forms with_other_form text", zoo=True)
 def _(w: World) -> None:
     import transformers as hf
 

@@ -166,21 +166,21 @@ def picture_rows(w: World, **columns: list[Any]) -> tuple[str, ...]:
     return ("vit", "--data", "images.jsonl", *SHORT)
 
 
-@advice("tasks.image_files ImageColumn.find column-missing")
+@advice("tasks.images image_column column-missing")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command)
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.image_files ImageColumn.find invalid-rows")
+@advice("tasks.images image_column invalid-rows")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command, "--image-column", "size")
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.labels _check_new_names code")
+@advice("tasks.labels RowLabels._check_new_names text")
 def _(w: World) -> None:
     words = ("red", "green", "blue")
     w.rows("many.tsv", "label\tkind\ttext", *(f"{words[n % 3]}\t{row}" for n, row in enumerate(TEXTS)))
@@ -189,7 +189,7 @@ def _(w: World) -> None:
     w.right(*command, "--label-column", "kind")
 
 
-@advice("tasks.metric_obstacles require_metric invalid-rows")
+@advice("tasks.data _require_metric invalid-rows")
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))
@@ -264,17 +264,22 @@ def _(w: World) -> None:
     w.right("plain", "--task", "text-classification", "--data", w.rows("rows.tsv", "label\ttext", *TEXTS), *SHORT)
 
 
-@advice("tasks.returned_values _error task-failed")
+@advice("tasks.base Task.returns_wrong text")
 def _(w: World) -> None:
-    w.fails(
-        *own_task(
-            w, answers=('return [[float(tag in cell.split(",")) for tag in tags] for cell in rows[column]]', "return 3")
-        )
-    )
+    w.fails(*own_task(w, rows=("    def _names(", "    def encode(self, *rows):\n        return 3\n\n    def _names(")))
     w.right(*own_task(w))
 
 
-@advice("tasks.run_splits read_splits missing-value")
+@advice("tasks.metrics Metric.value task-failed")
+def _(w: World) -> None:
+    from compressor.tasks import Metric
+
+    compute: Any = list
+    w.fails(Metric("rows", compute).value, torch.zeros(3, 2).numpy())
+    w.right(Metric("count", len).value, torch.zeros(3, 2).numpy())
+
+
+@advice("tasks.data read_splits missing-value")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks import open_data
@@ -332,7 +337,7 @@ def _(w: World) -> None:
     w.right(*command, "8")
 
 
-@advice("tasks.unlabelled_rows encode_unlabelled file-mismatch")
+@advice("tasks.data _encode_unlabelled file-mismatch")
 def _(w: World) -> None:
     rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
     w.rows("pairs.tsv", "text_a\ttext_b", *rows)
@@ -344,7 +349,7 @@ def _(w: World) -> None:
     w.right(*command, "renamed.tsv", "--text-columns", "text")
 
 
-@advice("tasks.unlabelled_rows encode_unlabelled code")
+@advice("tasks.data _encode_unlabelled code")
 def _(w: World) -> None:
     command = (model_of_questions(w), "--data", question_rows(w), *SHORT)
     w.rows("more.tsv", "question\tcontext", *(f"who\tparis {word}" for word in questions.WORDS))
@@ -361,7 +366,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.row_contents repeated_rows text")
+@advice("tasks.data _repeated_rows text")
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
@@ -373,7 +378,7 @@ def _(w: World) -> None:
         w.right(*command, f"--{split}-data", "new.tsv")
 
 
-@advice("tasks.run_splits _set_aside too-few-rows")
+@advice("tasks.data _set_aside too-few-rows")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("one.txt", "the good film")
@@ -418,14 +423,14 @@ def _(w: World) -> None:
     w.right(check, 8)
 
 
-@advice("tasks.label_lists columns_of_classes label-mismatch")
+@advice("tasks.labels columns_of_classes label-mismatch")
 def _(w: World) -> None:
     command = (several(w), "--data", "classes.tsv", *SHORT, "--label-column")
     w.fails(*command, "loud,sad")
     w.right(*command, "loud,long,sad")
 
 
-@advice("tasks.label_lists no_columns column-missing")
+@advice("tasks.labels no_columns column-missing")
 def _(w: World) -> None:
     folder = several(w)
     lines = w.file("classes.tsv").read_text().splitlines()[1:]
@@ -439,7 +444,7 @@ def _(w: World) -> None:
     w.right(*command, "texts.tsv")
 
 
-@advice("tasks.label_lists number_lists text")
+@advice("tasks.labels number_lists text")
 def _(w: World) -> None:
     folder = several(w, problem_type="regression")
     words = folders.WORDS
@@ -456,17 +461,17 @@ def _(w: World) -> None:
     w.right(*command, "columns.tsv", "--label-column", "loud,long,sad")
 
 
-@advice("tasks.labelled_rows ClassLabels.require_one_class unsupported-model")
+@advice("tasks.labelled_rows ClassLabels.__init__ unsupported-model")
 def _(w: World) -> None:
     from compressor.model_folder import load
-    from compressor.tasks.labelled_rows import ClassLabels
+    from compressor.tasks.classification import TextClassification
 
     folder = several(w)
-    w.fails(ClassLabels.require_one_class, load(w.file(folder)))
+    w.fails(TextClassification, load(w.file(folder)), folders.rows_config(), TextClassification.metrics[0])
     w.right(folder, "--task", "multi-label-classification", "--data", "classes.tsv", *SHORT)
 
 
-@advice("tasks.reranking Reranking.learn_labels text")
+@advice("tasks.regression Reranking.learn_labels text")
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     words = folders.WORDS

@@ -87,7 +87,7 @@ def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
     context.recipe = Recipe(model=tmp_path, data="d", keep="100%", batch_size=2)
     plan = keep_all(find_sites(untrained.model, example_inputs(untrained, 2, 6)))
     answers = context.answers(plan, data.test)
-    np.testing.assert_allclose(answers, read(data.task, data.test, reader(untrained.model), 2), rtol=1e-5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(answers, read(data.task, data.test, reader(untrained.model), 2), rtol=1e-5)
 
     def without_memory(batch: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.models.answer_kind import several_answers
+from compressor.models.classifiers import several_answers
 from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import are_numbers, divergence, variances

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.models.answer_kind import AnswerKind, several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.layerwise.forward import entries_per_row, token_mask, without_parameter_gradients
 from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards

@@ -1,8 +1,10 @@
-"""What the logits `[rows, outputs]` of a classifier stand for, by its configuration."""
+"""What a classifier's configuration says of its logits `[rows, outputs]`: what they stand for, and the class names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -33,3 +35,14 @@ def several_answers(config: PretrainedConfig) -> AnswerKind | None:
     kind = answer_kind(config)
     is_several = kind is AnswerKind.CLASSES or (kind is AnswerKind.NUMBERS and (config.num_labels or 0) > 1)
     return kind if is_several else None
+
+
+def class_names(config: PretrainedConfig) -> list[str]:
+    """The name of every class of a model in order; the number of one that has no name."""
+    names: Mapping[Any, str] = config.id2label or {}
+    return [str(names.get(index, index)) for index in range(int(config.num_labels or 0))]
+
+
+def has_default_names(config: PretrainedConfig) -> bool:
+    """Whether the names of the classes are those that transformers generates."""
+    return all(str(name) == f"LABEL_{index}" for index, name in (config.id2label or {}).items())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.models.pooling import POOLINGS
+from compressor.models.pooled_encoder import POOLINGS
 from compressor.silence_libraries import quiet_tools
 
 STATES = torch.tensor([[[1.0, -1.0], [3.0, -5.0], [9.0, 9.0]], [[2.0, 4.0], [4.0, 0.0], [0.0, -4.0]]])

@@ -10,7 +10,7 @@ import pytest
 
 from compressor.model_folder import load
 from compressor.tasks import Data, open_data
-from compressor.tasks.label_order import label_order, order_text
+from compressor.tasks.labelled_rows import label_order
 from tests import folders
 from tests.tasks.rows import tsv
 
@@ -60,20 +60,20 @@ def test_the_advice_gives_labels_the_order_of_the_model(tmp_path: Path, labels: 
     data = data_of(tmp_path, labels)
     classes = np.array(data.train["labels"])
     statistics = np.stack([1 - classes, classes], axis=-1)  # the model means the reverse
-    text = order_text(data.task, statistics, "test")
+    text = data.task.order_text(statistics, "test")
     assert text is not None
     (advice,) = [json.loads("{" + part + "}}") for part in text.split("(")[-1:] for part in [part.partition("}")[0]]]
     names = {int(number): name for number, name in advice["id2label"].items()}
     again = data_of(tmp_path, labels, names)
     mended = np.array(again.train["labels"])
     assert (mended == 1 - classes).all()
-    assert order_text(again.task, np.stack([1 - classes, mended], axis=-1), "test") is None
+    assert again.task.order_text(np.stack([1 - classes, mended], axis=-1), "test") is None
 
 
 def test_numbers_for_classes_with_names_are_to_be_named(tmp_path: Path) -> None:
     data = data_of(tmp_path, ("1", "0"), {0: "bad", 1: "good"})
     classes = np.array(data.train["labels"])
-    text = order_text(data.task, np.stack([1 - classes, classes], axis=-1), "test")
+    text = data.task.order_text(np.stack([1 - classes, classes], axis=-1), "test")
     assert text is not None
     assert "id2label" not in text
     assert "'bad' for '1'" in text

@@ -10,7 +10,7 @@ import pytest
 
 from compressor.model_folder import ModelFolder
 from compressor.tasks import Task, make_task, open_data
-from compressor.tasks.row_texts import row_texts, shorten
+from compressor.tasks.encoding import row_texts, shorten
 from tests import folders
 from tests.folders import rows_config
 from tests.tasks.questions import encode, row, task_of, wordpieces

@@ -1,19 +1,104 @@
-"""A language model that answers whether a document is relevant to a query: the logit of "yes" minus that of "no"."""
+"""Rerankers of sentence-transformers: an encoder with a head, and a language model that answers yes or no."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from compressor.models.module_reranker import LOGITS, ModuleReranker
+from compressor.models.pooled_encoder import DenseLayer, NormLayer, PooledEncoder
+from compressor.models.sentence_encoder import STATES
 
+LOGITS = "logits"
+
+HeadLayer = DenseLayer | NormLayer
+"""A layer of a head."""
 _TOLERANCE = 1e-3
 """Largest error of a score, as a share of the largest logit."""
+
+
+class ModuleReranker(PooledEncoder):
+    """A pooled encoder and a head, as in a folder of sentence-transformers' `CrossEncoder`.
+
+    Args:
+        encoder: its first output is the states of the tokens, `[rows, positions, width]`. Its configuration gets as
+            many labels as there are scores.
+        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
+        layers: the layers that pooled states pass, in order; the last one's outputs are the scores.
+        folders: the folders of the layers in that of the model.
+        pool_in_graph: whether the states of an exported graph are pooled.
+    """
+
+    def __init__(
+        self,
+        encoder: PreTrainedModel,
+        pooling: str,
+        layers: Sequence[HeadLayer],
+        folders: Sequence[str],
+        *,
+        pool_in_graph: bool = True,
+    ) -> None:
+        super().__init__(encoder, pooling, pool_in_graph=pool_in_graph)
+        self.head, self.folders = nn.Sequential(*layers), tuple(folders)
+
+    @property
+    def layers(self) -> list[HeadLayer]:
+        """The layers that pooled states pass, in order."""
+        return [layer for layer in self.head if isinstance(layer, HeadLayer)]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What scores depend on besides weights and configuration."""
+        return self.pooling, *(layer.setting for layer in self.layers)
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of an exported graph."""
+        return (LOGITS, STATES)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> ModelOutput:
+        """Score texts or pairs.
+
+        Args:
+            input_ids: `[rows, positions]`, padded on the right.
+            attention_mask: `[rows, positions]`, 0 where a position is padding; None: there is none.
+            token_type_ids: `[rows, positions]`, for encoders that read them.
+            labels: `[rows]`, or `[rows, scores]`; computes the loss that transformers' classifiers have.
+            output_hidden_states: whether to return the states of every layer.
+
+        Returns:
+            `logits` `[rows, scores]`, `last_hidden_state` `[rows, 1, width]` or `[rows, positions, width]`, and `loss`
+            and `hidden_states` where they are requested.
+        """
+        pooled, states, hidden_states = self.pooled_states(
+            input_ids, attention_mask, token_type_ids, output_hidden_states
+        )
+        logits = self.score(pooled)
+        values: dict[str, Any] = {LOGITS: logits, STATES: states}
+        if labels is not None:
+            numbers = labels.is_floating_point()
+            loss = nn.functional.mse_loss if numbers else nn.functional.cross_entropy
+            values = {"loss": loss(logits.reshape(labels.shape) if numbers else logits, labels), **values}
+        if hidden_states is not None:
+            values["hidden_states"] = hidden_states
+        return ModelOutput(values)
+
+    def score(self, pooled: Tensor) -> Tensor:
+        """Scores `[rows, scores]` from pooled states `[rows, width]`."""
+        logits: Tensor = self.head(pooled)
+        return logits
 
 
 @dataclass(frozen=True)

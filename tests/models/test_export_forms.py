@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config as shape_settings
+from torch.nn.functional import interpolate
+from transformers.models.cosmos3_edge.modeling_cosmos3_edge import Cosmos3EdgeVisionEmbeddings
 from transformers.models.jamba import modeling_jamba
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
 from benchmarks.families_tiny import VOCABULARY, tiny_model
 from compressor.export import export_reference
-from compressor.models.export_forms import any_length
+from compressor.models.export_forms import any_length, resize_positions, resized_at_once
 from compressor.silence_libraries import quiet_tools
 from compressor.units import find_sites, gated
 from tests.exported_graphs import Session
@@ -147,3 +151,39 @@ def test_a_model_without_recurrences_keeps_the_settings_of_torch() -> None:
     with any_length(nn.Linear(2, 2)):
         assert not shape_settings.backed_size_oblivious
         assert torch.is_grad_enabled()
+
+
+SHAPES = torch.tensor([[4, 4], [16, 16], [7, 11], [20, 12], [1, 9], [13, 3], [24, 10]])
+PATCHES = 260
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (8, 8), (5, 7)])
+def test_tables_are_resized_to_the_shape_of_each_image(rows: int, columns: int) -> None:
+    table = torch.randn(rows, columns, 6, generator=torch.Generator().manual_seed(0))
+    at_once, loop = resize_positions(table, SHAPES, PATCHES), cast(Any, Siglip2VisionEmbeddings)
+    torch.testing.assert_close(at_once, loop.resize_positional_embeddings(table, SHAPES, PATCHES))
+    height, width = SHAPES[2].tolist()
+    image = interpolate(table.permute(2, 0, 1)[None], (height, width), mode="bilinear", antialias=True)
+    torch.testing.assert_close(at_once[2, : height * width], image[0].flatten(1).T)
+
+
+def test_images_of_one_column_are_resized_by_rows() -> None:
+    table = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
+    at_once = resize_positions(table, torch.tensor([[5, 1], [1, 5]]), 5)
+    expected = resize_positions(table.transpose(0, 1), torch.tensor([[1, 5], [5, 1]]), 5)
+    torch.testing.assert_close(at_once, expected)
+    assert (at_once[0, 0] - at_once[0, 1]).abs().max() > 1e-2
+
+
+def test_the_function_of_the_model_is_replaced_and_restored() -> None:
+    name, model = "resize_positional_embeddings", tiny_model("siglip2")
+    original = inspect.getattr_static(Siglip2VisionEmbeddings, name)
+    with any_length(model):
+        assert getattr(Siglip2VisionEmbeddings, name) is resize_positions
+        assert isinstance(inspect.getattr_static(Siglip2VisionEmbeddings, name), staticmethod)
+    assert inspect.getattr_static(Siglip2VisionEmbeddings, name) is original
+
+
+def test_a_function_of_other_inputs_stays() -> None:
+    function = Cosmos3EdgeVisionEmbeddings.resize_positional_embeddings
+    assert resized_at_once(function) is function

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 
-from compressor.tasks.entities import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
+from compressor.tasks.token_classification import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
 
 TYPES = ("PER", "LOC", "A-B")
 TAGS = ("O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in TYPES))
