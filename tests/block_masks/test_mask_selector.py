@@ -12,6 +12,7 @@ import pytest
 from compressor.block_masks.attention_timer import AttentionTimer, SiteTimes
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
+from compressor.config.step_list import blocks_of
 from compressor.results import NoteCode
 from compressor.workdir import write_json
 from graph_passes import BlockMask, Plan, SitePlan
@@ -39,7 +40,7 @@ class TableTimer(AttentionTimer):
 def selector_of(table: Mapping[str, Mapping[str, tuple[float, float]]], **fields: Any) -> MaskSelector:
     """A selector for rows of up to 16 positions."""
     recipe = Recipe(model=Path("m"), data="d", drop_blocks=0.5, **{"batch": (1,), **fields})
-    return MaskSelector(recipe, (), LONGEST, timer=TableTimer(table))
+    return MaskSelector(recipe, (), LONGEST, timer=TableTimer(table), blocks=blocks_of(recipe))
 
 
 def gains(short: float, long: float) -> dict[str, tuple[float, float]]:

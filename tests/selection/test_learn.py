@@ -175,10 +175,6 @@ def test_epochs_default_to_the_number_of_the_paper(method: str, steps: int, tmp_
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"method": "local", "keep": None}, ErrorCode.MISSING_VALUE, "keep"),
-        ({"method": "local", "keep": None, "certify": 0.9}, ErrorCode.CONTRADICTION, "certify"),
-        ({"method": "local", "max_drop": 0.1, "certify": 0.9}, ErrorCode.CONTRADICTION, "certify"),
-        ({"keep": None}, ErrorCode.MISSING_VALUE, "keep"),
         ({"keep": 9}, ErrorCode.OUT_OF_RANGE, "keep"),
         ({"options": {"tau": 1}}, ErrorCode.UNKNOWN_NAME, "tau"),
         ({"method": "taylor", "options": {"tau": 1}}, ErrorCode.UNKNOWN_NAME, "tau"),

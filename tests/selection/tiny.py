@@ -127,6 +127,7 @@ def units(**fields: Any) -> Units:
     return Units(
         **{
             **selection().model_dump(include={"method", "training_steps", "epochs", "batch_size", "learning_rate"}),
+            "macs": 0.5,  # the pool has the budget
             **fields,
         }
     )

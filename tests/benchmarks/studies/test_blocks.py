@@ -62,7 +62,7 @@ def test_a_study_crosses_data_sets_of_any_labels(tmp_path: Path) -> None:
         data=sources[0],
         out=tmp_path / "out",
         keep="100%",
-        steps=1,
+        training_steps=1,
         batch_size=8,
         max_length=16,
         block_size=8,

@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.distillation import affordable_steps
 from tests import folders
@@ -47,10 +48,10 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
         sizes.append(len(inputs))
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
-    recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=6, seed=0))
+    distill = Distill(batch_size=6)
     data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
     distillation: Any = SimpleNamespace(loss=loss)
-    assert affordable_steps._timed_seconds(recipe, data, distillation, network) > 0
+    assert affordable_steps._timed_seconds(distill, data, distillation, network) > 0
     assert set(sizes) == {6}, "the rows of a step are repeated where there are fewer"
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(weight.grad is None for weight in network.parameters())
@@ -77,10 +78,9 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
             return model(torch.ones(1, 1)).sum()
 
         def length() -> affordable_steps.TrainingLength:
-            options = SimpleNamespace(minutes=minutes, distill_steps=steps, quantized_share=0.0)
-            recipe: Any = SimpleNamespace(selection=SimpleNamespace(batch_size=2, seed=0), distillation=options)
+            distill = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
-            work: Any = (recipe, data, SimpleNamespace(loss=loss), network, SimpleNamespace(path=Path(folder)))
+            work: Any = (distill, data, SimpleNamespace(loss=loss), network, SimpleNamespace(path=Path(folder)))
             limit: Any = affordable_steps.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))
 

@@ -69,7 +69,7 @@ def test_plans_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     losses = [0.01, 0.02, 0.03, 0.04]
     trials = [trial(0.5, loss=loss, divergence=loss) for loss in losses]
     run: Any = SimpleNamespace(
-        recipe=SimpleNamespace(selection=SimpleNamespace(max_drop=max_drop)),
+        step=SimpleNamespace(max_drop=max_drop),
         data=SimpleNamespace(task=SimpleNamespace(higher_is_better=True)),
         quantization_drop=quantization_drop,
     )
