@@ -21,6 +21,7 @@ MIN_GAIN = 1.1
 """A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
 _LENGTH_SHARES = (0.5, 0.75, 1.0)
 """Lengths that are always timed, as shares of the longest row: rows may be shorter than the requested lengths."""
+_BLOCK_SIZE: int = Blocks.model_fields["block_size"].default
 _LISTED = 3
 """Maximum number of sites that a note names."""
 Form = Literal["whole", "masked", "block-sparse"]
@@ -47,7 +48,8 @@ class MaskSelector:
         timer: AttentionTimer | None = None,
         blocks: Blocks | None = None,
     ) -> None:
-        self.blocks = blocks or Blocks()
+        self._masks_all = blocks is not None and (blocks.mask_all_sites or blocks.block_size == 1)
+        self._block_size = _BLOCK_SIZE if blocks is None else blocks.block_size
         self.recipe, self.longest = recipe, longest or max(lengths, default=1)
         self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _LENGTH_SHARES)}))
         self._timer = timer or AttentionTimer(recipe, extras)
@@ -90,7 +92,7 @@ class MaskSelector:
             plan: the heads that are kept.
             masks: mask of all heads of each site.
         """
-        if self.blocks.mask_all_sites or self.blocks.block_size == 1:
+        if self._masks_all:
             return dict(masks), ()
         selected, reasons = {}, []
         for site in plan.sites:
@@ -150,7 +152,7 @@ class MaskSelector:
                 SiteBlocks(
                     site=site.name,
                     kind=site.kind,
-                    block=self.blocks.block_size if mask is None else mask.block,
+                    block=self._block_size if mask is None else mask.block,
                     share=1.0 if mask is None else _kept_share(mask, site, self.longest),
                     form=form,
                     why=reason,

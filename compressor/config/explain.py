@@ -9,9 +9,6 @@ from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.config.step_list import steps_of
 
-_SHARED = ("seed", "batch_size")
-"""Options that every step takes from the settings of the run."""
-
 
 def explain(recipes: Sequence[Recipe]) -> dict[str, Any]:
     """The runs of a command as JSON: for each its steps, what each does, and the options that differ from defaults.
@@ -37,7 +34,7 @@ def _explained(step: Any) -> dict[str, Any]:
     return {
         "step": step.name,
         "does": step.summary,
-        "options": step.model_dump(mode="json", include=set(step.changed) - set(_SHARED)),
+        "options": step.model_dump(mode="json", include=set(step.changed)),
     }
 
 

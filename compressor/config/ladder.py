@@ -36,6 +36,13 @@ def recipes_of(
     several = {name: as_list(fields[name]) for name in BUDGETS if len(as_list(fields.get(name))) > 1}
     if not several:
         return (recipe_of(model, file, flags, options=options),)
+    if "steps" in fields:
+        raise UsageError(
+            f"{flag_of(next(iter(several)))}: a ladder has its steps from flags; omit the list of steps, or give one"
+            " value",
+            code=ErrorCode.CONTRADICTION,
+            field=next(iter(several)),
+        )
     if len(several) > 1:
         raise UsageError(
             f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",

@@ -11,10 +11,21 @@ from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, target
 
 
-def check_agreement(recipe: RecipeSections) -> None:
-    """Raise FieldConflictError if two fields contradict each other, or one that others need is missing."""
-    _check_rows(recipe)
+def check_settings(recipe: RecipeSections) -> None:
+    """Raise FieldConflictError for settings of the run that contradict each other, whatever its steps are."""
     _check_engine(recipe)
+    max_drop = recipe.selection.max_drop
+    if max_drop is not None and not recipe.rows.available:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            f"<max_drop> {max_drop:g}: there are no rows to score; add rows (<data>)",
+            *("max_drop", "data"),
+        )
+
+
+def check_agreement(recipe: RecipeSections) -> None:
+    """Raise FieldConflictError for flags of steps that contradict each other, or of which one is missing."""
+    _check_rows(recipe)
     _check_blocks(recipe)
     check_distillation(recipe)
     _check_grouping(recipe)
@@ -24,18 +35,12 @@ def check_agreement(recipe: RecipeSections) -> None:
 
 
 def _check_rows(recipe: RecipeSections) -> None:
-    keep, max_drop = recipe.selection.keep, recipe.selection.max_drop
+    keep = recipe.selection.keep
     if recipe.rows.data is None and keep is not None and recipe.plan_file is None:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
             f"<keep> {keep}: there are no rows to learn from; add training rows (<data>) or a plan (<plan>)",
             *("keep", "data"),
-        )
-    if max_drop is not None and not recipe.rows.available:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"<max_drop> {max_drop:g}: there are no rows to score; add rows (<data>)",
-            *("max_drop", "data"),
         )
 
 
@@ -106,6 +111,15 @@ def _check_prune_units(recipe: RecipeSections) -> None:
 
 def _check_selection(recipe: RecipeSections) -> None:
     selection = recipe.selection
+    learns = recipe.plan_file is None and recipe.selects_heads and not recipe.learns_units
+    says_how = {"method", "plan"} & selection.model_fields_set or recipe.blocks.model_fields_set
+    if learns and selection.keep is None and not says_how:
+        raise FieldConflictError(
+            ErrorCode.MISSING_VALUE,
+            "nothing says how much to remove; set a budget (<speedup>, <latency>, <macs>, <parameters>), the loss"
+            " allowed (<max_drop>), or the number of heads (<keep>)",
+            *("keep", "speedup"),
+        )
     if selection.ray is not None and not selection.searches:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,

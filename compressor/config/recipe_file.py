@@ -18,7 +18,7 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
-from compressor.config.step_list import with_flags
+from compressor.config.step_list import OPTIONS_OF_STEPS, with_flags
 from compressor.config.steps import STEPS, Step, step_of
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
@@ -66,7 +66,9 @@ class RecipeFile:
         def name_of(name: str) -> str:
             return f"{self.path}: {name}" if name in self.fields and name not in flags else flag_of(name)
 
-        if "steps" in self.fields and "steps" not in flags:
+        if "steps" in flags:  # which replace what the file says of them
+            fields = {name: value for name, value in fields.items() if name in flags or name not in OPTIONS_OF_STEPS}
+        elif "steps" in self.fields:
             fields = with_flags(fields, self.fields["steps"], flags)
         recipe = Recipe(name_of, **fields)
         return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
@@ -283,7 +285,8 @@ def command_line(recipe: Recipe) -> str:
     for name, field in FIELDS.items():
         value = recipe.value(name)
         # A budget, or the loss of the metric alone, implies another method than the default of the field.
-        implies_method = recipe.budget.is_set or recipe.selection.max_drop is not None
+        bounded = recipe.budget.is_set or recipe.selection.max_drop is not None
+        implies_method = bounded and recipe.steps is None
         is_default = value == field.default and not (name == "method" and implies_method)
         if name in ("model", *_OF_LADDERS) or is_default:
             continue
@@ -299,10 +302,10 @@ def command_line(recipe: Recipe) -> str:
 
 
 def steps_text(steps: Iterable[Step]) -> str:
-    """Steps as one line of TOML, as `--steps` reads them; options that have their default are left out."""
+    """Steps as one line of TOML, as `--steps` reads them; options that are not set are left out."""
     tables = []
     for step in steps:
-        options = step.model_dump(mode="json", exclude_defaults=True)
+        options = step.model_dump(mode="json", exclude_unset=True)
         # A value of JSON is one of TOML as well, but for tables.
         pairs = (f"{name} = {_as_toml(value)}" for name, value in options.items())
         tables.append(f"{{ {step.name} = {{ {', '.join(pairs)} }} }}")
@@ -312,7 +315,7 @@ def steps_text(steps: Iterable[Step]) -> str:
 def _as_toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{json.dumps(name)} = {_as_toml(item)}' for name, item in value.items())} }}"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _as_text(value: Any) -> str:

@@ -26,15 +26,16 @@ class RecipeSections(Sections):
         """The plan to follow: the one configured; else, unless blocks are dropped from it, that of the model folder."""
         if self.selection.plan is not None or self.blocks.drops_any:
             return self.selection.plan
-        return self._stored_plan
+        return self.stored_plan
 
     @property
     def start_plan_file(self) -> Path | None:
         """The plan in the model folder, from whose heads blocks are dropped; None: blocks of every head, or none."""
-        return self._stored_plan if self.blocks.drops_any and self.selection.plan is None else None
+        return self.stored_plan if self.blocks.drops_any and self.selection.plan is None else None
 
     @property
-    def _stored_plan(self) -> Path | None:
+    def stored_plan(self) -> Path | None:
+        """The plan in the model folder, to which its weights belong; None: there is none."""
         stored = self.source.model / "plan.json"
         return stored if stored.exists() else None
 
@@ -42,8 +43,9 @@ class RecipeSections(Sections):
     def selects_heads(self) -> bool:
         """Whether heads are selected from rows.
 
-        Where blocks are dropped, or the fastest engine is chosen, they are only if a number of heads, or another method
-        than the default, is set. A run that quantizes and keeps 100% of the heads learns nothing.
+        Where blocks are dropped, the fastest engine is chosen, or a teacher is named, they are only if a number of
+        heads, or another method than the default, is set. A run that quantizes and keeps 100% of the heads learns
+        nothing.
         """
         selection = self.selection
         if self.rows.data is None or selection.method in BUDGET_METHODS:
@@ -51,8 +53,9 @@ class RecipeSections(Sections):
         if self.engine.chooses and selection.keep == "100%":
             return False
         # A budget without a method has one of its own, so that this one was set.
+        taught = self.distillation.distill and self.distillation.teacher is not None
         is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
-        return is_set or not (self.blocks.requested or self.engine.chooses)
+        return is_set or not (self.blocks.requested or self.engine.chooses or taught)
 
     @property
     def learns_units(self) -> bool:
@@ -71,15 +74,6 @@ class RecipeSections(Sections):
         return self.prunes and self.selects_heads and not self.learns_units
 
     @property
-    def needs_heads(self) -> bool:
-        """Whether the model must have heads: some are selected, only they may be removed, or their maps are masked."""
-        if self.plan_file is not None:
-            return self.blocks.drops_any
-        selects = self.selects_heads and not self.learns_units
-        only_heads = self.prunes and self.budget.prune_units == "heads"
-        return selects or only_heads or self.blocks.drops_any or self.selection.keep not in (None, "100%")
-
-    @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
         return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
@@ -88,13 +82,6 @@ class RecipeSections(Sections):
     def distills(self) -> bool:
         """Whether the compressed model is trained on the outputs of a whole one."""
         return self.distillation.distill and self.rows.data is not None
-
-    @property
-    def reads_no_labels(self) -> bool:
-        """Whether rows are read without labels: to choose units, refit, distill, quantize or compare answers."""
-        learns_labels = self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
-        compares = self.rows.data is not None and self.engine.chooses
-        return not learns_labels and (self.prunes or self.distills or compares)
 
     @property
     def prunes(self) -> bool:
@@ -126,5 +113,5 @@ class RecipeSections(Sections):
             for name, value in getattr(self, section).model_dump(mode="json").items()
         }
         if self.steps is not None:
-            fields["steps"] = [{step.name: step.model_dump(mode="json")} for step in self.steps]
+            fields["steps"] = [{step.name: step.model_dump(mode="json", exclude_unset=True)} for step in self.steps]
         return fields

@@ -14,7 +14,7 @@ import pydantic
 
 from compressor.config.fields import Config, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
-from compressor.config.recipe_checks import check_agreement
+from compressor.config.recipe_checks import check_agreement, check_settings
 from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTION_OF, SECTIONS, definite_fields
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import AUTO
@@ -85,6 +85,7 @@ class Recipe(RecipeSections):
     def _fields_agree(self) -> Self:
         if self.steps is None:
             check_agreement(self)
+        check_settings(self)
         check_steps(self)
         return self
 

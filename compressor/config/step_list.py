@@ -43,7 +43,7 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     the plan in the model folder. A budget removes units last, and whatever is left is distilled.
     """
     if recipe.steps is not None:
-        return recipe.steps
+        return tuple(_written(recipe, recipe.steps))
     try:
         return tuple(_of_flags(recipe))
     except pydantic.ValidationError as error:
@@ -51,6 +51,21 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
         if isinstance(cause, FieldConflictError):
             raise cause from error
         raise
+
+
+def _written(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
+    """Steps that are written out, with the seed and the batch size of the run where they set none.
+
+    After heads are selected, units are neurons.
+    """
+    follows_heads = False
+    for step in steps:
+        unset = (type(step).model_fields.keys() & set(_LEARNING)) - step.model_fields_set
+        changes = {name: getattr(recipe.selection, name) for name in unset}
+        if follows_heads and isinstance(step, Units) and "prune_units" not in step.model_fields_set:
+            changes["prune_units"] = "neurons"
+        follows_heads |= isinstance(step, Heads)
+        yield step.model_copy(update=changes)
 
 
 def check_steps(recipe: RecipeSections) -> None:
@@ -79,12 +94,28 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     """Check what flags cannot get wrong: the order of the steps, and flags beside them."""
     names = [step.name for step in steps]
     ordered = [name for name in STEPS if name in names]
-    if names != ordered or {Blocks.name, Units.name} <= set(names):
+    apart = ({Blocks.name, Units.name}, {Follow.name, Heads.name}, {Follow.name, Units.name})
+    if names != ordered or any(pair <= set(names) for pair in apart):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(STEPS)}, each at most"
-            " once, and units are not removed after blocks; write them in this order, or run compress on the output of"
-            " another run",
+            " once; units are not removed after blocks, and after a plan that is followed come blocks or a distillation"
+            " alone; write such a list, or run compress on the output of another run",
+            "steps",
+        )
+    stored = recipe.stored_plan
+    if stored is not None and names[:1] != [Follow.name]:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<steps> {', '.join(names)}: the plan {stored} in the model folder says what its weights are of; begin"
+            " with the step follow, or name the folder of the whole model",
+            "steps",
+        )
+    if Heads.name in names and any(isinstance(step, Units) and step.prune_units != "neurons" for step in steps):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            "<steps> heads, units: the step heads selects the heads, and units then removes neurons alone; omit"
+            " units.prune_units, or the step heads",
             "steps",
         )
     learning = next((step for step in steps if not isinstance(step, Follow)), None)
@@ -94,7 +125,6 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             f"<steps> {learning.name}: there are no rows to learn from; add training rows (<data>)",
             *("steps", "data"),
         )
-    # The recipe of a report sets every field; those that have their default decide nothing.
     if isinstance(learning, Distill) and learning is steps[0] and learning.teacher is None:
         raise FieldConflictError(
             ErrorCode.MISSING_VALUE,
@@ -102,6 +132,7 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             " or name a teacher (<teacher>)",
             *("steps", "teacher"),
         )
+    # The recipe of a report sets every field; those that have their default decide nothing.
     flags = [name for name in sorted(OPTIONS_OF_STEPS) if recipe.value(name) != FIELDS[name].default]
     if flags:
         raise FieldConflictError(
@@ -114,7 +145,8 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
 def _check_certificate(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     """Check that what is delivered is what the certificate covers."""
     certified = [number for number, step in enumerate(steps) if getattr(step, "certify", None) is not None]
-    if recipe.selection.certify is not None and not certified:
+    follows = any(isinstance(step, Follow) for step in steps)  # which a note says
+    if recipe.selection.certify is not None and not certified and not follows:
         raise no_loss_to_certify(recipe.selection.certify)
     for number in certified:
         step = steps[number]
@@ -248,7 +280,7 @@ def units_of(recipe: RecipeSections) -> Units:
         prune_units=types,
         max_drop=selection.max_drop,
         certify=None if follows_heads else selection.certify,
-        **{name: getattr(budget, name) for name in _BUDGET},
+        **{name: getattr(budget, name) for name in _BUDGET if not (recipe.learns_units and name == "statistics")},
         **training,
     )
 
@@ -307,8 +339,17 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
                 value=flags[name],
             )
         step = changed[matching[0]]
-        changed[matching[0]] = step_of({step.name: {**dict(step), option: flags[name]}})
-    return {**{name: value for name, value in fields.items() if name not in OPTIONS_OF_STEPS}, "steps": changed}
+        changed[matching[0]] = _with_option(step, option, flags[name])
+    bounded = [index for index, step in enumerate(changed) if getattr(step, "max_drop", None) is not None]
+    if "max_drop" in flags and len(bounded) == 1:
+        step = changed[bounded[0]]
+        changed[bounded[0]] = _with_option(step, "max_drop", flags["max_drop"])
+    replaced = flags.keys() & OPTIONS_OF_STEPS
+    return {**{name: value for name, value in fields.items() if name not in replaced}, "steps": changed}
+
+
+def _with_option(step: Step, option: str, value: Any) -> Step:
+    return step_of({step.name: {**{name: getattr(step, name) for name in step.model_fields_set}, option: value}})
 
 
 def _reads(step: Step, flag: str, option: str) -> bool:

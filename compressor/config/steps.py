@@ -224,6 +224,23 @@ class Heads(_Training):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _bounds_a_search_alone(self) -> Self:
+        if self.ray is not None and not self.searches:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"ray {self.ray}: it distributes a search; use one of the methods {', '.join(SEARCH_METHODS)}",
+                *("ray", "method"),
+            )
+        if self.max_drop is not None and (self.keep is not None or not self.searches):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"max_drop {self.max_drop:g}: it ends a search that has no number of heads; omit it, or use one of the"
+                f" methods {', '.join(SEARCH_METHODS)} without keep",
+                *("max_drop", "keep"),
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _certifies_what_a_search_spends(self) -> Self:
         if self.certify is not None and not self.searches:
             raise no_loss_to_certify(self.certify)
@@ -285,6 +302,12 @@ class Blocks(_Training):
 
     @pydantic.model_validator(mode="after")
     def _ranks_blocks_by_the_maps(self) -> Self:
+        if not (self.share or any(self.share_by_kind.values())):
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                "blocks: no share of them is to be dropped; set share = 0.5, or omit the step",
+                "share",
+            )
         if self.maps is not None and self.entmax:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
@@ -387,6 +410,34 @@ class Units(_Training):
     def learns(self) -> bool:
         """Whether a gate learns which units meet the budget; else units are removed without training."""
         return self.method not in BUDGET_METHODS
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _counts_heads(cls, values: Any) -> Any:
+        """A number of heads to keep is one of heads alone."""
+        if isinstance(values, dict) and values.get("keep") is not None and values.get("prune_units", "all") == "all":
+            return {**values, "prune_units": "heads"}
+        return values
+
+    @pydantic.model_validator(mode="after")
+    def _learns_by_a_gate(self) -> Self:
+        if METHODS[self.method].kind == "search":
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"method {self.method}: a search selects heads and meets no budget; use it in the step heads, or use"
+                f" one of {', '.join(BUDGET_METHODS)}",
+                "method",
+            )
+        defaults = {"keep": None, "start_from": None, "statistics": None, "group_by": "kv"}
+        unread = next((name for name, default in defaults.items() if getattr(self, name) != default), None)
+        if self.learns and unread is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"{unread}: {self.method} learns which units meet the budget, and does not read it; omit it, or use"
+                f" one of the methods {', '.join(BUDGET_METHODS)}",
+                *(unread, "method"),
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _has_a_budget_that_can_be_met(self) -> Self:

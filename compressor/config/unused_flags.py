@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from compressor.config.fields import flag_of
@@ -9,6 +10,8 @@ from compressor.config.methods import METHODS
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Blocks, Heads, Units
 from compressor.results import Note, NoteCode
 from compressor.targets import unused_options
 
@@ -31,16 +34,15 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[N
         maximum_length: positions of the model; None: no limit.
     """
     rows, blocks, learns = recipe.rows, recipe.blocks, recipe.learns
-    if recipe.steps is not None:  # which has no option without effect
-        return
     if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
         yield Note(
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
         )
     candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
+    drops = blocks.drops_any or any(isinstance(step, Blocks) for step in recipe.steps or ())
     yield from _unused(
-        (name for name in candidates if not blocks.drops_any),
+        (name for name in candidates if not drops),
         recipe,
         "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
     )
@@ -51,6 +53,8 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[N
         reduced = engine.chooses  # an engine in bfloat16 counts the products in fp32 as well
         unused = [name for name in _QUANTIZATION_FIELDS if not (reduced and name == "allow_float_products")]
         yield from _unused(unused, recipe, f"the precision is {engine.precision}")
+    if recipe.steps is not None:  # flags of steps are refused beside them
+        return
     if not recipe.prunes:
         yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
     if learns and recipe.learns_units:
@@ -87,15 +91,17 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 
 
 def order_notes(recipe: Recipe) -> Iterator[Note]:
-    """Which of two stages removes what, where heads are selected before a budget is met."""
-    if recipe.prunes_after_heads:
-        number = "" if recipe.selection.keep is None else f" (--keep {recipe.selection.keep})"
-        budgets = " and ".join(flag_of(name) for name in BUDGETS if recipe.value(name) is not None)
-        yield Note(
-            code=NoteCode.HEADS_SELECTED_FIRST,
-            text=f"{recipe.selection.method} selects the heads first{number}; {recipe.pruner} then removes neurons"
-            f" only, until {budgets} holds",
-        )
+    """Which of two steps removes what, where heads are selected before a budget is met."""
+    steps = steps_of(recipe)
+    for heads, units in itertools.pairwise(steps):
+        if isinstance(heads, Heads) and isinstance(units, Units):
+            number = "" if heads.keep is None else f" (--keep {heads.keep})"
+            budgets = " and ".join(flag_of(name) for name in BUDGETS if getattr(units, name) is not None)
+            yield Note(
+                code=NoteCode.HEADS_SELECTED_FIRST,
+                text=f"{heads.method} selects the heads first{number}; {units.method} then removes neurons only, until"
+                f" {budgets or '--max-drop'} holds",
+            )
 
 
 def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:

@@ -15,9 +15,10 @@ from pathlib import Path
 from accelerate import PartialState
 
 from compressor.config.fields import fields_with, flag_of
-from compressor.config.recipe_fields import FIELDS, SECTION_OF
+from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
+from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
@@ -80,9 +81,9 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    names = [*fields_with(FIELDS, "is_path"), *ROW_SOURCES]
-    for name in (name for name in names if name != "out"):
-        value = getattr(getattr(recipe, SECTION_OF[name]), name)
+    named = [(name, recipe.value(name)) for name in (*fields_with(FIELDS, "is_path"), *ROW_SOURCES) if name != "out"]
+    named += [(name, value) for step in steps_of(recipe) for name, value in step if isinstance(value, Path)]
+    for name, value in named:
         if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):
             raise UsageError(
                 f"{flag_of(name)} {value}: inside {recipe.output.out}, which --force replaces; write to another folder"
@@ -138,7 +139,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     if run.followed is not None:
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
-    if run.steps and not any(step.prunes_groups for step in run.steps):
+    if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):
         require_complete(rehearsed)
     return rehearsed.refused
 

@@ -20,7 +20,7 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Follow
+from compressor.config.steps import Blocks, Follow
 from compressor.environment import machine
 from compressor.errors import CompressorError
 from compressor.measure import require_run
@@ -135,14 +135,25 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         return None
     try:
         # The precision of an engine built since would contradict how the run trained, or what it certified.
-        recipe = Recipe(**{**run.report.recipe, "out": scratch, "quantized_share": 0.0, "certify": None})
+        of_engine = {"quantized_share": 0.0, "certify": None}
+        stored = {**run.report.recipe, **of_engine, "out": scratch}
+        if (tables := stored.get("steps")) is not None:
+            stored["steps"] = [
+                {name: {key: value for key, value in options.items() if key not in of_engine}}
+                for table in tables
+                for name, options in table.items()
+            ]
+        recipe = Recipe(**stored)
         steps = steps_of(recipe)
         with log.stage("reading the rows"):
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             drawn = drawn_rows(recipe, steps)
             data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn)
-        if any(isinstance(step, Follow) for step in steps) or run.report.plan.data in (None, data.train_hash):
+        follows = any(isinstance(step, Follow) for step in steps) and not any(
+            isinstance(step, Blocks) for step in steps
+        )
+        if follows or run.report.plan.data in (None, data.train_hash):
             return data
         _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)
         return None

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from compressor.config.fields import fields_with
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
-from compressor.config.steps import Blocks, Step, Units
+from compressor.config.steps import Blocks, Distill, Step, Units
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
 from compressor.run.products import LoadedModel, SelectedPlan
@@ -218,6 +218,8 @@ def _settings_read(step: Step) -> tuple[str, ...]:
         return (*_OF_ENGINES, *_OF_GRAPHS, "calibration_rows", "allow_float_products")
     if isinstance(step, Units):
         return (*_OF_GRAPHS, "batch", "seq")
+    if isinstance(step, Distill) and step.quantized_share:
+        return ("target", "precision")
     return _OF_BLOCKS if isinstance(step, Blocks) else ()
 
 

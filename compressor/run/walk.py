@@ -33,15 +33,14 @@ def walk(context: StepContext) -> State:
     if context.whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
-    stores: tuple[StepStore, ...] = ()
-    if learning:
-        stores, notes = open_stores(learning, run.recipe, run.model, run.rows, run.work.learning, run.state)
+    stores = tuple(StepStore(run.work.learning / step.name) for step in run.steps)
+    if learning:  # a plan that is followed alone needs no rows, and leaves nothing to resume
+        stores, notes = open_stores(run.steps, run.recipe, run.model, run.rows, run.work.learning, run.state)
         run.log.add_notes(notes)
     network = run.model.folder.model
     original = weight_fingerprints(network)
     state = State(whole_plan(run.model))
-    following = (StepStore(run.work.learning / Follow.name),) if len(learning) < len(run.steps) else ()
-    for step, store in zip(run.steps, (*following, *stores), strict=True):
+    for step, store in zip(run.steps, stores, strict=True):
         if step.is_parallel or run.state.is_main_process:
             state = functions_of(step).run(step, state, context, store)
         run.state.wait_for_everyone()

@@ -120,7 +120,7 @@ def test_the_percentage_that_replaces_a_share_out_of_range_is_accepted(share: st
         ({"data": "x", "unlabelled_data": "u", "plan": "p"}, ErrorCode.CONTRADICTION, ("unlabelled_data", "distill")),
         ({"drop_blocks": "0.5"}, ErrorCode.MISSING_VALUE, ("drop_blocks", "data")),
         ({"data": "x", "drop_blocks": 0.5, "plan": "p"}, ErrorCode.CONTRADICTION, ("drop_blocks", "plan")),
-        ({"data": "x", "epochs": 2}, ErrorCode.MISSING_VALUE, ("keep",)),
+        ({"data": "x", "epochs": 2}, ErrorCode.MISSING_VALUE, ("keep", "speedup")),
         ({"data": "x", "method": "taylor"}, ErrorCode.MISSING_VALUE, ("keep", "max_drop")),
         ({"max_drop": "0.1"}, ErrorCode.MISSING_VALUE, ("max_drop", "data")),
         ({"data": "x", "keep": 1, "match_dense": True}, ErrorCode.CONTRADICTION, ("match_dense", "macs")),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compressor.cli.run import run
+from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line, recipe_of, steps_text
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
@@ -17,6 +18,8 @@ from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
 WRITTEN = [Heads(keep=36), Units(speedup=4), Distill(training_steps=2000)]
+"""Steps as a user writes them. After heads, units are neurons."""
+LISTED = [Heads(keep=36), Units(speedup=4, prune_units="neurons"), Distill(training_steps=2000)]
 TABLES: list[dict[str, Any]] = [
     {"heads": {"keep": 36}},
     {"units": {"speedup": 4}},
@@ -59,13 +62,13 @@ def test_flags_stand_for_steps(fields: dict[str, Any], kinds: list[type[Step]]) 
         assert steps_of(written) == steps
 
 
-@pytest.mark.parametrize("steps", [WRITTEN, TABLES, str(TABLES).replace("'", '"').replace(": ", "=")])
+@pytest.mark.parametrize(
+    "steps", [WRITTEN, TABLES, "[{heads={keep=36}}, {units={speedup=4}}, {distill={training_steps=2000}}]"]
+)
 def test_steps_are_written_out_as_objects_tables_and_text(steps: Any) -> None:
-    text = (
-        "[{heads={keep=36}}, {units={speedup=4}}, {distill={training_steps=2000}}]" if isinstance(steps, str) else steps
-    )
-    recipe = Recipe(model="m", data="d", steps=text)
-    assert list(steps_of(recipe)) == WRITTEN
+    recipe = Recipe(model="m", data="d", steps=steps)
+    assert list(steps_of(recipe)) == LISTED
+    assert steps_of(recipe) == steps_of(Recipe(model="m", data="d", keep=36, speedup=4, distill=True))
     assert Recipe(**recipe.flat()) == recipe
     arguments = shlex.split(command_line(recipe))
     context = run.make_context("run", arguments[2:])
@@ -75,9 +78,13 @@ def test_steps_are_written_out_as_objects_tables_and_text(steps: Any) -> None:
 
 def test_steps_are_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(FILE)
-    assert list(steps_of(recipe_of(str(tmp_path), None, {}))) == WRITTEN
+    assert list(steps_of(recipe_of(str(tmp_path), None, {}))) == LISTED
     changed = steps_of(recipe_of(str(tmp_path), None, {"speedup": 2, "distill_steps": 7, "keep": 3}))
-    assert [str(step) for step in changed] == ["heads(keep=3)", "units(speedup=2.0)", "distill(training_steps=7)"]
+    assert [str(step) for step in changed] == [
+        "heads(keep=3)",
+        "units(speedup=2.0, prune_units=neurons)",
+        "distill(training_steps=7)",
+    ]
 
 
 @pytest.mark.parametrize("flags", [{"drop_blocks": 0.5}, {"distill": True}, {"plan": "p"}])
@@ -101,6 +108,15 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
         ([{"heads": {"keep": 3}, "units": {"macs": 0.5}}], ErrorCode.INVALID_VALUE, "steps"),
         ([{"distill": {}}], ErrorCode.MISSING_VALUE, "steps"),
         ([Units(macs=0.5), Heads(keep=3)], ErrorCode.CONTRADICTION, "steps"),
+        ([Follow(plan=Path("p")), Units(macs=0.5)], ErrorCode.CONTRADICTION, "steps"),
+        ([Follow(plan=Path("p")), Heads(keep=3)], ErrorCode.CONTRADICTION, "steps"),
+        ([Heads(keep=3), Units(macs=0.5, prune_units="heads")], ErrorCode.CONTRADICTION, "steps"),
+        ([{"units": {"method": "astar", "macs": 0.5}}], ErrorCode.CONTRADICTION, "method"),
+        ([{"units": {"method": "dsp", "keep": 3, "macs": 0.5}}], ErrorCode.CONTRADICTION, "keep"),
+        ([{"units": {"method": "dsp", "macs": 0.5, "group_by": "query"}}], ErrorCode.CONTRADICTION, "group_by"),
+        ([{"heads": {"keep": 3, "ray": "local"}}], ErrorCode.CONTRADICTION, "ray"),
+        ([{"heads": {"keep": 3, "max_drop": 0.1}}], ErrorCode.CONTRADICTION, "max_drop"),
+        ([{"blocks": {}}], ErrorCode.MISSING_VALUE, "share"),
         ([Units(macs=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
         ([Blocks(share=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
         ([{"blocks": {"share": 0.5, "maps": "m", "entmax": True}}], ErrorCode.CONTRADICTION, "maps"),
@@ -186,7 +202,50 @@ def test_rows_beside_a_finished_plan_follow_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", STEPS.values())
 def test_every_step_says_what_it_does(step: type[Step]) -> None:
-    required: dict[str, Any] = {"follow": {"plan": "p"}, "heads": {"keep": 3}, "units": {"speedup": 4}}
+    required: dict[str, Any] = {
+        "follow": {"plan": "p"},
+        "heads": {"keep": 3},
+        "blocks": {"share": 0.5},
+        "units": {"speedup": 4},
+    }
     explained = step(**required.get(step.name, {})).summary
     assert explained
     assert "None" not in explained
+
+
+def test_the_seed_and_the_batch_size_of_the_run_are_those_of_steps_that_set_none() -> None:
+    steps = [Units(macs=0.5), Distill(seed=3)]
+    recipe = Recipe(model="m", data="d", steps=steps, seed=7, batch_size=4)
+    assert [(step.seed, step.batch_size) for step in steps_of(recipe)] == [(7, 4), (3, 4)]  # type: ignore[attr-defined]
+    assert steps_of(Recipe(**recipe.flat())) == steps_of(recipe)
+    arguments = run.make_context("run", shlex.split(command_line(recipe))[2:]).params
+    flags = {name: arguments[name] for name in ("data", "steps", "seed", "batch_size")}
+    assert steps_of(recipe_of("m", None, flags)) == steps_of(recipe)
+
+
+def test_written_steps_follow_the_plan_in_the_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="steps"):
+        Recipe(model=tmp_path, data="d", steps=[Units(macs=0.5)])
+    assert Recipe(model=tmp_path, data="d", steps=[Follow(plan=tmp_path / "plan.json"), Distill(teacher="t")]).steps
+
+
+def test_a_loss_that_a_flag_allows_replaces_that_of_the_step(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text("data = 'd'\n[[steps]]\nunits = { max_drop = 0.01 }")
+    recipe = recipe_of(str(tmp_path), None, {"max_drop": 0.5})
+    assert [str(step) for step in steps_of(recipe)] == ["units(max_drop=0.5)"]
+    assert recipe.selection.max_drop == 0.5
+
+
+def test_keys_of_steps_beside_a_list_in_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text("data = 'd'\nkeep = 36\n[[steps]]\nunits = { macs = 0.5 }")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep"):
+        recipe_of(str(tmp_path), None, {})
+    recipe = recipe_of(str(tmp_path), None, {"steps": "[{units={macs=0.4}}]"})
+    assert [str(step) for step in steps_of(recipe)] == ["units(macs=0.4)"]
+
+
+def test_a_ladder_has_its_steps_from_flags(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text("data = 'd'\n[[steps]]\nunits = { macs = 0.5 }")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="speedup"):
+        recipes_of(str(tmp_path), None, {"speedup": "2,4"})

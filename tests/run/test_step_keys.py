@@ -93,6 +93,7 @@ def test_settings_of_the_run_are_part_of_the_keys_of_steps_that_read_them(
 
 
 def test_a_step_depends_on_those_before_it_and_on_the_model() -> None:
+    assert key(Follow(plan=Path("a")), Distill(), keep=1) != key(Follow(plan=Path("b")), Distill(), keep=1)
     heads, units = EXAMPLES[Heads], EXAMPLES[Units]
     assert key(units, keep=1) != key(heads, units, keep=1) != key(Heads(keep=2), units, keep=1)
     assert key(heads, keep=1) != key(heads, keep=1, hashes={"model": "2"})
@@ -114,6 +115,12 @@ def test_the_content_of_named_files_is_part_of_the_key(tmp_path: Path) -> None:
     for content in (b"1", b"2"):
         (tmp_path / "kernel").write_bytes(content)
         keys.add(key(Blocks(share=0.5), drop_blocks=0.5, kernel=tmp_path / "kernel"))
+    assert len(keys) == 2
+
+
+def test_weights_that_round_depend_on_the_precision() -> None:
+    settings: dict[str, Any] = {"macs": 0.5, "distill": True, "quantized_share": 0.5}
+    keys = {key(Distill(quantized_share=0.5), **settings, precision=precision) for precision in ("int8", "auto")}
     assert len(keys) == 2
 
 

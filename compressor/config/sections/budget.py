@@ -18,14 +18,6 @@ def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(one_of(tuple(METHODS)), names))
 
 
-_MOST_LOSS_ROWS = 768
-"""Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
-192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
-_TOKENS_OF_ROW, _FEWEST_TOKENS = 64, 2**17
-"""Most tokens for each row that units are chosen by, and the least such limit. Sums over tokens gain little from more,
-and take most of the time where rows are long."""
-
-
 class BudgetConfig(Config):
     """What the compressed model may cost, and what is pruned to meet it."""
 
@@ -101,21 +93,6 @@ class BudgetConfig(Config):
         False,
         decides_plan=True,
     )
-
-    @property
-    def loss_rows(self) -> int:
-        """Maximum number of further training rows, on which losses are measured: a quarter of all rows drawn."""
-        return min(_MOST_LOSS_ROWS, self.prune_rows // 3)
-
-    @property
-    def prune_tokens(self) -> int:
-        """Maximum number of tokens of the rows that units are chosen or ordered, and refitted by."""
-        return max(_FEWEST_TOKENS, _TOKENS_OF_ROW * self.prune_rows)
-
-    @property
-    def loss_tokens(self) -> int:
-        """Maximum number of tokens of the rows on which losses are measured: half of those that units are chosen by."""
-        return self.prune_tokens // 2
 
     @property
     def is_set(self) -> bool:

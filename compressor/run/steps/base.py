@@ -104,6 +104,6 @@ def store_learned(learned: LearningResult, folder: ModelFolder, store: StepStore
     return selected
 
 
-def after(state: State, selected: SelectedPlan) -> State:
+def with_plan(state: State, selected: SelectedPlan) -> State:
     """The state with another plan, for the same engine."""
     return replace(state, selected=selected)

@@ -16,7 +16,7 @@ from compressor.run.load import load_folder
 from compressor.run.products import SelectedPlan
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
+from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
 from compressor.selection.checks import check_masked_training
 from compressor.selection.plan_and_curves import LearningResult, joined_curves
 from compressor.units.entmax import entmax_function
@@ -92,7 +92,7 @@ def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> 
         )
         selected = store_learned(learned, folder, store)
     run.selector.recall(store.blocks / "planned.json")
-    return after(state, replace(selected, certificate=state.selected.certificate))
+    return with_plan(state, replace(selected, certificate=state.selected.certificate))
 
 
 def _dropped_from(followed: SelectedPlan, folder: ModelFolder) -> Note:

@@ -8,7 +8,7 @@ from compressor.config.steps import Distill, Step
 from compressor.run.distillation.distill import check_distillation, distill
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, after
+from compressor.run.steps.base import State, StepContext, StepFunctions, with_plan
 
 
 def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
@@ -22,7 +22,7 @@ def _run(step: Distill, state: State, context: StepContext, store: StepStore) ->
     if selected is None:
         with run.log.stage("training on the outputs of the whole model") as on_progress:
             selected = distill(step, run, state.selected, store, on_progress)
-    return after(state, selected)
+    return with_plan(state, selected)
 
 
 FUNCTIONS = StepFunctions(_run, check=_check)

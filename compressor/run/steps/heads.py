@@ -8,8 +8,14 @@ from compressor.config.steps import Heads, Step
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
-from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_task_options
+from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
+from compressor.selection.checks import (
+    check_certificate,
+    check_max_drop,
+    check_method,
+    check_task_options,
+    known_options,
+)
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.training.processes import process_count, refuse_processes
@@ -42,10 +48,11 @@ def _run(step: Heads, state: State, context: StepContext, store: StepStore) -> S
     run, folder = context.run, context.run.model.folder
     selected = store.load_finished_plan(folder.model)
     if selected is None:
+        known = step.model_copy(update={"options": known_options(step)})
         with run.log.stage(f"learning which heads to keep ({step.method})") as on_progress:
-            learned = learn(folder.model, run.model.sites, run.rows, step, store.checkpoints, on_progress)
+            learned = learn(folder.model, run.model.sites, run.rows, known, store.checkpoints, on_progress)
         selected = store_learned(learned, folder, store)
-    return after(state, selected)
+    return with_plan(state, selected)
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -30,7 +30,7 @@ from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, after, store_learned
+from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
 from compressor.run.variant import drops_unread
 from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
@@ -103,7 +103,7 @@ def _learn(step: Units, state: State, context: StepContext, store: StepStore) ->
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
             learned = learn_pool(step, run.model, run.rows, store, on_progress)
         selected = store_learned(learned, folder, store)
-    return after(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
+    return with_plan(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
 
 
 def _budget_run(

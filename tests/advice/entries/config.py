@@ -6,7 +6,7 @@ from tests.advice.world import World, advice
 from tests.tasks.own_tasks import task_of_the_page, write_module, write_tagged_inputs
 
 
-@advice("config.ladder recipes_of contradiction")
+@advice("config.ladder recipes_of contradiction #2")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "80%,80%"))
     w.right(*w.run("--macs", "80%"))

@@ -86,7 +86,7 @@ conflict(
     ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
     PRUNED,
 )
-conflict(STEPS + "contradiction #2", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
+conflict(STEPS + "contradiction #4", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
 conflict(STEPS + "missing-value", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
 conflict(
     STEPS + "missing-value #2",
@@ -96,6 +96,61 @@ conflict(
 )
 conflict("config.steps steps_from invalid-value", ROWS + "--steps '[{'", PRUNED)
 conflict("config.steps steps_from invalid-value #2", ROWS + "--keep 1 --steps 4", ROWS + "--keep 1 --training-steps 4")
+
+
+BLOCKS = "[{ blocks = { share = 0.5 } }]"
+conflict(
+    "config.steps Blocks._ranks_blocks_by_the_maps missing-value",
+    ROWS + "--steps '[{ blocks = {} }]'",
+    ROWS + f"--steps '{BLOCKS}'",
+)
+conflict(
+    "config.steps Heads._bounds_a_search_alone contradiction",
+    ROWS + "--steps \"[{ heads = { keep = 1, ray = 'local' } }]\"",
+    ROWS + "--steps \"[{ heads = { keep = 1, ray = 'local', method = 'astar' } }]\"",
+)
+conflict(
+    "config.steps Heads._bounds_a_search_alone contradiction #2",
+    ROWS + "--steps '[{ heads = { keep = 1, max_drop = 0.1 } }]'",
+    ROWS + "--steps '[{ heads = { keep = 1 } }]'",
+    ROWS + "--steps \"[{ heads = { method = 'astar', max_drop = 0.1 } }]\"",
+)
+conflict(
+    "config.steps Units._learns_by_a_gate contradiction",
+    ROWS + "--steps \"[{ units = { method = 'astar', macs = 0.5 } }]\"",
+    ROWS + "--steps \"[{ heads = { method = 'astar', keep = 1 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'fisher', macs = 0.5 } }]\"",
+)
+conflict(
+    "config.steps Units._learns_by_a_gate contradiction #2",
+    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5, group_by = 'query' } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
+    ROWS + "--steps \"[{ units = { macs = 0.5, group_by = 'query' } }]\"",
+)
+conflict(
+    STEPS + "contradiction #2",
+    "named -o out --data rows.tsv --steps '[{ units = { macs = 0.5 } }]'",
+    "named -o out --data rows.tsv --steps \"[{ follow = { plan = 'named/plan.json' } }]\"",
+    PRUNED,
+)
+conflict(
+    STEPS + "contradiction #3",
+    ROWS + "--steps \"[{ heads = { keep = 1 } }, { units = { macs = 0.5, prune_units = 'heads' } }]\"",
+    ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
+    ROWS + "--steps \"[{ units = { macs = 0.5, prune_units = 'heads' } }]\"",
+)
+conflict(
+    "config.ladder recipes_of contradiction",
+    ROWS + "--macs 50%,40% --steps '[{ units = { macs = 0.5 } }]'",
+    ROWS + "--macs 50%,40%",
+    PRUNED,
+)
+conflict(
+    "config.recipe_checks _check_selection missing-value",
+    ROWS + "--epochs 2",
+    *(ROWS + f"--{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%", "max-drop 0.1")),
+    ROWS + "--epochs 2 --keep 1",
+)
 
 
 @advice("config.step_list with_flags contradiction")
@@ -253,7 +308,7 @@ conflict(
 RECIPE = "config.recipe_checks "
 conflict(RECIPE + "_check_rows missing-value", RUN + "--keep 1", ROWS + "--keep 1", RUN + "--keep 1 --plan plan.json")
 conflict(
-    RECIPE + "_check_rows missing-value #2",
+    RECIPE + "check_settings missing-value",
     RUN + "--plan plan.json --max-drop 0.1",
     ROWS + "--plan plan.json --max-drop 0.1",
 )

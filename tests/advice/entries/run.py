@@ -28,10 +28,8 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     from compressor.run.distillation import distill
 
-    streams = type("Streams", (), {})
-    w.patch.setattr(distill, "Streams", streams)
     model: Any = SimpleNamespace(folder=SimpleNamespace(family="transfo-xl"))
-    rows: Any = SimpleNamespace(task=SimpleNamespace(chooser=streams()))
+    rows: Any = SimpleNamespace(task=SimpleNamespace(chooser=SimpleNamespace(reads_streams=True)))
     inputs: Any = SimpleNamespace(model=model, rows=rows)
     w.fails(distill.check_distillation, Distill(), inputs)
     w.right(*w.keep_one())
