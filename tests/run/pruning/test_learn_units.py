@@ -159,6 +159,7 @@ def test_a_gate_keeps_as_many_multiply_accumulates_as_the_rungs_of_a_ladder_by_t
     flags = {**timing, **learning, "speedup": "1.2,1.6", "out": str(tmp_path / "out")}
     recipes = recipes_of(str(model), None, flags)
     frontier = compress_ladder(recipes, tmp_path / "out")
+    assert frontier.ended is None
     shares, out = [rung.macs for rung in frontier.rungs], tmp_path / "gate"
     gates = recipes_of(str(model), None, {**timing, **learning, "macs": shares, "method": "dsp", "out": str(out)})
     for rung, gate in zip(frontier.rungs, compress_ladder(gates, out).rungs, strict=True):
