@@ -109,10 +109,7 @@ class NoteCode(StrEnum):
     RUNG_OUTDATED = "rung-outdated"
     """A finished rung is not used, because its recipe, its task or a file that it reads has changed."""
     LADDER_ENDED = "ladder-ended"
-    """The budget of a rung cannot be met, or a rung of a method to compare with fails; those before it are finished."""
-    MACS_FOLLOWED = "macs-followed"
-    """A method to compare with meets no budget of time: its rungs keep the multiply-accumulates of those of the ladder.
-    """
+    """The budget of a rung cannot be met; those before it are finished."""
     DISTILLED = "distilled"
     """The compressed model was trained on the outputs of a whole one."""
     SEGMENT_MEMORY = "segment-memory"

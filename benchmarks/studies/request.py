@@ -23,7 +23,8 @@ RESERVED = (
 )
 """Fields of a recipe that a study sets itself. `ray` is among them: the flag of that name applies to the study."""
 UNREAD = (*BudgetConfig.model_fields, *DistillationConfig.model_fields, "unlabelled_data", "save_dense")
-"""Fields of a recipe that no study reads: ladders compare methods under budgets, and studies write no graphs."""
+"""Fields of a recipe that no study reads: `benchmarks.compare_methods` compares methods under budgets, and studies
+write no graphs."""
 
 
 class StudyAxes(Config):

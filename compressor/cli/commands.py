@@ -29,7 +29,7 @@ _COMMON = {
     "json": "print results as JSON on stdout",
 }
 _COMMON_HEADING = "Common"
-_FURTHER_FLAGS = {"out": ["-o"], "compare_with": ["--with"]}
+_FURTHER_FLAGS = {"out": ["-o"]}
 """Field name -> its flags beside that of its name."""
 _LONGEST_CHOICES = 60
 """Most characters of choices behind a flag; longer choices end its description."""

@@ -21,7 +21,7 @@ from compressor.cli.console import Console, text_table
 from compressor.config.explain import explain as explain_recipes
 from compressor.config.explain import explanation_lines
 from compressor.config.fields import reference_rows
-from compressor.config.ladder import compared_ladders, recipes_of
+from compressor.config.ladder import recipes_of
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import FILE_NAME, json_schema
 from compressor.config.run import BUILD_FIELDS, FIELDS
@@ -86,12 +86,11 @@ def run(
     from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
 
-    others = compared_ladders(model, file, fields, recipes)
     if len(recipes) == 1:
         finish(console, compress(recipe, console), recipe.output.out)
     else:
         out = recipe.output.out.parent
-        finish_ladder(console, compress_ladder(recipes, out, console, others=others), out)
+        finish_ladder(console, compress_ladder(recipes, out, console), out)
 
 
 def _check_words(ctx: click.Context, model: str | None, words: tuple[str, ...]) -> None:

@@ -26,8 +26,6 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 _STEPS_HEADER = re.compile(r"\s*\[\[\s*steps\s*\]\]")
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
-_OF_LADDERS = ("compare_with", "compare_points")
-"""Fields of the page of a ladder, which the command of one rung lacks."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ def command_line(recipe: Recipe) -> str:
         bounded = recipe.budget.is_set or recipe.selection.max_drop is not None
         implies_method = bounded and recipe.steps is None
         is_default = value == field.default and not (name == "method" and implies_method)
-        if name in ("model", *_OF_LADDERS) or is_default:
+        if name in ("model", "compare_points") or is_default:  # one rung has no page of a ladder
             continue
         if name == "epochs" and recipe.selection.training_steps is not None:
             continue  # steps replace epochs

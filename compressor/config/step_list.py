@@ -31,7 +31,7 @@ OPTIONS_OF_STEPS = frozenset(
     name
     for section in (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)
     for name in section.model_fields
-    if name not in ("seed", "batch_size", "max_drop", "match_dense", "compare_with", "compare_points")
+    if name not in ("seed", "batch_size", "max_drop", "match_dense", "compare_points")
 )
 """Flags that set an option of a step; the others of their sections are settings of the run."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from compressor.report import formatting
 from compressor.report.comparison_points import ComparisonPoint, dense_p50
@@ -74,11 +73,7 @@ class Frontier(BaseModel):
         max_drop: the loss of the metric that is allowed; None: no bound.
         rungs: the rungs.
         ended: the rung that is missing, and why no further one follows; None: all are finished.
-        others: rungs of the methods that it is compared with, by method; their names begin with that of the method.
-        others_ended: the same as `ended` for these methods, by method; those that are finished are left out.
         points: engines of other tools that the page shows.
-        follow_macs: those of these methods whose rungs keep the multiply-accumulates of the rungs of the ladder, since
-            they meet no budget of time.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -87,15 +82,7 @@ class Frontier(BaseModel):
     max_drop: float | None
     rungs: tuple[Rung, ...]
     ended: str | None = None
-    others: dict[str, tuple[Rung, ...]] = Field(default_factory=dict)
-    others_ended: dict[str, str] = Field(default_factory=dict)
-    follow_macs: tuple[str, ...] = ()
     points: tuple[ComparisonPoint, ...] = ()
-
-    @property
-    def all_rungs(self) -> tuple[Rung, ...]:
-        """The rungs, and those of the methods that it is compared with."""
-        return (*self.rungs, *itertools.chain.from_iterable(self.others.values()))
 
     @property
     def missing(self) -> MissingTarget | None:
@@ -155,10 +142,9 @@ class Frontier(BaseModel):
         return next((score.split_name for rung in self.rungs for score in rung.headline), "test")
 
     @property
-    def endings(self) -> tuple[str, ...]:
-        """Why no further rung of the ladder, or of a method beside it, follows; empty where all are finished."""
-        ladder = () if self.ended is None else (f"the ladder ends before {self.ended}",)
-        return (*ladder, *(f"{method} ends before {reason}" for method, reason in self.others_ended.items()))
+    def ending(self) -> str:
+        """Why no further rung follows; empty where all are finished."""
+        return "" if self.ended is None else f"the ladder ends before {self.ended}"
 
 
 def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
@@ -198,10 +184,10 @@ def _kept_macs(report: Report) -> float | None:
 def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings and rows of the table of rungs, a row each; the first cell is the name of its folder."""
     # A rung whose engine was built again may have been measured at other sizes, or not at all.
-    sizes = list(dict.fromkeys(speed.size_label for rung in frontier.all_rungs for speed in rung.speeds))
-    scores = {_metric_heading(score): score for rung in frontier.all_rungs for score in rung.scores}
-    has_heads = any(rung.heads for rung in frontier.all_rungs)
-    has_macs = any(rung.macs is not None for rung in frontier.all_rungs)
+    sizes = list(dict.fromkeys(speed.size_label for rung in frontier.rungs for speed in rung.speeds))
+    scores = {_metric_heading(score): score for rung in frontier.rungs for score in rung.scores}
+    has_heads = any(rung.heads for rung in frontier.rungs)
+    has_macs = any(rung.macs is not None for rung in frontier.rungs)
     headings = (
         "rung",
         "heads, neurons" if has_heads else "neurons",
@@ -219,7 +205,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
             *_cells(sizes, {speed.size_label: _speed_cell(speed) for speed in rung.speeds}),
             f"{rung.seconds / 60:.1f}",
         )
-        for rung in frontier.all_rungs
+        for rung in frontier.rungs
     ]
     return headings, rows
 

@@ -1,6 +1,6 @@
 """The page of a ladder of budgets: its frontier as figures, the metric against the speed, and its rungs as a table.
 
-Figures contain numbers and names of methods only; engines of other tools have the numbers of their rows in the table.
+Figures contain numbers only; engines of other tools have the numbers of their rows in the table.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def write(frontier: Frontier, folder: Path) -> None:
 def render(frontier: Frontier) -> str:
     """The page as HTML."""
     headings, rows = frontier_rows(frontier)
-    measured = {tuple(speed.size_label for speed in rung.speeds) for rung in frontier.all_rungs}
-    are_alike = len(measured) == 1 and all(rung.scores for rung in frontier.all_rungs)
+    measured = {tuple(speed.size_label for speed in rung.speeds) for rung in frontier.rungs}
+    are_alike = len(measured) == 1 and all(rung.scores for rung in frontier.rungs)
     sizes = range(len(frontier.rungs[0].speeds)) if frontier.rungs and are_alike else range(0)
     figures = [(frontier.rungs[0].speeds[size].size_label, _figure(frontier, size)) for size in sizes]
     tiles = [
@@ -93,7 +93,7 @@ def _figure(frontier: Frontier, size: int) -> Markup:
 
 
 def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
-    """The engines of other tools, the rungs of the methods that the ladder is compared with, and those of the ladder.
+    """The engines of other tools, and the rungs.
 
     Args:
         frontier: rungs with at least one score.
@@ -105,8 +105,6 @@ def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
             low, high = point.metric_interval or (point.metric, point.metric)
             mark = Mark(point.speed_over(dense), (scale * point.metric, scale * low, scale * high))
             yield Series((mark,), INK, "D", f"{number}", is_line=False)
-    for method, rungs in frontier.others.items():
-        yield Series(tuple(_mark(rung, size) for rung in rungs), MUTED, "s", method)
     yield Series(tuple(_mark(rung, size) for rung in frontier.rungs), COMPRESSED, "o")
 
 

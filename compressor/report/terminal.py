@@ -38,7 +38,7 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
     """The sentence of a ladder, then a table of its rungs."""
     headings, rows = frontier_rows(frontier)
     table = _table(headings, rows)
-    sentence = "; ".join((frontier.sentence, *frontier.endings))
+    sentence = "; ".join(filter(None, (frontier.sentence, frontier.ending)))
     return Group(Text(sentence, style=_STYLES["bad" if frontier.is_missed else "good"]), Text(), table)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from compressor import report as reports
 from compressor.config.fields import flag_of
-from compressor.config.ladder import follows_macs
 from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
@@ -36,13 +34,7 @@ _FORCED = ".forced"
 """File that `--force` leaves beside the rungs until the last is finished: older rungs run again."""
 
 
-def compress_ladder(
-    recipes: Sequence[Recipe],
-    out: Path,
-    listener: Listener | None = None,
-    *,
-    others: Mapping[str, Sequence[Recipe]] = MappingProxyType({}),
-) -> Frontier:
+def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | None = None) -> Frontier:
     """Run the rungs of a ladder and write the page of their frontier after each.
 
     A rung that an earlier command finished is not run again, unless its recipe, its task or a file that it reads has
@@ -52,8 +44,6 @@ def compress_ladder(
         recipes: one recipe for each rung, from the mildest budget to the strictest; see `recipes_of`.
         out: the folder of the page, which contains the folders of the rungs.
         listener: receives stages, progress and notes.
-        others: ladders of other methods, which the page shows beside it; see `compared_ladders`. An error ends the
-            ladder of its method only. A method that meets no budget of time ends where the ladder does.
 
     Returns:
         The rungs with their metrics and speeds, and the fastest of them that is within `max_drop` on evaluation rows.
@@ -80,16 +70,19 @@ def compress_ladder(
         points=points,
     )
     try:
-        frontier = _climb_own(frontier, recipes, out, listener, others)
-    except BaseException:
+        for rung in _climb(recipes, out, listener):
+            frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
+            frontier_page.write(frontier, out)
+    except (CompressorError, GraphPassError) as error:
+        if not frontier.rungs and not isinstance(error, DivergedError):
+            raise
+        frontier = frontier.model_copy(update={"ended": f"{_rung_name(recipes[len(frontier.rungs)], out)}: {error}"})
+        frontier_page.write(frontier, out)
+        if not isinstance(error, BudgetError):
+            raise
+        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.ending))
+    finally:
         _leave_no_trace(recipes, out)
-        raise
-    for method, ladder in others.items():
-        if follows_macs(ladder[0], recipes[0]):
-            frontier = frontier.model_copy(update={"follow_macs": (*frontier.follow_macs, method)})
-            text = f"{method} meets no budget of time: its rungs keep the multiply-accumulates of those of the ladder"
-            listener.note(Note(code=NoteCode.MACS_FOLLOWED, text=text))
-        frontier = _climb_beside(frontier, method, ladder, out, listener)
     if recipes[0].distillation.teacher_outputs is None:
         shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
@@ -107,7 +100,7 @@ def _require_one_process() -> None:
 
 
 def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
-    """Remove the folder of the page, and what `--force` left in it, after an error before the first rung."""
+    """Remove the folder of the page, and what `--force` left in it, if no rung is finished."""
     if not any(_is_output(recipe.output.out) for recipe in recipes):
         (out / _FORCED).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or missing
@@ -135,91 +128,11 @@ def _is_output(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN))
 
 
-def _climb_own(
-    frontier: Frontier,
-    recipes: Sequence[Recipe],
-    out: Path,
-    listener: Listener,
-    others: Mapping[str, Sequence[Recipe]],
-) -> Frontier:
-    """The frontier with the rungs of the ladder, and why they end early if they do.
+def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator[Rung]:
+    """Run the rungs, or take those that are finished.
 
     Args:
-        frontier: the frontier without rungs.
         recipes: one recipe for each rung.
-        out: the folder of the page.
-        listener: receives stages, progress and notes.
-        others: ladders of other methods, which do not run after an error.
-
-    Raises:
-        CompressorError: see `compress_ladder`; the page has the reason where it has rungs, or the first one diverges.
-        GraphPassError: likewise.
-    """
-    try:
-        for rung in _climb(recipes, len(recipes), out, listener):
-            frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
-            frontier_page.write(frontier, out)
-    except (CompressorError, GraphPassError) as error:
-        if not frontier.rungs and not isinstance(error, DivergedError):
-            raise
-        frontier = frontier.model_copy(update={"ended": f"{_rung_name(recipes[len(frontier.rungs)], out)}: {error}"})
-        if not isinstance(error, BudgetError):
-            reasons = {name: f"{_rung_name(ladder[0], out)}: the ladder failed" for name, ladder in others.items()}
-            frontier_page.write(frontier.model_copy(update={"others_ended": reasons}), out)
-            raise
-        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
-        frontier_page.write(frontier, out)
-    return frontier
-
-
-def _climb_beside(
-    frontier: Frontier, method: str, recipes: Sequence[Recipe], out: Path, listener: Listener
-) -> Frontier:
-    """The frontier with the rungs of a method beside it, and why they end early if they do."""
-    rungs: tuple[Rung, ...] = ()
-    own = recipes if method not in frontier.follow_macs else _with_macs(recipes, frontier.rungs)
-    try:
-        for rung in _climb(own, len(recipes), out, listener):
-            rungs = (*rungs, rung)
-            frontier = frontier.model_copy(update={"others": {**frontier.others, method: rungs}})
-            frontier_page.write(frontier, out)
-    except (CompressorError, GraphPassError) as error:
-        reason = f"{_rung_name(recipes[len(rungs)], out)}: {error}"
-        frontier = frontier.model_copy(update={"others_ended": {**frontier.others_ended, method: reason}})
-        listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.endings[-1]))
-        frontier_page.write(frontier, out)
-    return frontier
-
-
-def _with_macs(recipes: Sequence[Recipe], rungs: Sequence[Rung]) -> Iterator[Recipe]:
-    """The recipes of a method that meets no budget of time, with the multiply-accumulates that the rungs keep.
-
-    Raises:
-        UsageError: a rung is missing, or its report does not count them.
-    """
-    for recipe, rung in zip(recipes, rungs, strict=False):
-        if rung.macs is None:
-            raise UsageError(
-                f"the report of {rung.name} does not count the multiply-accumulates that it would keep; run it again"
-                " (--force)",
-                code=ErrorCode.MISSING_VALUE,
-                field="macs",
-            )
-        yield recipe.updated(macs=rung.macs)
-    if len(rungs) < len(recipes):
-        raise UsageError(
-            f"the ladder has no rung {recipes[len(rungs)].output.out.name}, whose multiply-accumulates it would keep",
-            code=ErrorCode.MISSING_VALUE,
-            field="macs",
-        )
-
-
-def _climb(recipes: Iterable[Recipe], count: int, out: Path, listener: Listener) -> Iterator[Rung]:
-    """Run the rungs of one method, or take those that are finished.
-
-    Args:
-        recipes: their recipes.
-        count: number of recipes.
         out: the folder of the page.
         listener: receives stages, progress and notes.
 
@@ -237,10 +150,10 @@ def _climb(recipes: Iterable[Recipe], count: int, out: Path, listener: Listener)
         except UsageError as error:
             if error.details.get("field") != "minutes":
                 raise
-            total = count * (recipe.distillation.minutes or 0.0)
-            text = f"--minutes {total:g} for {count} rungs gives {name} too few: {error}"
+            total = len(recipes) * (recipe.distillation.minutes or 0.0)
+            text = f"--minutes {total:g} for {len(recipes)} rungs gives {name} too few: {error}"
             raise UsageError(text, code=error.code, **{**error.details, "value": total}) from error
-        text = f"rung {number} of {count}, {name}: {report.verdict}"
+        text = f"rung {number} of {len(recipes)}, {name}: {report.verdict}"
         listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
         yield rung_of(name, report, recipe.selection.max_drop)
 
@@ -270,7 +183,7 @@ def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
 
     Files are compared by the times of their last change, as `make` does: rows and weights may take long to read.
     """
-    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_with", "compare_points"}
+    fields, ignored = recipe.flat(), {"teacher_outputs", "force", "compare_points"}
     if fields["seq"] is None:
         ignored.add("seq")  # compress build records the lengths that the run chose
     ignored |= {name for name in ("target", "precision") if fields[name] == AUTO}  # and the engine that it delivered

@@ -4,7 +4,6 @@ NOT_ADVICE: dict[str, str] = {
     "cli main text": "arguments of a command without any",
     "cli main text #2": "an argument that is looked for",
     "cli.commands constant text": "the flag that lists all flags",
-    "cli.commands constant text #2": "a flag's other spelling",
     "config.recipe_file command_line text": "the command line of a recipe, which the tests of recipes run",
     "config.recipe_file command_line text #2": "the same for steps",
     "report.figures constant text": "a colour",

@@ -1,4 +1,4 @@
-"""The recipes of a ladder: ordered, chained, each value once, and those of the methods that it is compared with."""
+"""The recipes of a ladder: ordered, chained, each value once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from compressor.config.ladder import compared_ladders, follows_macs, recipes_of
-from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
+from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
-
-GATE_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "gate")
 
 
 def flags_of(**flags: Any) -> dict[str, Any]:
@@ -25,10 +22,6 @@ def flags_of(**flags: Any) -> dict[str, Any]:
 
 def rungs(**flags: Any) -> tuple[Recipe, ...]:
     return recipes_of("model", None, flags_of(**flags))
-
-
-def compared(**flags: Any) -> dict[str, tuple[Recipe, ...]]:
-    return compared_ladders("model", None, flags_of(**flags), rungs(**flags))
 
 
 def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other() -> None:
@@ -86,58 +79,11 @@ def test_rungs_share_the_minutes_evenly(values: str) -> None:
     assert len(set(shares)) == 1
 
 
-@pytest.mark.parametrize("method", [*BUDGET_METHODS[1:], *GATE_METHODS])
-def test_every_method_that_meets_the_budgets_can_be_compared_with(method: str) -> None:
-    recipes = compared(compare_with=method)[method]
-    assert [recipe.budget.macs for recipe in recipes] == [0.9, 0.8]
-    assert {recipe.selection.method for recipe in recipes} == {method}
-    assert [recipe.budget.start_from for recipe in recipes] == [
-        None,
-        recipes[0].output.out if method in BUDGET_METHODS else None,
-    ]
-
-
-@pytest.mark.parametrize("method", GATE_METHODS)
-@pytest.mark.parametrize(
-    "budgets", [{"macs": None, "speedup": "2,4"}, {"macs": None, "latency": "9ms,5ms"}, {"latency": "9ms"}]
-)
-def test_gates_keep_multiply_accumulates_beside_budgets_of_time(method: str, budgets: dict[str, Any]) -> None:
-    flags = {**budgets, "distill": True, "minutes": 6, "parameters": "70%", "compare_with": method}
-    own, recipes = rungs(**flags), compared(**flags)[method]
-    assert all(recipe.learns_units and follows_macs(recipe, rung) for recipe, rung in zip(recipes, own, strict=True))
-    assert [recipe.output.out for recipe in recipes] == [Path("frontier", method, rung.output.out.name) for rung in own]
-    assert [recipe.distillation.minutes for recipe in recipes] == [3, 3]
-    assert [recipe.budget.parameters for recipe in recipes] == [0.7, 0.7]
-
-
-def test_gates_with_a_number_of_heads_meet_budgets_of_time() -> None:
-    flags = {"macs": None, "speedup": "2,4", "method": "dsp", "keep": 4, "compare_with": "ste"}
-    assert [recipe.budget.speedup for recipe in compared(**flags)["ste"]] == [2, 4]
-
-
-def test_other_flags_of_gates_are_checked_beside_budgets_of_time() -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with", method="dsp"):
-        compared(macs=None, speedup="2,4", group_by="query", compare_with="dsp")
-
-
-@pytest.mark.parametrize("method", SEARCH_METHODS)
-def test_searches_are_refused_without_what_ends_them(method: str) -> None:
-    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="compare_with", method=method):
-        compared(compare_with=method)
-
-
-@pytest.mark.parametrize("flags", [{"compare_with": "fisher", "method": "fisher"}, {"compare_with": "reconstruct"}])
-def test_a_ladder_is_not_compared_with_itself(flags: dict[str, str]) -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_with", method=flags["compare_with"]):
-        compared(**flags)
-
-
-@pytest.mark.parametrize(("field", "value"), [("compare_with", "fisher"), ("compare_points", "rivals.json")])
-def test_only_ladders_are_compared(field: str, value: str) -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=field):
-        compared(macs="90%", **{field: value})
+def test_only_ladders_have_a_page_for_engines_of_other_tools() -> None:
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="compare_points"):
+        rungs(macs="90%", compare_points="rivals.json")
 
 
 def test_the_command_of_a_rung_compares_nothing() -> None:
-    mild, _ = rungs(compare_with="fisher", compare_points="rivals.json")
+    mild, _ = rungs(compare_points="rivals.json")
     assert "compare" not in command_line(mild)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import compressor
-from compressor.report import frontier_page
 from compressor.results import Report
-from compressor.run import ladder
-from tests.run.ladder_runs import Runs
+from tests.run.ladder_runs import Runs, fake_runs
 from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe, write_answered_rows, write_inputs
 
@@ -56,19 +53,4 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Fakes in place of the runs of ladders; every file that they read or write has a later time than those before."""
-    fake = Runs(tmp_path / "out")
-    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "rows" / "train.tsv", tmp_path / "test.tsv"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("label\ttext\n")
-        fake.date(path)
-    fake.date(tmp_path / "rows")
-    touch = Path.touch
-
-    def touch_later(path: Path, *arguments: Any, **options: Any) -> None:
-        touch(path, *arguments, **options)
-        fake.date(path)
-
-    monkeypatch.setattr(Path, "touch", touch_later)
-    monkeypatch.setattr(ladder, "compress", fake)
-    monkeypatch.setattr(frontier_page, "render", lambda frontier: "")  # figures take most of the time
-    return fake
+    return fake_runs(tmp_path, monkeypatch)

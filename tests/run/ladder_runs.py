@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compressor.config.ladder import compared_ladders, recipes_of
+import pytest
+
+from compressor.config.ladder import recipes_of
 from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
+from compressor.report import frontier_page
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import Frontier
 from compressor.results import CostShare, Report, Score
+from compressor.run import ladder
 from compressor.run.ladder import compress_ladder
 from compressor.run.write_report import code_of
 from tests.report import reports
@@ -89,6 +93,26 @@ class Runs:
         return names
 
 
+def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Fakes in place of the runs of ladders; every file that they read or write has a later time than those before."""
+    fake = Runs(tmp_path / "out")
+    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "rows" / "train.tsv", tmp_path / "test.tsv"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("label\ttext\n")
+        fake.date(path)
+    fake.date(tmp_path / "rows")
+    touch = Path.touch
+
+    def touch_later(path: Path, *arguments: Any, **options: Any) -> None:
+        touch(path, *arguments, **options)
+        fake.date(path)
+
+    monkeypatch.setattr(Path, "touch", touch_later)
+    monkeypatch.setattr(ladder, "compress", fake)
+    monkeypatch.setattr(frontier_page, "render", lambda frontier: "")  # figures take most of the time
+    return fake
+
+
 def flags_of(runs: Runs, **flags: Any) -> dict[str, Any]:
     folder = runs.out.parent
     rows = {"data": str(folder / "rows"), "test_data": str(folder / "test.tsv")}
@@ -96,6 +120,5 @@ def flags_of(runs: Runs, **flags: Any) -> dict[str, Any]:
 
 
 def climb(runs: Runs, listener: RecordingListener | None = None, **flags: Any) -> Frontier:
-    fields, model = flags_of(runs, **flags), str(runs.out.parent / "model")
-    recipes = recipes_of(model, None, fields)
-    return compress_ladder(recipes, runs.out, listener, others=compared_ladders(model, None, fields, recipes))
+    recipes = recipes_of(str(runs.out.parent / "model"), None, flags_of(runs, **flags))
+    return compress_ladder(recipes, runs.out, listener)

@@ -12,7 +12,7 @@ import pytest
 import compressor
 from compressor.config import ladder as config_ladder
 from compressor.config.fields import flag_of
-from compressor.config.ladder import compared_ladders, recipes_of
+from compressor.config.ladder import recipes_of
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
 from compressor.report import load
@@ -149,20 +149,6 @@ def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, F
     resumed = compress_ladder(recipes, out, listener)
     assert [rung.neurons for rung in resumed.rungs] == [rung.neurons for rung in frontier.rungs]
     assert NoteCode.RESUMED in listener.codes
-
-
-@pytest.mark.zoo
-def test_other_methods_stand_beside_a_ladder(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    flags = {**FLAGS, "out": str(out), "compare_with": "magnitude", "distill": False}
-    del flags["distill_steps"]
-    recipes = recipes_of("model", None, flags)
-    others = compared_ladders("model", None, flags, recipes)
-    frontier = compress_ladder(recipes, out, others=others)
-    assert [rung.name for rung in frontier.others["magnitude"]] == ["magnitude/macs-90", "magnitude/macs-80"]
-    assert load(out / "magnitude" / "macs-80").plan.method == "magnitude"
-    page = (out / FRONTIER_HTML).read_text()
-    assert 'href="magnitude/macs-80/report.html"' in page
 
 
 def test_a_budget_that_nothing_meets_ends_the_ladder(ladder: tuple[Path, Frontier]) -> None:

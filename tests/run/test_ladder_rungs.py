@@ -1,18 +1,21 @@
-"""Which rungs of a ladder run again, and its exit code; the runs themselves are fakes."""
+"""Which rungs of a ladder run again, and how it ends; the runs themselves are fakes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import BudgetError, DivergedError, ErrorCode, InputError, SiteRefusedError, UsageError
 from compressor.report import load, write
+from compressor.report.frontier import FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
 from compressor.training import processes
+from tests import folders
 from tests.command import compress
 from tests.run.ladder_runs import NAMES, VALUES, Runs, climb, flags_of
 from tests.run.listeners import RecordingListener
@@ -47,13 +50,6 @@ def test_rungs_run_again_where_further_rows_have_changed(runs: Runs) -> None:
         climb(runs, unlabelled_data=str(further))
         assert runs.take() == []
         runs.date(further)
-
-
-def test_rungs_are_used_beside_methods_that_are_added_later(runs: Runs) -> None:
-    climb(runs)
-    runs.take()
-    climb(runs, compare_with="fisher")
-    assert runs.take() == [f"fisher/{name}" for name in NAMES]
 
 
 def test_rungs_run_again_where_their_recipe_has_changed(runs: Runs) -> None:
@@ -175,4 +171,58 @@ def test_several_processes_are_refused_in_one_line(
     with pytest.raises(exit_type) as caught:
         climb(runs)
     assert is_main or caught.value.code == UsageError.exit_code  # type: ignore[attr-defined]
+    assert runs.take() == []
+
+
+def test_a_ladder_that_ends_early_is_a_success(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    runs.errors["macs-80"] = BudgetError("80% < 85%", code=ErrorCode.BUDGET_UNREACHABLE)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs).items()]
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert result.code == 0, result.err
+    assert [rung["name"] for rung in result.json["rungs"]] == ["macs-90"]
+    assert "macs-80" in result.json["ended"]
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_a_ladder_that_diverges_leaves_the_reason(runs: Runs, capfd: pytest.CaptureFixture[str], number: int) -> None:
+    runs.errors[NAMES[number]] = DivergedError("NaN at step 3", code=ErrorCode.NOT_FINITE)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs).items()]
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert result.code == DivergedError.exit_code == 9
+    assert runs.take() == NAMES[:number]
+    frontier = Frontier.model_validate_json((runs.out / FRONTIER_JSON).read_text())
+    assert [rung.name for rung in frontier.rungs] == NAMES[:number]
+    assert frontier.ended is not None
+    assert all(part in frontier.ended for part in (NAMES[number], "NaN at step 3"))
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_any_other_error_of_a_ladder_leaves_the_reason_beside_its_rungs(runs: Runs, name: str) -> None:
+    runs.errors[name] = SiteRefusedError("Conv", code=ErrorCode.SITE_REFUSED)
+    with pytest.raises(SiteRefusedError):
+        climb(runs)
+    assert (runs.out / FRONTIER_JSON).exists() == (name != NAMES[0])
+    if name != NAMES[0]:
+        assert name in json.loads((runs.out / FRONTIER_JSON).read_text())["ended"]
+
+
+def test_engines_of_other_tools_are_read_before_anything_runs(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    file = runs.out.parent / "rivals.json"
+    for path in folders.save(folders.bert(), runs.out.parent / "model").iterdir():
+        runs.date(path)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags_of(runs, compare_points=file).items()]
+    file.write_text('[{"name": "int8", "metric": 0.9}]')
+    assert compress(capfd, runs.out.parent / "model", *words, "--json").code == InputError.exit_code == 3
+    assert runs.take() == []
+    file.write_text('[{"name": "int8", "metric": 90, "p50": 3}]')
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert (result.code, result.error_code) == (InputError.exit_code, ErrorCode.OUT_OF_RANGE)
+    assert (result.details["point"], result.details["field"]) == (1, "metric")
+    assert runs.take() == []
+    file.write_text('[{"name": "int8", "metric": 0.9, "p50": 3}]')
+    result = compress(capfd, runs.out.parent / "model", *words, "--json")
+    assert result.code == 0, result.err
+    assert [point["p50"] for point in result.json["points"]] == [3]
+    assert runs.take() == NAMES
+    climb(runs)
     assert runs.take() == []

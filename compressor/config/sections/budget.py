@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from compressor.config.fields import Config, config_field, one_of
-from compressor.config.methods import METHODS
+from compressor.config.fields import Config, config_field
 from compressor.config.sections.headings import BUDGET
-from compressor.config.values import BudgetShare, GroupBy, Milliseconds, Names, Shapes
-
-
-def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the names of methods."""
-    return tuple(map(one_of(tuple(METHODS)), names))
+from compressor.config.values import BudgetShare, GroupBy, Milliseconds, Shapes
 
 
 class BudgetConfig(Config):
@@ -78,9 +72,6 @@ class BudgetConfig(Config):
         " embedded, for an index that is not built again",
         False,
         decides_plan=True,
-    )
-    compare_with: Annotated[Names, AfterValidator(_methods)] = config_field(
-        BUDGET, "further methods whose rungs the page of a ladder shows: fisher,magnitude", ()
     )
     compare_points: Path | None = config_field(
         BUDGET,

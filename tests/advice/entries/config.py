@@ -8,27 +8,15 @@ from tests.tasks.own_tasks import task_of_the_page, write_module, write_tagged_i
 
 @advice("config.ladder recipes_of contradiction #2")
 def _(w: World) -> None:
+    points = w.rows("points.json", '[{"name": "int8", "metric": 0.9, "speed": 2}]')
+    w.fails(*w.run("--speedup", "2", "--compare-points", points))
+    w.right(*w.run("--speedup", "2,4", "--compare-points", points))
+
+
+@advice("config.ladder recipes_of contradiction #2")
+def _(w: World) -> None:
     w.fails(*w.run("--macs", "80%,80%"))
     w.right(*w.run("--macs", "80%"))
-
-
-@advice("config.ladder compared_ladders contradiction")
-def _(w: World) -> None:
-    w.fails(*w.run("--speedup", "2", "--compare-with", "magnitude"))
-    w.right(*w.run("--speedup", "2,4", "--compare-with", "magnitude"))
-
-
-@advice("config.ladder compared_ladders contradiction #2")
-def _(w: World) -> None:
-    w.fails(*w.run("--macs", "80%,60%", "--compare-with", "reconstruct"))
-    w.right(*w.run("--macs", "80%,60%", "--compare-with", "magnitude"))
-    w.right(*w.run("--macs", "80%,60%", "--compare-with", "reconstruct", "--method", "magnitude"))
-
-
-@advice("config.ladder compared_ladders code")
-def _(w: World) -> None:
-    w.fails(*w.run("--macs", "80%,60%", "--compare-with", "astar"))
-    w.right(*w.run("--macs", "80%,60%", "--compare-with", "dsp"))
 
 
 @advice("config.own_tasks error_of_own_task task-failed")

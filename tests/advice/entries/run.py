@@ -7,7 +7,6 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Distill, Units
 from compressor.results import Note
@@ -124,16 +123,6 @@ def _(w: World) -> None:
     ladder = ("model", "--data", "rows.tsv", "--macs", "80%,60%", "-o")
     w.fails(*ladder, w.finished())
     w.right(*ladder, "ladder")
-
-
-@advice("run.ladder _with_macs missing-value")
-def _(w: World) -> None:
-    from compressor.run.ladder import _with_macs
-
-    recipe = Recipe(model="model", data="rows.tsv", macs=1.0, method="dsp", out="out/macs-50")
-    rung: Any = SimpleNamespace(name="speedup-2", macs=None)
-    w.fails(list, _with_macs([recipe], [rung]))
-    w.right(list, _with_macs([recipe], [SimpleNamespace(name="speedup-2", macs=0.5)]))  # type: ignore[list-item]
 
 
 @advice("run.step_store _discard_others run-differs")

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 import compressor
-from compressor.config.ladder import compared_ladders, recipes_of
+from compressor.config.ladder import recipes_of
 from compressor.errors import BudgetError, ErrorCode
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import load
@@ -156,11 +156,13 @@ def test_a_gate_keeps_as_many_multiply_accumulates_as_the_rungs_of_a_ladder_by_t
 ) -> None:
     timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "keep_unread_positions": True}
     learning: dict[str, Any] = {"data": str(inputs / "rows.tsv"), "training_steps": 4, "batch_size": 8, "max_length": 8}
-    flags = {**timing, **learning, "speedup": "1.2,1.6", "compare_with": "dsp", "out": str(tmp_path / "out")}
+    flags = {**timing, **learning, "speedup": "1.2,1.6", "out": str(tmp_path / "out")}
     recipes = recipes_of(str(model), None, flags)
-    frontier = compress_ladder(recipes, tmp_path / "out", others=compared_ladders(str(model), None, flags, recipes))
-    assert frontier.endings == ()
-    for rung, gate in zip(frontier.rungs, frontier.others["dsp"], strict=True):
+    frontier = compress_ladder(recipes, tmp_path / "out")
+    assert frontier.ended is None
+    shares, out = [rung.macs for rung in frontier.rungs], tmp_path / "gate"
+    gates = recipes_of(str(model), None, {**timing, **learning, "macs": shares, "method": "dsp", "out": str(out)})
+    for rung, gate in zip(frontier.rungs, compress_ladder(gates, out).rungs, strict=True):
         assert rung.macs is not None
         assert gate.macs is not None
         assert 0.8 * rung.macs < gate.macs <= rung.macs
