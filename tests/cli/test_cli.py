@@ -33,6 +33,7 @@ def test_help_names_the_commands_in_order(capfd: Cap) -> None:
     assert (result.code, result.err) == (0, "")
     assert re.findall(r"^  (\w[\w-]*)\*? {2,}\w", result.out, re.MULTILINE) == [
         "run",
+        "explain",
         "sites",
         "costs",
         "apply",
@@ -253,7 +254,7 @@ def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
     result = compress(capfd, "frobnicate", "x")
     assert result.code == 2
     assert "frobnicate: no such folder" in result.error
-    assert "run, sites" in result.error
+    assert "run, explain, sites" in result.error
 
 
 def test_a_log_has_lines_of_the_progress_of_a_long_stage(capfd: Cap) -> None:

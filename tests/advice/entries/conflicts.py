@@ -98,35 +98,6 @@ conflict("config.steps steps_from invalid-value", ROWS + "--steps '[{'", PRUNED)
 conflict("config.steps steps_from invalid-value #2", ROWS + "--keep 1 --steps 4", ROWS + "--keep 1 --training-steps 4")
 
 
-BLOCKS = "[{ blocks = { share = 0.5 } }]"
-conflict(
-    "config.steps Blocks._ranks_blocks_by_the_maps missing-value",
-    ROWS + "--steps '[{ blocks = {} }]'",
-    ROWS + f"--steps '{BLOCKS}'",
-)
-conflict(
-    "config.steps Heads._bounds_a_search_alone contradiction",
-    ROWS + "--steps \"[{ heads = { keep = 1, ray = 'local' } }]\"",
-    ROWS + "--steps \"[{ heads = { keep = 1, ray = 'local', method = 'astar' } }]\"",
-)
-conflict(
-    "config.steps Heads._bounds_a_search_alone contradiction #2",
-    ROWS + "--steps '[{ heads = { keep = 1, max_drop = 0.1 } }]'",
-    ROWS + "--steps '[{ heads = { keep = 1 } }]'",
-    ROWS + "--steps \"[{ heads = { method = 'astar', max_drop = 0.1 } }]\"",
-)
-conflict(
-    "config.steps Units._learns_by_a_gate contradiction",
-    ROWS + "--steps \"[{ units = { method = 'astar', macs = 0.5 } }]\"",
-    ROWS + "--steps \"[{ heads = { method = 'astar', keep = 1 } }]\"",
-    ROWS + "--steps \"[{ units = { method = 'fisher', macs = 0.5 } }]\"",
-)
-conflict(
-    "config.steps Units._learns_by_a_gate contradiction #2",
-    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5, group_by = 'query' } }]\"",
-    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
-    ROWS + "--steps \"[{ units = { macs = 0.5, group_by = 'query' } }]\"",
-)
 conflict(
     STEPS + "contradiction #2",
     "named -o out --data rows.tsv --steps '[{ units = { macs = 0.5 } }]'",
@@ -140,7 +111,7 @@ conflict(
     ROWS + "--steps \"[{ units = { macs = 0.5, prune_units = 'heads' } }]\"",
 )
 conflict(
-    "config.ladder recipes_of contradiction",
+    "config.ladder recipes_of contradiction #2",
     ROWS + "--macs 50%,40% --steps '[{ units = { macs = 0.5 } }]'",
     ROWS + "--macs 50%,40%",
     PRUNED,

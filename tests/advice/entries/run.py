@@ -375,6 +375,7 @@ def _(w: World) -> None:
     w.right(*w.run("--keep", "1", "--epochs", "2"))
 
 
+@advice("config.unused_flags order_notes heads-selected-first")
 @advice("config.unused_flags order_notes text")
 def _(w: World) -> None:
     w.notes(*w.run("--method", "taylor", "--keep", "1", "--macs", "70%"))
