@@ -62,7 +62,7 @@ class Shrunk:
         refused: groups whose units stay in the graph, gated, with the operator that prevents their removal.
         parameters: number of elements of floating-point initializers before and after; `Constant` nodes of the file
             are counted.
-        shared: groups whose dropped queries or keys are still computed, with the norm over all heads that reads them.
+        shared: groups whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
         lowered: names of the masked sites that compute only the blocks of their mask.
         dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.

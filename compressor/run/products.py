@@ -144,7 +144,7 @@ class ShrunkGraph:
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
         unused: site -> number of key blocks that are not projected.
         thinned: names of the products that compute only the positions that are read.
-        shared: sites whose dropped queries or keys are still computed, with the norm over all heads that reads them.
+        shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
     """
 
     name: VariantName

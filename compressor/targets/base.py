@@ -227,7 +227,7 @@ class Target(ABC):
     def sources(self, precision: Precision) -> tuple[str | None, ...]:
         """Names of the graphs of a run that engines of a precision can be built from, fastest first; None: floats.
 
-        A target that quantizes float graphs itself is faster with these.
+        An engine that the target quantizes itself, from the float graph, is faster.
         """
         quantized = self.quantized_graph(precision)
         if quantized is None:
@@ -244,7 +244,7 @@ class Target(ABC):
     def needs_quantized_graph(self, precision: Precision) -> bool:
         """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
 
-        A target that quantizes float graphs itself is faster with these.
+        An engine that the target quantizes itself, from the float graph, is faster.
         """
         return precision in QUANTIZED and not self.quantizes
 

@@ -22,7 +22,7 @@ class RemovedUnits:
     Attributes:
         nodes: number of nodes that were rewritten.
         refused: sites whose heads stay, with the operator that prevents their removal; one entry for each operator.
-        shared: sites whose dropped queries or keys are still computed, with the norm over all heads that reads them.
+        shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
     """
 
     nodes: int

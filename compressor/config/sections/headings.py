@@ -5,4 +5,4 @@ ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
 HEADINGS = (MODEL, DATA, HEADS, BLOCKS, BUDGET, DISTILLATION, ENGINE, MEASURING, OUTPUT)
 """The headings in the order in which `--help` lists them: that of the steps of a run."""
 AUTO = "auto"
-"""Value of a choice that is made by measuring."""
+"""Value of a field whose choice is measured on this machine."""

@@ -105,7 +105,7 @@ def _step_seconds(step: Distill, data: Data, distillation: Distillation, network
 
 
 def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Seconds of a step: the mean of a few after one that is not counted. Weights keep their values."""
+    """Mean seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
     rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)

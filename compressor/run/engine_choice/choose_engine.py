@@ -69,7 +69,7 @@ def choose_engine(
     An engine that cannot be quantized, built or proven is a row with its reason, and the next is tried.
 
     Where int8 loses too much, a further candidate returns as few products to floats as keep the metric. Where units are
-    removed afterwards, the fastest is the one that is with about as many as the budget leaves.
+    removed afterwards, engines are compared with about as many units as the budget leaves.
 
     Args:
         trials: what candidates are built, scored and timed with.
