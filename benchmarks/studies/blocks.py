@@ -148,7 +148,8 @@ class Blocks(Study):
             "share": share if every else 0.0,
             "share_by_kind": {} if every else dict.fromkeys(kinds, share),
         }
-        return blocks_of(self.request.recipe).model_copy(update=shares)
+        # A step drops some share; cells without masks train by the same settings.
+        return blocks_of(self.request.recipe.updated(drop_blocks=1.0)).model_copy(update=shares)
 
     def _masks(
         self, maps: AttentionMaps, plan: Plan, step: steps.Blocks, drawn: int | None = None

@@ -23,8 +23,8 @@ from compressor.tasks.scoring import compares_answers, sample_of
 _COMPARED_ROWS = 2_000
 """Number of evaluation rows on which engines are compared, where there are more."""
 _DECIDING_ROWS = 10_000
-"""Number of evaluation rows where a rung of a ladder is chosen by the interval of its loss: with 2,000 rows the interval
-is wider than a point if 6% of all answers change."""
+"""Number of evaluation rows where a rung of a ladder is chosen by the interval of its loss: with 2,000 rows it is wider
+than a point if 6% of all answers change."""
 
 
 @dataclass(frozen=True)
