@@ -68,7 +68,9 @@ def train(
     """
     model = tiny.classifier(seed)
     sites = tiny.sites_of(model)
-    step, length = blocks_of(recipe), mask_length(model, tiny.data(), recipe.rows.max_length)
+    share = recipe.blocks.drop_blocks or 0.0  # a run has no step without a share, which trains all the same
+    step = blocks_of(recipe.updated(drop_blocks=1.0)).model_copy(update={"share": share})
+    length = mask_length(model, tiny.data(), recipe.rows.max_length)
     selector = selector or MaskSelector(recipe, (), recipe.rows.max_length, blocks=step)
     masked = learn_blocks(
         model, sites, tiny.data(), step, keep_all(sites), length, store, selector, on_progress, start=start

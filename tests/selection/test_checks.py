@@ -49,18 +49,17 @@ def check_options(*steps: Heads | Blocks) -> None:
 
 def test_options_of_masks_and_of_the_method_are_checked_separately() -> None:
     options = {"share": 0.5, "warmup": 0.1, "mixed_precision": "bf16"}
-    check_options(selection(method="taylor", options=options), Blocks(options=options))
+    check_options(selection(method="taylor", options=options), Blocks(share=0.5, options=options))
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="warmup", subject="taylor"):
         check_options(selection(method="taylor", options=options))
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="share", subject=TRAINING_WITH_MASKS):
-        check_options(Blocks(options=options))
+        check_options(Blocks(share=0.5, options=options))
     with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="warmup", subject=TRAINING_WITH_MASKS):
-        check_options(selection(method="taylor", options={"warmup": 2}), Blocks(options={"warmup": 2}))
+        check_options(selection(method="taylor", options={"warmup": 2}), Blocks(share=0.5, options={"warmup": 2}))
 
 
-def test_ray_is_checked_only_for_a_search() -> None:
+def test_ray_is_checked_for_a_search() -> None:
     unreachable = "127.0.0.1:1"
-    check_options(selection(method="dsp", ray=unreachable))
     with pytest.raises(TargetMissingError):
         check_options(selection(method="taylor", ray=unreachable))
 
