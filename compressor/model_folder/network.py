@@ -155,7 +155,8 @@ def _missing_error(
         advice = "the adapter was trained on random ones, so train it again with their layers in modules_to_save"
     elif (fitting := _fitting_class(model.config, list(files.tensors()))) is not None:
         fitting_class, task = fitting
-        advice = f"these are the weights of {fitting_class}, so name its task (--task {task})"
+        first = "fine-tune and save that head first, or " if is_head else ""
+        advice = f"these are the weights of {fitting_class}: {first}name its task (--task {task})"
     elif is_head:
         advice = "fine-tune and save that head first, or name the task for which the folder was saved (--task)"
     elif others:
