@@ -155,8 +155,10 @@ def _missing_error(
         advice = "the adapter was trained on random ones, so train it again with their layers in modules_to_save"
     elif (fitting := _fitting_class(model.config, list(files.tensors()))) is not None:
         fitting_class, task = fitting
-        first = "fine-tune and save that head first, or " if is_head else ""
-        advice = f"these are the weights of {fitting_class}: {first}name its task (--task {task})"
+        # Weights without any head are those of a classifier that was never saved, or of an encoder alone.
+        lacks_head = is_head and task == "feature-extraction"
+        advice = f"these are the weights of {fitting_class}, so name its task (--task {task})"
+        advice += ", or fine-tune and save that head first" if lacks_head else ""
     elif is_head:
         advice = "fine-tune and save that head first, or name the task for which the folder was saved (--task)"
     elif others:

@@ -182,8 +182,8 @@ def test_messages(folder: Path) -> None:
         load(folder)
     assert str(caught.value) == (
         f"{folder / 'model.safetensors'}: has no weights for classifier.bias, classifier.weight, which"
-        " BertForSequenceClassification needs; these are the weights of BertModel: fine-tune and save that head first,"
-        " or name its task (--task feature-extraction)"
+        " BertForSequenceClassification needs; these are the weights of BertModel, so name its task"
+        " (--task feature-extraction), or fine-tune and save that head first"
     )
     shutil.rmtree(folder)
     with fails_with(ErrorCode.FILE_MISSING) as caught:
