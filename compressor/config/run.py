@@ -151,11 +151,11 @@ def _with_defaults(sections: dict[str, Any]) -> dict[str, Any]:
 
 def _says_nothing(parts: dict[str, dict[str, Any]]) -> bool:
     """Whether there are rows to learn from, no plan to follow, and no field that says what to do with the model."""
-    said = [*parts["blocks"], *parts["distillation"], *(parts["selection"].keys() - {"seed", "batch_size"})]
-    said += [name for name in parts["budget"] if name != "match_dense"]
+    requests = [*parts["blocks"], *parts["distillation"], *(parts["selection"].keys() - {"seed", "batch_size"})]
+    requests += [name for name in parts["budget"] if name != "match_dense"]
     engine = parts["engine"]
     if "precision" in engine or engine.get("target") == AUTO:  # an engine of the whole model is requested
         return False
     model = parts["source"].get("model")
     has_plan = model is not None and (Path(model) / "plan.json").exists()
-    return parts["rows"].get("data") is not None and not said and not has_plan
+    return parts["rows"].get("data") is not None and not requests and not has_plan

@@ -94,8 +94,8 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     """Check what flags cannot get wrong: the order of the steps, and flags beside them."""
     names = [step.name for step in steps]
     ordered = [name for name in STEPS if name in names]
-    apart = ({Blocks.name, Units.name}, {Follow.name, Heads.name}, {Follow.name, Units.name})
-    if names != ordered or any(pair <= set(names) for pair in apart):
+    exclusive = ({Blocks.name, Units.name}, {Follow.name, Heads.name}, {Follow.name, Units.name})
+    if names != ordered or any(pair <= set(names) for pair in exclusive):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(STEPS)}, each at most"

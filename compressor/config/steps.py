@@ -64,20 +64,11 @@ class Step(Config):
     """
 
     name: ClassVar[str]
+    reads_labels: ClassVar[bool] = False
     is_parallel: ClassVar[bool] = True
+    prunes_groups: ClassVar[bool] = False
+    needs_heads: ClassVar[bool] = False
     neutral: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def reads_labels(self) -> bool:
-        return False
-
-    @property
-    def prunes_groups(self) -> bool:
-        return False
-
-    @property
-    def needs_heads(self) -> bool:
-        return False
 
     def rows_drawn(self, processes: int) -> int:
         """The largest number of training rows that it reads without their labels, with this number of processes."""
@@ -110,8 +101,8 @@ class Step(Config):
 
     @property
     def summary(self) -> str:
-        """What the step does, in one sentence."""
-        raise NotImplementedError
+        """What the step does, in one sentence: that of its class, unless its options say more."""
+        return (type(self).__doc__ or self.name).partition("\n")[0]
 
     def __str__(self) -> str:
         """The step with the options that differ from their defaults: `units(speedup=4.0)`."""
@@ -167,7 +158,7 @@ class Follow(Step):
         return {"plan": self.plan}
 
     @property
-    def prunes_groups(self) -> bool:
+    def prunes_groups(self) -> bool:  # type: ignore[override]
         from graph_passes import Plan  # imported here: the graph libraries take long to load
 
         return bool(Plan.load(self.plan).feed_forwards)
@@ -185,6 +176,8 @@ class Heads(_Training):
     """
 
     name = "heads"
+    reads_labels = True
+    needs_heads = True
     neutral = ("ray",)
     method: Annotated[str, AfterValidator(one_of(HEAD_METHODS))] = "dsp"
     keep: Keep | None = None
@@ -197,14 +190,6 @@ class Heads(_Training):
         number = "" if self.keep is None else f", {self.keep} of them stay"
         bound = "" if self.max_drop is None else f", as many go as the metric permits by losing {self.max_drop:g}"
         return f"select the attention heads to keep by {self.method}{number}{bound}"
-
-    @property
-    def reads_labels(self) -> bool:
-        return True
-
-    @property
-    def needs_heads(self) -> bool:
-        return True
 
     @property
     def searches(self) -> bool:
@@ -277,6 +262,8 @@ class Blocks(_Training):
     """
 
     name = "blocks"
+    reads_labels = True
+    needs_heads = True
     share: Share = 0.0
     share_by_kind: ShareByKind = Field(default_factory=dict)
     block_size: BlockSize = 64
@@ -327,14 +314,6 @@ class Blocks(_Training):
     def contents(self) -> dict[str, Path | None]:
         return {"maps": self.maps}
 
-    @property
-    def reads_labels(self) -> bool:
-        return True
-
-    @property
-    def needs_heads(self) -> bool:
-        return True
-
 
 class Units(_Training):
     """Remove heads and neurons until a budget is met, or until the metric has lost what it may.
@@ -358,6 +337,7 @@ class Units(_Training):
     """
 
     name = "units"
+    prunes_groups = True
     neutral = ("statistics",)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = DEFAULT_BUDGET_METHOD
     speedup: Annotated[float, Field(ge=1)] | None = None
@@ -395,15 +375,11 @@ class Units(_Training):
         return self.learns
 
     @property
-    def prunes_groups(self) -> bool:
-        return True
-
-    @property
-    def needs_heads(self) -> bool:
+    def needs_heads(self) -> bool:  # type: ignore[override]
         return self.prune_units == "heads" or self.keep not in (None, "100%")
 
     @property
-    def reads_labels(self) -> bool:
+    def reads_labels(self) -> bool:  # type: ignore[override]
         return self.learns
 
     @property
