@@ -8,7 +8,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import click
 
@@ -57,11 +58,11 @@ def main(arguments: Sequence[str] | None = None, command: click.Command = cli, n
     """
     console = Console(name=name)
     command_arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if "--debug" not in command_arguments:
-        _silence_libraries()
+    silence = nullcontext() if "--debug" in command_arguments else _silent_libraries()
     try:
-        command.main(command_arguments, prog_name=name, obj=console, standalone_mode=False)
-        sys.stdout.flush()
+        with silence:
+            command.main(command_arguments, prog_name=name, obj=console, standalone_mode=False)
+            sys.stdout.flush()
     except BrokenPipeError as error:
         # The reader of the output has gone, as in `compress sites model | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,10 +128,17 @@ def _unknown_option(error: click.NoSuchOption) -> str:
     return f"no such option: {error.option_name}{f', did you mean {options[match]}?' if match else '.'}"
 
 
-def _silence_libraries() -> None:
+@contextmanager
+def _silent_libraries() -> Iterator[None]:
     """Keep the libraries' warnings off the terminal: the command itself prints what a user must know."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
