@@ -146,6 +146,8 @@ class NoteCode(StrEnum):
 
     # Selection of heads and blocks.
     NOTHING_REMOVED = "nothing-removed"
+    NOTHING_HOLDS = "nothing-holds"
+    """No attempt to remove units and to train the rest keeps the metric, so that every unit stays."""
     """A search found no head that may be removed within the loss allowed."""
     MORE_HEADS_KEPT = "more-heads-kept"
     """A search could not remove exactly as many heads as requested."""

@@ -27,6 +27,8 @@ MAPS = Path("blocks", "maps.safetensors")
 TIMES, TRIALS, CHOSEN_ENGINE, DELIVERED_ENGINE = "times.json", "trials.json", "engine.txt", "delivered.txt"
 """Files of measured times, of the scores of plans that are tried, of the engine that units are pruned for, and of the
 engine that is delivered."""
+ATTEMPTS = "attempts.json"
+"""File of the attempts of a step that bisects by the metric."""
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""

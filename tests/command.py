@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,12 +53,8 @@ def compress(
 ) -> CommandResult:
     """Run `compress`, or another command that its `main` runs."""
     capfd.readouterr()
-    disabled = logging.root.manager.disable
-    try:
-        with pytest.raises(SystemExit) as raised:
-            main([str(argument) for argument in arguments], command, name)
-    finally:
-        logging.disable(disabled)
+    with pytest.raises(SystemExit) as raised:
+        main([str(argument) for argument in arguments], command, name)
     return CommandResult(int(raised.value.code or 0), *capfd.readouterr(), raised.value.__cause__, name)
 
 

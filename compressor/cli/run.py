@@ -218,13 +218,13 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
         out: folder of the report.
 
     Raises:
-        MetricDropError: the metric fell by more than the run allows.
+        MetricDropError: the metric fell by more than the run allows, or every unit stays because it would.
         TargetMissingError: this machine lacks the requested target; everything else is in the folder.
     """
     if result is None:
         return
     from compressor.report.files import HTML_NAME
-    from compressor.results import DropStatus, headline_scores
+    from compressor.results import DropStatus, NoteCode, headline_scores
 
     _print_report(console, result)
     console.note(f"the whole report is in {out / HTML_NAME}")
@@ -239,6 +239,8 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
             code=ErrorCode.METRIC_FELL,
             path=out,
         )
+    if (note := next((note for note in result.notes if note.code is NoteCode.NOTHING_HOLDS), None)) is not None:
+        raise MetricDropError(f"{out}: {note}", code=ErrorCode.METRIC_FELL, path=out)
     if result.missing is not None:
         missing = result.missing
         raise TargetMissingError(

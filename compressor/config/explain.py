@@ -31,11 +31,21 @@ def explain(recipes: Sequence[Recipe]) -> dict[str, Any]:
 
 
 def _explained(step: Any) -> dict[str, Any]:
-    return {
+    explained = {
         "step": step.name,
         "does": step.summary,
-        "options": step.model_dump(mode="json", include=set(step.changed)),
+        "options": step.model_dump(mode="json", include=set(step.changed) - {"steps"}),
     }
+    parts = {} if step.parts == (step,) else {"steps": [_explained(part) for part in step.parts]}
+    return {**explained, **parts}
+
+
+def _step_lines(number: str, step: dict[str, Any], indent: str) -> list[str]:
+    lines = [f"{indent}{number} {step['step']}: {step['does']}"]
+    lines += [f"{indent}     {name} = {value}" for name, value in step["options"].items()]
+    for letter, part in zip("abcdefgh", step.get("steps", ()), strict=False):
+        lines += _step_lines(f"{letter}.", part, f"{indent}   ")
+    return lines
 
 
 def explanation_lines(explained: dict[str, Any]) -> list[str]:
@@ -48,8 +58,7 @@ def explanation_lines(explained: dict[str, Any]) -> list[str]:
     for run in explained["runs"]:
         lines += ["", f"{run['out']}:"]
         for number, step in enumerate(run["steps"], 1):
-            lines.append(f"  {number}. {step['step']}: {step['does']}")
-            lines += [f"       {name} = {value}" for name, value in step["options"].items()]
+            lines += _step_lines(f"{number}.", step, "  ")
         if not run["steps"]:
             lines.append("  no step: the model is exported and built with every unit")
     choice = "the fastest that holds, by measurement" if AUTO in (explained["target"], explained["precision"]) else ""

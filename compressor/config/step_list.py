@@ -16,7 +16,19 @@ from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
 from compressor.config.recipe_fields import FIELDS
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, no_loss_to_certify, step_of
+from compressor.config.steps import (
+    STEPS,
+    Blocks,
+    Distill,
+    Follow,
+    Heads,
+    Step,
+    Units,
+    Within,
+    no_loss_to_certify,
+    parts_of,
+    step_of,
+)
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
@@ -60,12 +72,19 @@ def _written(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
     """
     follows_heads = False
     for step in steps:
-        unset = (type(step).model_fields.keys() & set(_LEARNING)) - step.model_fields_set
-        changes = {name: getattr(recipe.selection, name) for name in unset}
-        if follows_heads and isinstance(step, Units) and "prune_units" not in step.model_fields_set:
-            changes["prune_units"] = "neurons"
+        yield _with_settings(recipe, step, follows_heads=follows_heads)
         follows_heads |= isinstance(step, Heads)
-        yield step.model_copy(update=changes)
+
+
+def _with_settings(recipe: RecipeSections, step: Step, *, follows_heads: bool) -> Step:
+    if isinstance(step, Within):
+        parts = (_with_settings(recipe, part, follows_heads=follows_heads) for part in step.steps)
+        return step.model_copy(update={"steps": tuple(parts)})
+    unset = (type(step).model_fields.keys() & set(_LEARNING)) - step.model_fields_set
+    changes = {name: getattr(recipe.selection, name) for name in unset}
+    if follows_heads and isinstance(step, Units) and "prune_units" not in step.model_fields_set:
+        changes["prune_units"] = "neurons"
+    return step.model_copy(update=changes)
 
 
 def check_steps(recipe: RecipeSections) -> None:
@@ -80,7 +99,7 @@ def check_steps(recipe: RecipeSections) -> None:
     _check_certificate(recipe, steps)
     _check_documents(recipe, steps)
     _check_unlabelled_rows(recipe, steps)
-    for step in steps:
+    for step in parts_of(steps):
         if isinstance(step, Distill) and step.quantized_share and recipe.engine.precision not in ("int8", "bf16", AUTO):
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
@@ -173,7 +192,8 @@ def _check_documents(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     """Check that documents of the dense model are ranked by a step, and that no other model teaches."""
     if not recipe.budget.match_dense:
         return
-    teacher = next((step.teacher for step in steps if isinstance(step, Distill) and step.teacher is not None), None)
+    distills = (step for step in parts_of(steps) if isinstance(step, Distill))
+    teacher = next((step.teacher for step in distills if step.teacher is not None), None)
     if teacher is not None:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
@@ -181,7 +201,7 @@ def _check_documents(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             " one of them",
             *("match_dense", "teacher"),
         )
-    if not any(isinstance(step, Units | Distill) for step in steps):
+    if not any(isinstance(step, Units | Distill) for step in parts_of(steps)):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
@@ -228,7 +248,11 @@ def _of_flags(recipe: RecipeSections) -> Iterator[Step]:
         if recipe.blocks.drops_any:
             yield blocks_of(recipe)
         if recipe.prunes:
-            yield units_of(recipe)
+            units = units_of(recipe)
+            if recipe.distills and units.is_unbounded and units.certify is None:
+                yield within_of(recipe, units)
+                return
+            yield units
     if recipe.distills:
         yield distill_of(recipe)
 
@@ -296,6 +320,17 @@ def distill_of(recipe: RecipeSections) -> Distill:
     )
 
 
+def within_of(recipe: RecipeSections, units: Units) -> Within:
+    """The step that removes as many units as the metric permits after they are distilled, by the flags of a recipe.
+
+    Args:
+        recipe: the recipe.
+        units: the step that removes units until the metric has lost what it may.
+    """
+    distill = distill_of(recipe).model_copy(update={"minutes": None})
+    return Within(max_drop=units.max_drop, minutes=recipe.distillation.minutes, steps=(units, distill))
+
+
 def _training(recipe: RecipeSections) -> dict[str, Any]:
     """The options of training, which all steps that train share."""
     selection = recipe.selection
@@ -327,8 +362,8 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     changed = list(steps)
     for name in (name for name in flags if name in OPTIONS_OF_STEPS):
         option = _RENAMED.get(name, name)
-        matching = [index for index, step in enumerate(changed) if _reads(step, name, option)]
-        heads = [index for index in matching if isinstance(changed[index], Heads)]
+        matching = [(step, part) for step in changed for part in _with_parts(step) if _reads(part, name, option)]
+        heads = [pair for pair in matching if isinstance(pair[1], Heads)]
         matching = heads or matching  # the flags of a selection are those of the heads where there are any
         if len(matching) != 1:
             number = f"{len(matching)} steps have" if matching else "no step has"
@@ -338,25 +373,35 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
                 field=name,
                 value=flags[name],
             )
-        step = changed[matching[0]]
-        changed[matching[0]] = _with_option(step, option, flags[name])
-    bounded = [index for index, step in enumerate(changed) if getattr(step, "max_drop", None) is not None]
+        ((step, part),) = matching
+        changed[changed.index(step)] = _with_option(step, part, option, flags[name])
+    bounded = [step for step in changed if getattr(step, "max_drop", None) is not None]
     if "max_drop" in flags and len(bounded) == 1:
-        step = changed[bounded[0]]
-        changed[bounded[0]] = _with_option(step, "max_drop", flags["max_drop"])
+        step = bounded[0]
+        changed[changed.index(step)] = _with_option(step, step, "max_drop", flags["max_drop"])
     replaced = flags.keys() & OPTIONS_OF_STEPS
     return {**{name: value for name, value in fields.items() if name not in replaced}, "steps": changed}
 
 
-def _with_option(step: Step, option: str, value: Any) -> Step:
-    return step_of({step.name: {**{name: getattr(step, name) for name in step.model_fields_set}, option: value}})
+def _with_parts(step: Step) -> tuple[Step, ...]:
+    """A step, and those that it carries out."""
+    return (step,) if step.parts == (step,) else (step, *step.parts)
+
+
+def _with_option(step: Step, part: Step, option: str, value: Any) -> Step:
+    """A step with another value for an option of it, or of the part that it carries out."""
+    changed = step_of({part.name: {**{name: getattr(part, name) for name in part.model_fields_set}, option: value}})
+    if part is step:
+        return changed
+    parts = tuple(changed if each is part else each for each in step.parts)
+    return step_of({step.name: {**{name: getattr(step, name) for name in step.model_fields_set}, "steps": parts}})
 
 
 def _reads(step: Step, flag: str, option: str) -> bool:
     """Whether a flag sets an option of a step."""
     if option not in type(step).model_fields:
         return False
-    if isinstance(step, Distill):
+    if isinstance(step, Distill | Within):
         return flag in DistillationConfig.model_fields
     is_of_blocks = flag in BlocksConfig.model_fields
     return flag not in DistillationConfig.model_fields and (isinstance(step, Blocks) or not is_of_blocks)

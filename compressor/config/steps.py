@@ -8,6 +8,7 @@ of its name.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -95,6 +96,11 @@ class Step(Config):
         }
 
     @property
+    def parts(self) -> tuple[Step, ...]:
+        """The steps that it consists of: itself, or those of the list that it carries out."""
+        return (self,)
+
+    @property
     def flag(self) -> str:
         """The field of a recipe that requests the step, for messages."""
         return self.name
@@ -137,6 +143,11 @@ def no_loss_to_certify(certify: float) -> FieldConflictError:
         f" {', '.join(SEARCH_METHODS)} (<method>)",
         *("certify", "max_drop"),
     )
+
+
+def parts_of(steps: Sequence[Step]) -> list[Step]:
+    """The steps of a list, with those that a step carries out in its place."""
+    return [part for step in steps for part in step.parts]
 
 
 class Follow(Step):
@@ -563,7 +574,116 @@ class Distill(Step):
         return self.training_steps * self.batch_size * processes
 
 
-STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Blocks, Units, Distill)}
+class Within(Step):
+    """Carry steps out several times, and keep the fastest result that loses no more of the metric than is allowed.
+
+    Each attempt removes units for a speed and trains what is left. It goes on from the fastest attempt that holds the
+    metric, so that a plan that is reached in several attempts has been trained in each of them. The metric is that of
+    the trained model on evaluation rows, with a margin for their choice.
+
+    Attributes:
+        max_drop: the loss of the metric that is allowed, in the metric's unit.
+        steps: units, without a budget of their own, and distill.
+        minutes: time that the whole run may take; the trainings then take what the rest leaves of it.
+        attempts: maximum number of attempts.
+    """
+
+    name = "within"
+    prunes_groups = True
+    max_drop: NonNegative
+    steps: tuple[Step, ...]
+    minutes: Positive | None = None
+    attempts: Count = 5
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _bounds_the_units(cls, values: Any) -> Any:
+        """Tables become steps; the loss that is allowed is that of the units too, which need no budget."""
+        if not isinstance(values, dict) or not isinstance(values.get("steps"), list | tuple):
+            return values
+        bound, steps = values.get("max_drop"), list[Step]()
+        for step in values["steps"]:
+            if isinstance(step, dict) and isinstance(options := step.get(Units.name), dict):
+                step = {Units.name: {"max_drop": bound, **options}}
+            elif isinstance(step, Units) and step.is_unbounded:
+                step = step.model_copy(update={"max_drop": bound})
+            steps.append(step_of(step))
+        return {**values, "steps": tuple(steps)}
+
+    @pydantic.model_validator(mode="after")
+    def _trains_what_it_prunes(self) -> Self:
+        if [step.name for step in self.steps] != [Units.name, Distill.name]:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"within.steps {', '.join(step.name for step in self.steps) or 'none'}: an attempt removes units and"
+                " trains what is left; write the steps units and distill, or the step units with max_drop alone",
+                "steps",
+            )
+        units = self.units
+        if not units.is_unbounded or units.learns or units.max_drop != self.max_drop or units.certify is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"within.steps {units}: the loss that within allows, {self.max_drop:g}, decides how many units are"
+                f" removed; omit budgets, certificates and gates, or use the step units outside of within",
+                "steps",
+            )
+        if self.minutes is not None and self.distill.minutes is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"within.minutes {self.minutes:g}, distill.minutes {self.distill.minutes:g}: the time of the whole run"
+                " decides that of each training; omit one of them",
+                "minutes",
+            )
+        return self
+
+    @property
+    def parts(self) -> tuple[Step, ...]:
+        return self.steps
+
+    @pydantic.field_serializer("steps")
+    def _as_tables(self, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
+        """The steps as in `[[steps]]`, so that a stored list can be read again."""
+        return [{step.name: step.model_dump(mode="json", exclude_unset=True)} for step in steps]
+
+    @property
+    def units(self) -> Units:
+        """The step that removes units in each attempt."""
+        return next(step for step in self.steps if isinstance(step, Units))
+
+    @property
+    def distill(self) -> Distill:
+        """The step that trains in each attempt."""
+        return next(step for step in self.steps if isinstance(step, Distill))
+
+    @property
+    def flag(self) -> str:
+        return "max_drop"
+
+    @property
+    def needs_heads(self) -> bool:  # type: ignore[override]
+        return self.units.needs_heads
+
+    @property
+    def summary(self) -> str:
+        limit = "" if self.minutes is None else f"; the run takes about {self.minutes:g} minutes"
+        return (
+            f"in at most {self.attempts} attempts, each from the fastest that holds, remove units and train what is"
+            f" left, until no faster plan keeps the loss of the metric within {self.max_drop:g}{limit}"
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, "steps": [{step.name: step.settings} for step in self.steps]}
+
+    @property
+    def contents(self) -> dict[str, Path | None]:
+        return {f"{step.name}.{name}": path for step in self.steps for name, path in step.contents.items()}
+
+    def rows_drawn(self, processes: int) -> int:
+        return max(step.rows_drawn(processes) for step in self.steps)
+
+
+STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Blocks, Units, Distill, Within)}
 """Key of `[[steps]]` -> the step. To add one, write its class here and its module in `compressor.run.steps`."""
 
 

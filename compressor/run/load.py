@@ -12,7 +12,7 @@ from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
-from compressor.config.steps import Step, Units
+from compressor.config.steps import Step, Units, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
@@ -145,7 +145,7 @@ def _find_units(
 
 def _grouping(steps: Sequence[Step]) -> GroupBy:
     """How query heads that share key/value heads are grouped."""
-    return next((step.group_by for step in steps if isinstance(step, Units)), "kv")
+    return next((step.group_by for step in parts_of(steps) if isinstance(step, Units)), "kv")
 
 
 def _check_calibration(recipe: Recipe) -> None:
@@ -207,7 +207,8 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    selects_by_metric = recipe.engine.chooses or any(isinstance(step, Units) and step.is_unbounded for step in steps)
+    is_bounded = any(isinstance(step, Units) and step.is_unbounded for step in parts_of(steps))
+    selects_by_metric = recipe.engine.chooses or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"
     elif not len(data.test):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from accelerate import PartialState
 
 from compressor.block_masks.attention_timer import find_attention_extras
@@ -10,9 +12,10 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
-from compressor.model_folder import example_inputs
+from compressor.model_folder import example_feeds, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.run import run_notes
+from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.load import load_model, read_rows, with_row_layout
 from compressor.run.plan_source import load_plan
 from compressor.run.products import RunSizes
@@ -68,7 +71,9 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         log.add_notes([nothing_learned_note(recipe, has_heads=bool(model.sites))])
     sizes = work_out_sizes(inputs)
     selector = _mask_selector(inputs, sizes)
-    return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state)
+    feeds = [example_feeds(model.folder, *size) for size in itertools.product(recipe.measure.batch, sizes.lengths)]
+    times = ProductTimes(feeds, log)
+    return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, times)
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:

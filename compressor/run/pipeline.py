@@ -19,7 +19,7 @@ from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks
+from compressor.config.steps import Blocks, parts_of
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener
 from compressor.results import Report
@@ -35,7 +35,7 @@ from compressor.run.products import ExportedGraph, SelectedPlan
 from compressor.run.pruning.budget_rows import delivered_rows
 from compressor.run.run_context import RunContext
 from compressor.run.run_log import RunLog
-from compressor.run.steps.base import Graphs, StepContext
+from compressor.run.steps.base import Graphs
 from compressor.run.variant import rehearse, require_complete
 from compressor.run.walk import run_worker, walk
 from compressor.run.write_report import make_report, write_output
@@ -82,7 +82,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     if not (recipe.output.force and out.exists()):
         return
     named = [(name, recipe.value(name)) for name in (*fields_with(FIELDS, "is_path"), *ROW_SOURCES) if name != "out"]
-    named += [(name, value) for step in steps_of(recipe) for name, value in step if isinstance(value, Path)]
+    named += [(name, value) for step in parts_of(steps_of(recipe)) for name, value in step if isinstance(value, Path)]
     for name, value in named:
         if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):
             raise UsageError(
@@ -107,7 +107,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
     dense = run.build(run.shrink(reference), run.built.engine.reference)
     refused = _rehearse(run, reference)
-    learned = walk(StepContext(run, Graphs(reference, dense, refused)))
+    learned = walk(run, Graphs(reference, dense, refused))
     _note_plan(run, learned.selected)
     graph = compress_graph(run, reference, learned.selected)
     rewritten = build_rewritten(run, reference, graph, learned.selected)

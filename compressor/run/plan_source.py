@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Blocks, Distill, Follow, Step, Units
+from compressor.config.steps import Blocks, Distill, Follow, Step, Units, parts_of
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
@@ -36,7 +36,7 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
     folder, file = model.folder, first.plan
     plan, weights = Plan.load(file), None
     if plan.model not in (None, folder.fingerprint):
-        distills = any(isinstance(step, Distill) and step.teacher is None for step in steps)
+        distills = any(isinstance(step, Distill) and step.teacher is None for step in parts_of(steps))
         weights = require_fitted_weights(recipe, plan, file, folder, distills=distills)
     check_plan(plan, model.sites, source=str(file))
     followed = _signed(plan, folder) if weights is None else plan

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accelerate import PartialState
 
@@ -13,7 +11,6 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.config.steps import Step
-from compressor.model_folder import example_feeds
 from compressor.results import VariantName
 from compressor.run.beyond_served import prove_beyond
 from compressor.run.engine_choice.product_times import ProductTimes
@@ -62,6 +59,7 @@ class RunContext(RunInputs):
         work: the folder of the run.
         log: receives stages and notes.
         state: the processes of the run.
+        product_times: times of single matmuls, at the sizes that the run times.
     """
 
     built: Recipe
@@ -70,12 +68,11 @@ class RunContext(RunInputs):
     work: WorkDir
     log: RunLog
     state: PartialState
+    product_times: ProductTimes
 
-    @functools.cached_property
-    def product_times(self) -> ProductTimes:
-        """Times of single products, at the sizes that the run times."""
-        sizes = itertools.product(self.recipe.measure.batch, self.sizes.lengths)
-        return ProductTimes([example_feeds(self.model.folder, batch, seq) for batch, seq in sizes], self.log)
+    def without_notes(self) -> RunContext:
+        """The run with a log of its own for notes, which the report does not show."""
+        return replace(self, log=self.log.without_notes())
 
     @property
     def saves_dense(self) -> bool:

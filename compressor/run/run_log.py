@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from compressor.progress import Listener, ProgressCallback
 from compressor.results import Note
@@ -16,10 +17,12 @@ class RunLog:
     Attributes:
         seconds: wall time of each stage, in seconds; that of a stage that runs several times is summed up.
         notes: notes in the order in which they were added.
+        start: when the log was opened, by `time.perf_counter`.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        self.start = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.notes: list[Note] = []
 
@@ -37,3 +40,22 @@ class RunLog:
             if note not in self.notes:
                 self.notes.append(note)
                 self._listener.note(note)
+
+    def without_notes(self) -> RunLog:
+        """A log with the same stages, whose notes are its own and do not reach the listener."""
+        silent = copy.copy(self)
+        silent.notes, silent._listener = [], _Stages(self._listener)
+        return silent
+
+
+class _Stages:
+    """Passes stages on to another listener, and drops notes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def stage(self, name: str) -> AbstractContextManager[ProgressCallback]:
+        return self._listener.stage(name)
+
+    def note(self, note: Note) -> None:
+        pass

@@ -23,7 +23,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
-from compressor.workdir import CHOSEN_ENGINE, DELIVERED_ENGINE, MAPS, TIMES, TRIALS
+from compressor.workdir import ATTEMPTS, CHOSEN_ENGINE, DELIVERED_ENGINE, MAPS, TIMES, TRIALS
 from graph_passes import Plan
 from graph_passes.files import write_text
 
@@ -202,9 +202,11 @@ def step_keys(steps: Sequence[Step], recipe: Recipe, hashes: Mapping[str, Any]) 
     }
     keys: dict[str, str] = {}
     for step in steps:
-        settings = {name: value for name, value in recipe.flat().items() if name in _settings_read(step)}
+        read = {name for part in step.parts for name in _settings_read(part)}
+        settings = {name: value for name, value in recipe.flat().items() if name in read}
         files = {name: _content_hash(path) for name, path in step.contents.items()}
-        kernel = _content_hash(recipe.engine.kernel) if isinstance(step, Blocks | Units) else ""
+        uses_kernel = any(isinstance(part, Blocks | Units) for part in step.parts)
+        kernel = _content_hash(recipe.engine.kernel) if uses_kernel else ""
         content = {"before": content, "step": step.name, **step.settings, **settings, "files": files, "kernel": kernel}
         content = {"key": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
         count = sum(earlier.name == step.name for earlier in steps[: len(keys)])
@@ -284,6 +286,10 @@ def _resumed(stores: Sequence[StepStore], steps: Sequence[Step]) -> Iterator[Not
                 yield Note(code=NoteCode.RESUMED, text=text)
         if isinstance(step, Blocks) and step.maps is None and (store.path / MAPS).is_file():
             yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
+        if (attempts := store.path / ATTEMPTS).is_file():
+            count = len(json.loads(attempts.read_text()))
+            text = f"{step.name} goes on with the {count} attempts of an interrupted run"
+            yield Note(code=NoteCode.RESUMED, text=text)
         if any(store.pruning.glob("*/checkpoint-*")):
             yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
         if any(store.checkpoints.glob("checkpoint-*.npz")):
@@ -307,6 +313,8 @@ def _progress(folder: Path) -> str | None:
     for part in reversed(_CHECKPOINTS):
         if step := _last_step(folder / part):
             return step
+    if (folder / ATTEMPTS).is_file():
+        return "attempts"
     if (folder / MAPS).is_file():
         return "attention maps"
     return "a search" if any((folder / "checkpoints").glob("checkpoint-*.npz")) else None

@@ -12,25 +12,30 @@ from compressor.model_folder.fingerprints import record_weights, weight_fingerpr
 from compressor.progress import NullListener
 from compressor.run.load_context import load_context
 from compressor.run.plan_source import whole_plan
+from compressor.run.run_context import RunContext
 from compressor.run.run_log import RunLog
 from compressor.run.step_store import StepStore, open_stores
-from compressor.run.steps.base import State, StepContext
+from compressor.run.steps.base import Graphs, State, StepContext, stored_state
 from compressor.run.steps.registry import functions_of
 from compressor.workdir import WorkDir
 
 
-def walk(context: StepContext) -> State:
+def walk(run: RunContext, whole: Graphs | None = None) -> State:
     """Carry out the steps of a run, one after the other; the model has the weights of the last state afterwards.
 
     Every process of a distributed run walks the same list. A step that does not run in parallel is carried out by the
     main process, and the workers read its result from the store.
 
+    Args:
+        run: the settings, the steps, the model, the rows and the log.
+        whole: the graph of the whole model; None in worker processes.
+
     Raises:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
-    run = context.run
+    context = StepContext(run, whole)
     learning = [step for step in run.steps if not isinstance(step, Follow)]
-    if context.whole is not None:
+    if whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
     stores = tuple(StepStore(run.work.learning / step.name) for step in run.steps)
@@ -41,13 +46,12 @@ def walk(context: StepContext) -> State:
     original = weight_fingerprints(network)
     state = State(whole_plan(run.model))
     for step, store in zip(run.steps, stores, strict=True):
-        if step.is_parallel or run.state.is_main_process:
+        takes_part = step.is_parallel or run.state.is_main_process
+        if takes_part:
             state = functions_of(step).run(step, state, context, store)
         run.state.wait_for_everyone()
-        if not (step.is_parallel or run.state.is_main_process):
-            selected = store.load_finished_plan(network)
-            assert selected is not None
-            state = State(replace(selected, engine=store.delivered or selected.engine))
+        if not takes_part:
+            state = stored_state(store, network)
     selected = state.selected
     if selected.trained and learning:
         selected = replace(selected, plan=record_weights(selected.plan, original, network))
@@ -56,5 +60,4 @@ def walk(context: StepContext) -> State:
 
 def run_worker(recipe: Recipe, state: PartialState) -> None:
     """Take part in a run as a worker process; the main process exports, builds, proves and measures."""
-    run = load_context(recipe, WorkDir(recipe.output.out.absolute()), RunLog(NullListener()), state)
-    walk(StepContext(run))
+    walk(load_context(recipe, WorkDir(recipe.output.out.absolute()), RunLog(NullListener()), state))

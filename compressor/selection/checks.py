@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compressor.config.methods import METHODS
-from compressor.config.steps import Blocks, Heads, Step, Units
+from compressor.config.steps import Blocks, Heads, Step, Units, parts_of
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.certified_rows import check_rows_unseen
 from compressor.selection.certify import split_rows
@@ -42,7 +42,7 @@ def check_every_option(steps: Sequence[Step]) -> None:
     Raises:
         UsageError: an option does not exist.
     """
-    learning = [step for step in steps if isinstance(step, Heads | Units | Blocks)]
+    learning = [step for step in parts_of(steps) if isinstance(step, Heads | Units | Blocks)]
     for step in learning:
         sharing = [other for other in learning if other.options == step.options]
         names = (*_option_names(step), *(name for other in sharing for name in _option_names(other)))

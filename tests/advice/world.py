@@ -43,7 +43,7 @@ from compressor.errors import CompressorError
 from compressor.model_folder import load as loaded_afresh
 from compressor.results import Note
 from compressor.run import pipeline
-from compressor.run.steps.base import Graphs, StepContext
+from compressor.run.steps.base import Graphs
 from graph_passes.errors import GraphPassError
 from tests.advice.sites import PLACEHOLDER, AdviceSite, advice_sites
 
@@ -262,7 +262,7 @@ class World:
         def load_only(*arguments: Any, **settings: Any) -> Any:
             context = load(*arguments, **settings)
             if self._ends == "learn":
-                pipeline.walk(StepContext(context, Graphs(None, None, ())))  # type: ignore[arg-type]
+                pipeline.walk(context, Graphs(None, None, ()))  # type: ignore[arg-type]
             if self._ends != "whole":
                 raise _LoadedError
             return context

@@ -30,6 +30,7 @@ class BudgetRun:
         quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
         store: folder in which finished parts are kept.
         log: receives stages and notes.
+        times_plans: whether engines of plans are timed until one meets a budget of time; else the tables decide.
     """
 
     step: Units
@@ -42,3 +43,4 @@ class BudgetRun:
     quantization_drop: float
     store: StepStore
     log: RunLog
+    times_plans: bool = True

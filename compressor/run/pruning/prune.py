@@ -72,8 +72,9 @@ def prune(run: BudgetRun) -> SelectedPlan:
     earlier = None if run.selected is None else run.selected.plan
     if run.step.start_from is not None:
         earlier = load_start(run.step, run.recipe, run.model, groups)
-        groups = [replace(group, limit=len(earlier[group.name].kept)) for group in groups]
     if earlier is not None:
+        kept = {plan.name: len(plan.kept) for plan in earlier.groups if len(plan.kept) < plan.units}
+        groups = [replace(group, limit=kept.get(group.name)) for group in groups]
         _fold_gates(run, earlier)
     pruner = pruner_of(run, groups)
     fixed = _fixed_counts(groups, earlier)
@@ -97,6 +98,17 @@ def prune(run: BudgetRun) -> SelectedPlan:
     selected = replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
     run.store.finish(selected, folder.model)
     return selected
+
+
+def time_tables(run: BudgetRun) -> list[CostTable]:
+    """Tables of the times of units at each size, measured once for a model, an engine and a machine.
+
+    Raises:
+        SiteRefusedError: a group cannot be removed from the graph.
+    """
+    tables = RunTimes(run.costs, run.store.times).time_tables(macs_of(run.costs.count_tables()))
+    run.costs.engines.release()
+    return tables
 
 
 def _fixed_counts(groups: Sequence[PrunableGroup], earlier: Plan | None) -> dict[str, int]:
@@ -232,9 +244,12 @@ def _by_budget(
     constraints = _constraints(run, tables, fixed)
 
     def measure(counts: Mapping[str, int]) -> list[float]:
-        """The cost under each constraint: counted by its table, or timed beside the dense engine."""
-        times = iter(costs.times.time_plan({**fixed, **counts}, costs.timed) if costs.timed else ())
-        return [next(times) if part.table.unit == "ms" else part.table.cost(counts) for part in constraints]
+        """The cost under each constraint: by its table, or timed beside the dense engine."""
+        is_timed = run.times_plans and bool(costs.timed)
+        times = iter(costs.times.time_plan({**fixed, **counts}, costs.timed) if is_timed else ())
+        return [
+            next(times) if is_timed and part.table.unit == "ms" else part.table.cost(counts) for part in constraints
+        ]
 
     allocation = keep_all_within(groups, constraints, measure)
     if allocation is None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from compressor.config.steps import Step
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
@@ -47,25 +49,6 @@ class Graphs:
     refused: Sequence[Refusal]
 
 
-@dataclass(frozen=True)
-class StepContext:
-    """What every step of a run reads.
-
-    Attributes:
-        run: the settings, the model, the rows and the log.
-        whole: the graph of the whole model; None in worker processes.
-    """
-
-    run: RunContext
-    whole: Graphs | None = None
-
-    @property
-    def graphs(self) -> Graphs:
-        """The graph of the whole model, in the main process."""
-        assert self.whole is not None
-        return self.whole
-
-
 def _accept(*_: object) -> None:
     """Raise for nothing."""
 
@@ -88,6 +71,25 @@ class StepFunctions:
     rehearse: Callable[[Any, StepContext, Sequence[Step]], None] = _accept
 
 
+@dataclass(frozen=True)
+class StepContext:
+    """What every step of a run reads.
+
+    Attributes:
+        run: the settings, the model, the rows and the log.
+        whole: the graph of the whole model; None in worker processes.
+    """
+
+    run: RunContext
+    whole: Graphs | None = None
+
+    @property
+    def graphs(self) -> Graphs:
+        """The graph of the whole model, in the main process."""
+        assert self.whole is not None
+        return self.whole
+
+
 def store_learned(learned: LearningResult, folder: ModelFolder, store: StepStore) -> SelectedPlan:
     """The plan that was learned, signed for the weights of the model, which the main process stores with it."""
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
@@ -102,6 +104,13 @@ def store_learned(learned: LearningResult, folder: ModelFolder, store: StepStore
     if process_state().is_main_process:
         store.finish(selected, folder.model)
     return selected
+
+
+def stored_state(store: StepStore, model: PreTrainedModel) -> State:
+    """The state that a finished step left in its store; the model gets its weights."""
+    selected = store.load_finished_plan(model)
+    assert selected is not None
+    return State(replace(selected, engine=store.delivered or selected.engine))
 
 
 def with_plan(state: State, selected: SelectedPlan) -> State:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compressor.config.steps import Blocks, Distill, Follow, Heads, Step, Units
-from compressor.run.steps import blocks, distill, follow, heads, units
+from compressor.config.steps import Blocks, Distill, Follow, Heads, Step, Units, Within
+from compressor.run.steps import blocks, distill, follow, heads, units, within
 from compressor.run.steps.base import StepFunctions
 
 _FUNCTIONS: Mapping[type[Step], StepFunctions] = {
@@ -14,6 +14,7 @@ _FUNCTIONS: Mapping[type[Step], StepFunctions] = {
     Blocks: blocks.FUNCTIONS,
     Units: units.FUNCTIONS,
     Distill: distill.FUNCTIONS,
+    Within: within.FUNCTIONS,
 }
 
 

@@ -72,41 +72,67 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
     timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
     if any(not isinstance(before, Follow) for before in earlier):  # which may learn for hours
-        check_reachable(_budget_run(step, context, StepStore(run.work.learning / step.name)))
+        check_reachable(budget_run(step, context, StepStore(run.work.learning / step.name)))
 
 
 def _run(step: Units, state: State, context: StepContext, store: StepStore) -> State:
     """The units that meet the budget; the model has their weights."""
-    if step.learns:
-        return _learn(step, state, context, store)
-    run = context.run
-    scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
-    engine = _choose_first(step, context, scorer, store.engines)
-    if run.built.engine.chooses:
-        nearest = (engine, engine.runner_up)
-        store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
+    return _learn(step, state, context, store) if step.learns else remove_units(step, state, context, store)
+
+
+def remove_units(
+    step: Units, state: State, context: StepContext, store: StepStore, *, times_plans: bool = True
+) -> State:
+    """The units that meet the budget, without training; the model has their weights.
+
+    Args:
+        step: the budget.
+        state: the state before.
+        context: the run.
+        store: the folder of the step.
+        times_plans: whether engines of plans are timed until one meets a budget of time; else cost tables decide.
+
+    Raises:
+        BudgetError: no plan meets the budget.
+    """
+    scorer, engine = with_engine(step, state, context, store)
     earlier = None if state.selected.plan.method is None else state.selected
-    selected = prune(_budget_run(step, context, store, engine, earlier))
+    selected = prune(replace(budget_run(step, context, store, engine, earlier), times_plans=times_plans))
     if engine.runner_up is not None:
         engine = _choose_last(context, scorer, engine, selected.plan, store)
     return State(replace(selected, engine=engine.choice.label), engine, scorer)
 
 
+def with_engine(
+    step: Units, state: State, context: StepContext, store: StepStore
+) -> tuple[EvaluationScorer, ChosenEngine]:
+    """The engine to remove units for, with what scored it: that of an earlier step, or it is chosen now."""
+    run = context.run
+    if state.engine is not None and state.scorer is not None:
+        return state.scorer, state.engine
+    scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
+    engine = _choose_first(step, context, scorer, store.engines)
+    if run.built.engine.chooses:
+        nearest = (engine, engine.runner_up)
+        store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
+    return scorer, engine
+
+
 def _learn(step: Units, state: State, context: StepContext, store: StepStore) -> State:
     """The units that a gate keeps; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
-    budget_run = None if context.whole is None else _budget_run(step, context, store)
-    tables = [] if budget_run is None else make_pool(budget_run)
+    budgets = None if context.whole is None else budget_run(step, context, store)
+    tables = [] if budgets is None else make_pool(budgets)
     run.state.wait_for_everyone()
     selected = store.load_finished_plan(folder.model)
     if selected is None:
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
             learned = learn_pool(step, run.model, run.rows, store, on_progress)
         selected = store_learned(learned, folder, store)
-    return with_plan(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
+    return with_plan(state, selected if budgets is None else with_costs(budgets, selected, tables))
 
 
-def _budget_run(
+def budget_run(
     step: Units,
     context: StepContext,
     store: StepStore,
