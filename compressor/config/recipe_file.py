@@ -19,7 +19,7 @@ from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import OPTIONS_OF_STEPS, with_flags
-from compressor.config.steps import STEPS, Step, step_of
+from compressor.config.steps import STEPS, Step, parts_of, step_of
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
 
@@ -213,7 +213,7 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
     Raises:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
     """
-    for step in recipe.fields.get("steps", ()):
+    for step in parts_of(recipe.fields.get("steps", ())):
         _check_folder_step(recipe.path, step)
     for name, value in recipe.fields.items():
         if name == "steps":
@@ -301,18 +301,16 @@ def command_line(recipe: Recipe) -> str:
 
 def steps_text(steps: Iterable[Step]) -> str:
     """Steps as one line of TOML, as `--steps` reads them; options that are not set are left out."""
-    tables = []
-    for step in steps:
-        options = step.model_dump(mode="json", exclude_unset=True)
-        # A value of JSON is one of TOML as well, but for tables.
-        pairs = (f"{name} = {_as_toml(value)}" for name, value in options.items())
-        tables.append(f"{{ {step.name} = {{ {', '.join(pairs)} }} }}")
-    return f"[{', '.join(tables)}]"
+    return _as_toml([{step.name: step.model_dump(mode="json", exclude_unset=True)} for step in steps])
 
 
 def _as_toml(value: Any) -> str:
+    """A value of JSON as one of TOML, in which tables are written otherwise and null does not exist."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(name)} = {_as_toml(item)}' for name, item in value.items())} }}"
+        pairs = (f"{json.dumps(name)} = {_as_toml(item)}" for name, item in value.items() if item is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_toml, value))}]"
     return json.dumps(value, ensure_ascii=False)
 
 

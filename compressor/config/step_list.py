@@ -39,6 +39,8 @@ _BUDGET = (
 )
 
 
+_ORDER = tuple(name for name in STEPS if name != Within.name)
+"""Names of the steps in the order in which a list has them; `within` carries out two of them."""
 OPTIONS_OF_STEPS = frozenset(
     name
     for section in (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)
@@ -111,15 +113,15 @@ def check_steps(recipe: RecipeSections) -> None:
 
 def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     """Check what flags cannot get wrong: the order of the steps, and flags beside them."""
-    names = [step.name for step in steps]
-    ordered = [name for name in STEPS if name in names]
+    names = [part.name for part in parts_of(steps)]
+    ordered = [name for name in _ORDER if name in names]
     exclusive = ({Blocks.name, Units.name}, {Follow.name, Heads.name}, {Follow.name, Units.name})
     if names != ordered or any(pair <= set(names) for pair in exclusive):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(STEPS)}, each at most"
-            " once; units are not removed after blocks, and after a plan that is followed come blocks or a distillation"
-            " alone; write such a list, or run compress on the output of another run",
+            f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(_ORDER)}, each at"
+            " most once; units are not removed after blocks, and after a plan that is followed come blocks or a"
+            " distillation alone; write such a list, or run compress on the output of another run",
             "steps",
         )
     stored = recipe.stored_plan
@@ -130,7 +132,9 @@ def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             " with the step follow, or name the folder of the whole model",
             "steps",
         )
-    if Heads.name in names and any(isinstance(step, Units) and step.prune_units != "neurons" for step in steps):
+    if Heads.name in names and any(
+        isinstance(part, Units) and part.prune_units != "neurons" for part in parts_of(steps)
+    ):
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             "<steps> heads, units: the step heads selects the heads, and units then removes neurons alone; omit"
@@ -362,7 +366,8 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     changed = list(steps)
     for name in (name for name in flags if name in OPTIONS_OF_STEPS):
         option = _RENAMED.get(name, name)
-        matching = [(step, part) for step in changed for part in _with_parts(step) if _reads(part, name, option)]
+        readers = ((step, [part for part in _with_parts(step) if _reads(part, name, option)]) for step in changed)
+        matching = [(step, parts[0]) for step, parts in readers if parts]
         heads = [pair for pair in matching if isinstance(pair[1], Heads)]
         matching = heads or matching  # the flags of a selection are those of the heads where there are any
         if len(matching) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line, recipe_of, steps_text
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, steps_from
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, step_of, steps_from
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
@@ -36,6 +37,11 @@ distill = { training-steps = 2000 }
 """
 
 
+def within(units: Mapping[str, Any] | None = None, distill: Any = None, **options: Any) -> dict[str, Any]:
+    """The table of a step that bisects by the metric."""
+    return {"within": {"max_drop": 0.1, "steps": [{"units": units or {}}, {"distill": distill or {}}], **options}}
+
+
 @pytest.mark.parametrize(
     ("fields", "kinds"),
     [
@@ -46,6 +52,9 @@ distill = { training-steps = 2000 }
         ({"data": "x", "keep": 3, "drop_blocks": 0.5}, [Heads, Blocks]),
         ({"data": "x", "macs": 0.5}, [Units]),
         ({"data": "x", "max_drop": 0.1}, [Units]),
+        ({"data": "x", "max_drop": 0.1, "distill": True}, [Within]),
+        ({"data": "x", "max_drop": 0.1, "keep": 3, "distill": True}, [Heads, Distill]),
+        ({"data": "x", "max_drop": 0.1, "macs": 0.5, "distill": True}, [Units, Distill]),
         ({"data": "x", "method": "dsp", "macs": 0.5}, [Units]),
         ({"data": "x", "keep": 3, "macs": 0.5, "distill": True}, [Heads, Units, Distill]),
         ({"data": "x", "plan": "p", "distill": True}, [Follow, Distill]),
@@ -130,6 +139,16 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
         ([{"heads": {"keep": 3, "certify": 0.9}}], ErrorCode.CONTRADICTION, "certify"),
         ([{"units": {"max_drop": 0.1, "certify": 0.9}}, {"distill": {}}], ErrorCode.CONTRADICTION, "certify"),
         ([{"units": {"macs": 0.5}}, {"distill": {"quantized_share": 0.5}}], ErrorCode.CONTRADICTION, "quantized_share"),
+        ([{"within": {"max_drop": 0.1, "steps": []}}], ErrorCode.CONTRADICTION, "steps"),
+        ([{"within": {"max_drop": 0.1, "steps": [{"units": {}}]}}], ErrorCode.CONTRADICTION, "steps"),
+        ([{"within": {"max_drop": 0.1, "steps": [{"unit": {}}]}}], ErrorCode.UNKNOWN_NAME, "steps"),
+        ([within(units={"macs": 0.5})], ErrorCode.CONTRADICTION, "steps"),
+        ([within(units={"certify": 0.9})], ErrorCode.CONTRADICTION, "steps"),
+        ([within(minutes=3, distill={"minutes": 2})], ErrorCode.CONTRADICTION, "minutes"),
+        ([within(distill={"trainingsteps": 2})], ErrorCode.UNKNOWN_NAME, "trainingsteps"),
+        ([within(), {"distill": {}}], ErrorCode.CONTRADICTION, "steps"),
+        ([{"units": {"macs": 0.5}}, within()], ErrorCode.CONTRADICTION, "steps"),
+        ([{"blocks": {"share": 0.5}}, within()], ErrorCode.CONTRADICTION, "steps"),
         (4, ErrorCode.INVALID_VALUE, "steps"),
         ("[", ErrorCode.INVALID_VALUE, "steps"),
     ],
@@ -157,7 +176,12 @@ def test_a_wrong_step_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ['heads = { method = "taylor", keep = 1, ray = "local" }', 'blocks = { share = 0.5, maps = "/etc" }']
+    "option",
+    [
+        'heads = { method = "taylor", keep = 1, ray = "local" }',
+        'blocks = { share = 0.5, maps = "/etc" }',
+        'within = { max_drop = 0.1, steps = [{ units = {} }, { distill = { teacher = "/etc" } }] }',
+    ],
 )
 def test_a_model_folder_sets_nothing_unsafe_inside_steps(option: str, tmp_path: Path) -> None:
     file = tmp_path / "compress.toml"
@@ -169,7 +193,14 @@ def test_a_model_folder_sets_nothing_unsafe_inside_steps(option: str, tmp_path: 
 
 @pytest.mark.parametrize(
     "step",
-    [Follow(plan=Path("p")), Heads(keep="50%", options={"a": {"b": 1}}), Blocks(share=0.5), Units(macs=0.5), Distill()],
+    [
+        Follow(plan=Path("p")),
+        Heads(keep="50%", options={"a": {"b": 1}}),
+        Blocks(share=0.5),
+        Units(macs=0.5),
+        Distill(),
+        Within(max_drop=0.1, minutes=3, steps=[Units(max_drop=0.1), Distill(training_steps=5)]),
+    ],
 )
 def test_every_step_is_read_as_it_is_written(step: Step) -> None:
     (read,) = steps_from(steps_text([step]))
@@ -180,11 +211,11 @@ def test_every_step_is_read_as_it_is_written(step: Step) -> None:
 @pytest.mark.parametrize("fields", [{}, {"batch": (1,)}, {"target": "ort"}, {"unlabelled_data": "u"}, {"seed": 3}])
 def test_rows_alone_mean_as_fast_as_a_point_permits(fields: dict[str, Any]) -> None:
     recipe = Recipe(model="m", data="x", **fields)
-    units, distill = steps_of(recipe)
-    assert isinstance(units, Units)
-    assert (units.max_drop, units.is_unbounded, recipe.selection.max_drop) == (0.01, True, 0.01)
-    assert isinstance(distill, Distill)
-    assert distill.minutes == 20
+    (within,) = steps_of(recipe)
+    assert isinstance(within, Within)
+    assert (within.max_drop, within.units.is_unbounded, recipe.selection.max_drop) == (0.01, True, 0.01)
+    assert (within.minutes, within.distill.minutes) == (20, None)
+    assert within.distill.seed == recipe.selection.seed
     assert (recipe.engine.target, recipe.engine.precision) == (fields.get("target", "auto"), "auto")
     assert Recipe(**recipe.flat()) == recipe
 
@@ -207,6 +238,7 @@ def test_every_step_says_what_it_does(step: type[Step]) -> None:
         "heads": {"keep": 3},
         "blocks": {"share": 0.5},
         "units": {"speedup": 4},
+        "within": {"max_drop": 0.1, "steps": [{"units": {}}, {"distill": {}}]},
     }
     explained = step(**required.get(step.name, {})).summary
     assert explained
@@ -249,3 +281,13 @@ def test_a_ladder_has_its_steps_from_flags(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text("data = 'd'\n[[steps]]\nunits = { macs = 0.5 }")
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="speedup"):
         recipes_of(str(tmp_path), None, {"speedup": "2,4"})
+
+
+def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(f"data = 'd'\nsteps = {steps_text([step_of(within(minutes=3))])}")
+    recipe = recipe_of(str(tmp_path), None, {"max_drop": 0.5, "minutes": 4, "distill_steps": 7, "prune_rows": 100})
+    (step,) = steps_of(recipe)
+    assert isinstance(step, Within)
+    assert (step.max_drop, step.units.max_drop, recipe.selection.max_drop) == (0.5, 0.5, 0.5)
+    assert (step.minutes, step.distill.training_steps, step.units.prune_rows) == (4, 7, 100)
+    assert steps_of(Recipe(**recipe.flat())) == (step,)

@@ -292,9 +292,10 @@ class _Search:
             self.update(number, failure="no time is left for its training", seconds=seconds)
         else:
             passed = (time.perf_counter() - self.context.run.log.start) / 60
+            needed = math.ceil(self.step.minutes - left / 60) + 1
             raise UsageError(
                 f"--minutes {self.step.minutes:g}: {passed:.1f} minutes have passed before the first training, and the"
-                f" last stages take as long again; allow at least {math.ceil(self.step.minutes - left / 60) + 1} minutes",
+                f" last stages of the run take time too; allow at least {needed} minutes",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
                 value=self.step.minutes,

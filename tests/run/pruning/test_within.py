@@ -107,8 +107,7 @@ def test_where_no_attempt_holds_every_unit_stays_and_the_command_fails(
     report = load_report(out)
     assert NoteCode.NOTHING_HOLDS in {note.code for note in report.notes}
     assert report.plan.heads_kept + report.plan.neurons_kept == report.plan.heads + report.plan.neurons
-    weights, whole = (load(folder).model.state_dict() for folder in (out, answered / "model"))
-    assert all(torch.equal(weights[name], weight) for name, weight in whole.items())
+    assert not (out / "model.safetensors").exists()  # the weights are those of the model folder
 
 
 def test_too_few_minutes_are_refused(answered: Path, tmp_path: Path) -> None:
@@ -130,8 +129,8 @@ def test_minutes_bound_the_training_of_every_attempt(
     functions = within.distill.FUNCTIONS
     monkeypatch.setattr(within.distill, "FUNCTIONS", type(functions)(train, check=functions.check))
     finish(recipe_of(answered, tmp_path / "out", minutes=5))
-    assert trained
-    assert sum(trained) < 5
+    assert len(trained) > 1
+    assert all(minutes * (5 - number) < 5 for number, minutes in enumerate(trained))
 
 
 def test_attempts_are_stored_as_they_are(tmp_path: Path) -> None:
