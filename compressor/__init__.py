@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.config.run import Recipe
-    from compressor.config.steps import Blocks, Distill, Follow, Heads, Units
+    from compressor.config.steps import Blocks, Distill, Follow, Heads, Units, Within
     from compressor.export import export_reference
     from compressor.measure.costs import CostTable
     from compressor.models import (
@@ -54,6 +54,7 @@ __all__ = [
     "TransformerXLConfig",
     "TransformerXLForCausalLM",
     "Units",
+    "Within",
     "allocate",
     "allocate_until_met",
     "compress",
@@ -88,6 +89,7 @@ _MODULES = {
     "TransformerXLConfig": "compressor.models",
     "TransformerXLForCausalLM": "compressor.models",
     "Units": "compressor.config.steps",
+    "Within": "compressor.config.steps",
     "allocate": "compressor.selection.allocation",
     "allocate_until_met": "compressor.run.pruning.budget",
     "compress": "compressor.run.pipeline",

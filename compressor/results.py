@@ -91,6 +91,8 @@ class NoteCode(StrEnum):
     """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
     NO_EFFECT = "no-effect"
     """Fields were set that this run does not use."""
+    TIME_LIMITED = "time-limited"
+    """How long the whole run may take."""
     LENGTH_LIMITED = "length-limited"
     """Rows are cut at the model's maximum length, below the requested one."""
     NOTHING_LEARNED = "nothing-learned"

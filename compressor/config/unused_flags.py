@@ -11,7 +11,7 @@ from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, Heads, Units
+from compressor.config.steps import Blocks, Heads, Units, Within, parts_of
 from compressor.results import Note, NoteCode
 from compressor.targets import unused_options
 
@@ -91,9 +91,13 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 
 
 def order_notes(recipe: Recipe) -> Iterator[Note]:
-    """Which of two steps removes what, where heads are selected before a budget is met."""
+    """Which of two steps removes what, where heads are selected before a budget is met; and how long the run takes."""
     steps = steps_of(recipe)
-    for heads, units in itertools.pairwise(steps):
+    for step in steps:
+        if isinstance(step, Within) and step.minutes is not None:
+            text = f"the run takes about {step.minutes:g} minutes (--minutes)"
+            yield Note(code=NoteCode.TIME_LIMITED, text=text)
+    for heads, units in itertools.pairwise(parts_of(steps)):
         if isinstance(heads, Heads) and isinstance(units, Units):
             number = "" if heads.keep is None else f" (--keep {heads.keep})"
             budgets = " and ".join(flag_of(name) for name in BUDGETS if getattr(units, name) is not None)

@@ -24,7 +24,7 @@ _BATCH_SIZE = 16
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
-_MARGIN = 1.645
+MARGIN = 1.645
 """Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided."""
 _OWN_ERRORS = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
@@ -201,7 +201,7 @@ def upper_losses(whole: ResampledScore, trials: Sequence[ResampledScore], *, hig
     upper = []
     for trial, estimate in zip(trials, estimate_losses(whole, trials, higher_is_better=higher_is_better), strict=True):
         (own,) = estimate_losses(whole, [trial], higher_is_better=higher_is_better)
-        upper.append(max(estimate.loss + _MARGIN * estimate.error, own.loss - _OWN_ERRORS * own.error))
+        upper.append(max(estimate.loss + MARGIN * estimate.error, own.loss - _OWN_ERRORS * own.error))
     return upper
 
 

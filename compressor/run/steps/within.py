@@ -20,6 +20,7 @@ from compressor.results import MetricUnit, Note, NoteCode, is_within
 from compressor.run.accelerator import on_accelerator
 from compressor.run.pruning.budget_rows import predicted_rows
 from compressor.run.pruning.metric_trials import (
+    MARGIN,
     LossEstimate,
     ResampledScore,
     TrialScorer,
@@ -348,13 +349,18 @@ class _Search:
         attempts, metric = _stored(self.store), self.context.run.rows.task.metric
         text = f"no unit is removed: none of {len(attempts)} attempts is expected to keep the metric within"
         text += f" {self._allowed_text}, with a margin"
+        advice = "allow more loss (--max-drop) or more time (--minutes)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
+            loss, error = losses[closest]
             text += (
                 f"; the closest, {attempts[closest].speedup:.3g} times as fast as the whole model, loses about"
-                f" {losses[closest].loss:.2g} of {metric}"
+                f" {loss:.2g} of {metric}, standard error {error:.2g}"
             )
-        return Note(code=NoteCode.NOTHING_HOLDS, text=f"{text}; allow more loss or more time, or add evaluation rows")
+            if loss < self._allowed and math.isfinite(error):
+                rows = len(self.context.run.rows.eval) * (MARGIN * error / (self._allowed - loss)) ** 2
+                advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
+        return Note(code=NoteCode.NOTHING_HOLDS, text=f"{text}; {advice}")
 
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
@@ -364,13 +370,17 @@ class _Search:
         return dict(zip(scores, estimates, strict=True))
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
-        """Numbers of the attempts that hold, with margins for the rows and for the precision of the engine."""
+        """Numbers of the attempts that hold, with a margin for the choice of the rows."""
         task = self.context.run.rows.task
         scores = {number: score for number, attempt in enumerate(attempts) if (score := attempt.resampled)}
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(task)
         upper = upper_losses(self.whole, list(scores.values()), higher_is_better=task.higher_is_better)
-        allowed = self.step.max_drop - max(0.0, lost)
-        return [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, allowed)]
+        return [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
+
+    @property
+    def _allowed(self) -> float:
+        """What the model may lose, beside what the precision of the engine costs."""
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.task)
+        return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:
         """Store what is known of an attempt."""
