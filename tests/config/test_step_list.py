@@ -42,26 +42,26 @@ def within(units: Mapping[str, Any] | None = None, distill: Any = None, **option
     return {"within": {"max_drop": 0.1, "steps": [{"units": units or {}}, {"distill": distill or {}}], **options}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "kinds"),
-    [
-        ({}, []),
-        ({"data": "x", "keep": 3}, [Heads]),
-        ({"data": "x", "keep": "100%", "target": "auto"}, []),
-        ({"data": "x", "drop_blocks": 0.5}, [Blocks]),
-        ({"data": "x", "keep": 3, "drop_blocks": 0.5}, [Heads, Blocks]),
-        ({"data": "x", "macs": 0.5}, [Units]),
-        ({"data": "x", "max_drop": 0.1}, [Units]),
-        ({"data": "x", "max_drop": 0.1, "distill": True}, [Within]),
-        ({"data": "x", "max_drop": 0.1, "keep": 3, "distill": True}, [Heads, Distill]),
-        ({"data": "x", "max_drop": 0.1, "macs": 0.5, "distill": True}, [Units, Distill]),
-        ({"data": "x", "method": "dsp", "macs": 0.5}, [Units]),
-        ({"data": "x", "keep": 3, "macs": 0.5, "distill": True}, [Heads, Units, Distill]),
-        ({"data": "x", "plan": "p", "distill": True}, [Follow, Distill]),
-        ({"data": "x", "distill": True, "teacher": "t", "keep": "100%", "target": "auto"}, [Distill]),
-        ({"plan": "p"}, [Follow]),
-    ],
-)
+KINDS: list[tuple[dict[str, Any], list[type[Step]]]] = [
+    ({}, []),
+    ({"data": "x", "keep": 3}, [Heads]),
+    ({"data": "x", "keep": "100%", "target": "auto"}, []),
+    ({"data": "x", "drop_blocks": 0.5}, [Blocks]),
+    ({"data": "x", "keep": 3, "drop_blocks": 0.5}, [Heads, Blocks]),
+    ({"data": "x", "macs": 0.5}, [Units]),
+    ({"data": "x", "max_drop": 0.1}, [Units]),
+    ({"data": "x", "max_drop": 0.1, "distill": True}, [Within]),
+    ({"data": "x", "max_drop": 0.1, "keep": 3, "distill": True}, [Heads, Distill]),
+    ({"data": "x", "max_drop": 0.1, "macs": 0.5, "distill": True}, [Units, Distill]),
+    ({"data": "x", "method": "dsp", "macs": 0.5}, [Units]),
+    ({"data": "x", "keep": 3, "macs": 0.5, "distill": True}, [Heads, Units, Distill]),
+    ({"data": "x", "plan": "p", "distill": True}, [Follow, Distill]),
+    ({"data": "x", "distill": True, "teacher": "t", "keep": "100%", "target": "auto"}, [Distill]),
+    ({"plan": "p"}, [Follow]),
+]
+
+
+@pytest.mark.parametrize(("fields", "kinds"), KINDS)
 def test_flags_stand_for_steps(fields: dict[str, Any], kinds: list[type[Step]]) -> None:
     recipe = Recipe(model="m", **fields)
     steps = steps_of(recipe)
