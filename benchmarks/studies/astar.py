@@ -24,7 +24,7 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
 from compressor.results import MetricUnit
-from compressor.selection.search import AStarOptions, AStarSearch, Head, RandomOptions, RandomSearch, Step
+from compressor.selection.search import AStarOptions, AStarSearch, Decision, Head, RandomOptions, RandomSearch
 from compressor.selection.search.base import metric_drop
 from compressor.selection.search.random_subsets import random_walk
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
@@ -339,7 +339,7 @@ class AStarFindings:
         return lines
 
 
-def _state(head: Head, last: Step) -> str:
+def _state(head: Head, last: Decision) -> str:
     return REMOVED if head not in last.kept else ELIMINATED if head in last.eliminated else KEPT
 
 

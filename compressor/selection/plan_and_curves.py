@@ -8,7 +8,7 @@ from typing import Any
 
 from compressor.config.steps import Heads, Units
 from compressor.results import CertifiedLoss, CurvePoint, Note
-from compressor.selection.search import Head, Step
+from compressor.selection.search import Decision, Head
 from compressor.tasks.base import Task
 from compressor.tasks.data import Data
 from compressor.units import Site, keep_only
@@ -90,15 +90,14 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tup
     return tuple(CurvePoint(step=step, values=values) for step, values in sorted(points.items()))
 
 
-def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
-    """The steps of a search as points: the number of heads that remain, and the metric with its original sign."""
+def search_curves(decisions: Sequence[Decision], task: Task) -> tuple[CurvePoint, ...]:
+    """The decisions of a search as points: the number of heads that remain, and the metric with its original sign."""
     sign = 1.0 if task.higher_is_better else -1.0
     points = []
-    for number, step in enumerate(steps):
-        values = {name: value for name, value in step.values.items() if name != "metric"}
-        if "metric" in step.values:
-            values[f"eval_{task.metric}"] = step.values["metric"] * sign
-        points.append(CurvePoint(step=number, values={**values, "heads": float(len(step.kept))}))
+    for number, decision in enumerate(decisions):
+        values = {name: value for name, value in decision.values.items() if name != "metric"}
+        values[f"eval_{task.metric}"] = decision.values["metric"] * sign
+        points.append(CurvePoint(step=number, values={**values, "heads": float(len(decision.kept))}))
     return tuple(points)
 
 

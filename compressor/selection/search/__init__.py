@@ -1,7 +1,7 @@
 """Searches that evaluate subsets, one file a search. To add one: write its file, add one line to `config.methods`."""
 
 from compressor.selection.search.astar import AStarOptions, AStarSearch
-from compressor.selection.search.base import Head, Search, Step, SubsetEvaluator
+from compressor.selection.search.base import Decision, Head, Search, SubsetEvaluator
 from compressor.selection.search.greedy import GreedySearch
 from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
 from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
@@ -10,13 +10,13 @@ from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 __all__ = [
     "AStarOptions",
     "AStarSearch",
+    "Decision",
     "GreedyByIndexSearch",
     "GreedySearch",
     "Head",
     "RandomOptions",
     "RandomSearch",
     "Search",
-    "Step",
     "SubsetEvaluator",
     "TaylorOptions",
     "TaylorSearch",

@@ -33,7 +33,7 @@ numbers = st.integers(0, len(HEADS) - 1)
 pairs = st.dictionaries(
     st.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1]), st.integers(0, 40).map(float)
 )
-SEARCHES: dict[str, Callable[[], Search[Any]]] = {
+SEARCHES: dict[str, Callable[[], Search]] = {
     **{name: METHODS[name].load() for name in SEARCH_METHODS},
     "astar literal": lambda: AStarSearch(AStarOptions(variant="literal")),
     "astar lazy": lambda: AStarSearch(AStarOptions(variant="lazy")),
