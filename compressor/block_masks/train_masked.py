@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,7 +33,7 @@ from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.processes import process_count, process_state
+from compressor.training.processes import process_state
 from compressor.units import Site, gated
 from compressor.units.entmax import with_entmax
 from compressor.workdir import MAPS, write_json
@@ -216,9 +215,7 @@ def train_with_masks(
         Values that were measured during training, by step.
     """
     schedule_options = read_options(TRAINING_WITH_MASKS, step.options, ScheduleOptions)
-    rows_per_step = step.batch_size * process_count()
-    steps = step.training_steps or math.ceil((step.epochs or EPOCHS) * len(data.train) / rows_per_step)
-    schedule = schedule_options.schedule(steps, step.batch_size, step.learning_rate, step.seed)
+    schedule = schedule_options.schedule_of_epochs(step, len(data.train), EPOCHS)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )

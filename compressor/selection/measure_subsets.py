@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.search import Head
+from compressor.selection.search import Head, all_heads
 from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
@@ -89,7 +89,7 @@ class SubsetMeasurer:
         memory_share: float = 0.25,
     ) -> None:
         self._model, self._task, self._rows, self._batch_size, self._reuse = model, task, rows, batch_size, reuse
-        self._heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
+        self._heads = all_heads(sites)
         self._forward = PartialForward(model, sites, mixed_precision)
         self._records: dict[int, _Base] = {}
         self._shared_tokens = _SHARED_TOKENS[model.device.type] if reuse else 1

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,13 +16,15 @@ from pydantic import Field
 
 from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
 from compressor.config.methods import METHODS
+from compressor.config.steps import Blocks, Distill, Heads, Units
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.training.precision import MixedPrecision
+from compressor.training.processes import process_count
 from compressor.training.schedule import Schedule
 from graph_passes.plan import Kind
 
 StepShare = Annotated[float, Field(ge=0, le=1)]
-"""A share of the optimizer steps."""
+"""A share of the training steps."""
 
 
 class MethodOptions(Config):
@@ -47,19 +50,27 @@ class ScheduleOptions(MethodOptions):
     scheduler: Literal["linear", "cosine"] = Field("linear", description="decay of the learning rate after the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end")
 
-    def schedule(self, steps: int, batch_size: int, learning_rate: float, seed: int) -> Schedule:
-        """The schedule of a run with these options.
-
-        Args:
-            steps: optimizer steps.
-            batch_size: rows per step and process.
-            learning_rate: peak learning rate of the model.
-            seed: seed of every random draw.
+    def schedule(self, step: Heads | Units | Blocks | Distill, training_steps: int) -> Schedule:
+        """The schedule of a step of a run, with its learning rate, batch size and seed.
 
         Raises:
             UsageError: the final learning rate is above the peak.
         """
-        return Schedule(steps, batch_size, learning_rate, seed, **self.model_dump())
+        return Schedule(training_steps, step.batch_size, step.learning_rate, step.seed, **self.model_dump())
+
+    def schedule_of_epochs(self, step: Heads | Units | Blocks, rows: int, epochs: float) -> Schedule:
+        """The schedule of a step over all processes.
+
+        Args:
+            step: sets the number of training steps or of epochs, or neither.
+            rows: number of training rows.
+            epochs: number of epochs where the step sets neither.
+
+        Raises:
+            UsageError: the final learning rate is above the peak.
+        """
+        batch = step.batch_size * process_count()
+        return self.schedule(step, step.training_steps or math.ceil((step.epochs or epochs) * rows / batch))
 
 
 class PoolOptions(MethodOptions):

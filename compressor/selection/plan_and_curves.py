@@ -1,4 +1,4 @@
-"""The result of learning: the plan of kept heads, and curves from the log."""
+"""The result of learning: the plan of kept units, and curves from the log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from compressor.config.steps import Heads, Units
 from compressor.results import CertifiedLoss, CurvePoint, Note
-from compressor.selection.search import Decision, Head
+from compressor.selection.search import Decision
 from compressor.tasks.base import Task
 from compressor.tasks.data import Data
-from compressor.units import Site, keep_only
 from graph_passes import Plan
 
 
@@ -34,38 +33,17 @@ class LearningResult:
     certificate: CertifiedLoss | None = None
 
 
-def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
-    """Every head in (site, head) order."""
-    return tuple((site.name, head) for site in sites for head in range(site.heads))
-
-
-def to_plan(
-    sites: Sequence[Site],
-    scales: Mapping[Head, float],
-    selection: Heads | Units,
-    options: Mapping[str, Any],
-    data: Data,
-) -> Plan:
-    """The plan that keeps the heads of `scales` and records how they were selected.
+def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], data: Data) -> Plan:
+    """The plan with a record of how its units were selected.
 
     Args:
-        sites: the model's sites, in call order.
-        scales: scale of each kept head.
+        plan: the units that are kept.
         selection: method and seed.
         options: every option of the method, defaults included.
-        data: the rows from which heads were learned.
+        data: the rows from which units were learned.
     """
-    return keep_only(sites, scales).model_copy(update=record_of(selection, options, data))
-
-
-def record_of(selection: Heads | Units, options: Mapping[str, Any], data: Data) -> dict[str, Any]:
-    """The fields of a plan that say how its units were selected; see `to_plan`."""
-    return {
-        "method": selection.method,
-        "options": dict(options),
-        "seed": selection.seed,
-        "data": data.train_hash,
-    }
+    record = {"method": selection.method, "options": dict(options), "seed": selection.seed, "data": data.train_hash}
+    return plan.model_copy(update=record)
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:

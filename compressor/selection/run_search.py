@@ -26,12 +26,12 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.plan_and_curves import LearningResult, all_heads, search_curves, to_plan
+from compressor.selection.plan_and_curves import LearningResult, recorded, search_curves
 from compressor.selection.pool import pool_of
-from compressor.selection.search import Decision, Search
+from compressor.selection.search import Decision, Search, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
 from compressor.tasks.data import Data, rows_hash
-from compressor.units import Site
+from compressor.units import Site, keep_only
 
 
 def run_search(
@@ -94,7 +94,7 @@ def run_search(
     elif keep is None and len(last.kept) == len(decisions[0].kept):
         raise _nothing_removed(last, selection)
     options = {**search.options.model_dump(), **shared.model_dump()}
-    plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
+    plan = recorded(keep_only(sites, dict.fromkeys(last.kept, 1.0)), selection, options, data)
     return LearningResult(plan, search_curves(decisions, data.task), trained=False, notes=notes, certificate=certified)
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from compressor.selection.evaluation_store import Evaluation, Evaluations, EvaluationStore
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
-from compressor.selection.search import Head, SubsetEvaluator
+from compressor.selection.search import Head, SubsetEvaluator, all_heads
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
@@ -52,7 +52,7 @@ class ModelSubsetEvaluator:
         *,
         measurer: Measurer | None = None,
     ) -> None:
-        self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
+        self.heads = all_heads(sites)
         self.forwards = 0.0
         self._model, self._sites, self._data, self._batch_size = model, sites, data, batch_size
         self._measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, batch_size, mixed_precision)

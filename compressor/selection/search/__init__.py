@@ -1,7 +1,7 @@
 """Searches that evaluate subsets, one file a search. To add one: write its file, add one line to `config.methods`."""
 
 from compressor.selection.search.astar import AStarOptions, AStarSearch
-from compressor.selection.search.base import Decision, Head, Search, SubsetEvaluator
+from compressor.selection.search.base import Decision, Head, Search, SubsetEvaluator, all_heads
 from compressor.selection.search.greedy import GreedySearch
 from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
 from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
@@ -20,4 +20,5 @@ __all__ = [
     "SubsetEvaluator",
     "TaylorOptions",
     "TaylorSearch",
+    "all_heads",
 ]

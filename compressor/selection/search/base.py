@@ -10,9 +10,15 @@ from typing import ClassVar, Protocol
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.selection.options import MethodOptions
+from compressor.units import Site
 
 Head = tuple[str, int]
 """A head: the name of its site and its index in the original model."""
+
+
+def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
+    """Every head in (site, head) order."""
+    return tuple((site.name, head) for site in sites for head in range(site.heads))
 
 
 class SubsetEvaluator(Protocol):
