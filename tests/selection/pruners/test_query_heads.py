@@ -113,5 +113,5 @@ def test_each_removed_unit_costs_least_among_the_parts_that_lost_fewest(units: i
         candidates = [unit for unit in kept if remaining[unit // size] == remaining.max()]
         order.append(min(candidates, key=lambda unit: cost([rest for rest in kept if rest != unit])))
         kept.remove(order[-1])
-    for step in (1, parts):
-        assert removal_order(weight, gram, units, step=step, parts=parts, damp=0.01).order == tuple(order)
+    for together in (1, parts):
+        assert removal_order(weight, gram, units, together=together, parts=parts, damp=0.01).order == tuple(order)

@@ -55,14 +55,8 @@ class Gram:
         return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
 
 
-def extend(weight: np.ndarray, bias: np.ndarray | None, has_ones: bool) -> np.ndarray:
-    """The weight with the bias as its last column, float64; without a column of ones there must be no bias.
-
-    Raises:
-        ValueError: there is a bias without a column of ones, or a column of ones without a bias.
-    """
-    if (bias is not None) != has_ones:
-        raise ValueError("a linear has a bias exactly if its Gram matrix has a column of ones")
+def extend(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """The weight with the bias, if there is one, as its last column, float64."""
     columns = weight if bias is None else np.column_stack([weight, bias])
     return np.array(columns, np.float64)
 

@@ -18,7 +18,7 @@ from compressor.selection.allocation import interpolate
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
-from compressor.selection.pruners.layerwise.refit import RefitStatistics
+from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.second_order import (
     Reconstruction,
@@ -70,9 +70,16 @@ class GroupChoice:
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
-        group, step = self.group, self.group.step // self.group.bundle
+        group = self.group
+        together = group.step // group.bundle
         return removal_order(
-            self.weight, self.gram, group.bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
+            self.weight,
+            self.gram,
+            group.bundles,
+            together=together,
+            parts=group.parts,
+            damp=self.damp,
+            metric=self.metric,
         )
 
     def kept(self, count: int) -> tuple[int, ...]:
@@ -141,19 +148,19 @@ def gather_grams(
         InputError: an activation is not finite.
     """
     linears = {str(group.linear): linear_of(model, group) for group in groups}
-    statistics = {
-        name: RefitStatistics(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
+    sums = {
+        name: RefitSums(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
 
     def observe(name: str, inputs: Tensor, scales: Tensor) -> None:
-        statistics[name].add(inputs, weights=scales)
+        sums[name].add(inputs, weights=scales)
 
     for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
         on_progress(number, len(batches))
         collect_inputs(model, batch, list(linears), observe, batch_weights)
     on_progress(len(batches), len(batches))
-    return {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
+    return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
 
 
 def choices_of(

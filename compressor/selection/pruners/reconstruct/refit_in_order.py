@@ -14,7 +14,7 @@ from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
-from compressor.selection.pruners.layerwise.refit import RefitStatistics
+from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.reconstruct.choice import GroupChoice
 from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, linear_at, linear_sizes, linear_weight
@@ -114,14 +114,14 @@ def _refit(
     if not len(columns) and not has_ones:
         set_weights(linear, np.zeros(choice.weight.shape), None)
         return Damping(choice.removal.damp, ridge)
-    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
+    sums = RefitSums(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
-        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
+        sums.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
     start = choice.reconstruction(count)
     weight = np.zeros_like(start.weight)
-    refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+    refit = sums.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
     weight[:, columns] = refit.weight
     set_weights(linear, weight, refit.bias)
     return Damping(max(choice.removal.damp, start.damp), refit.ridge)
@@ -141,18 +141,18 @@ def _refit_feeders(
     of a token serve the queries of all others, so that the tokens of heads count alike.
     """
     linears = {name: linear_at(model, name) for name in feeders}
-    statistics = {
-        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
+    sums = {
+        name: RefitSums(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
     for call in calls:
         scales = None if choice.group.type == "heads" else _weights_of(call, choice, weights)
-        statistics[call.linear].add(call.inputs, call.targets, scales)
+        sums[call.linear].add(call.inputs, call.targets, scales)
     used = Damping(choice.damp, ridge)
     for name, linear in linears.items():
         weight = linear_weight(linear).detach().double().cpu().numpy()
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
-        refit = statistics[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
+        refit = sums[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
         set_weights(linear, refit.weight, refit.bias)
         used = used.maximum(Damping(choice.damp, refit.ridge))
     return used
