@@ -71,7 +71,7 @@ class SubsetMeasurer:
         task: computes the statistics.
         rows: the evaluation rows.
         batch_size: rows per batch.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
         reuse: reuse activations. False: run the whole model for every subset, one at a time, with rows in their order.
         memory_share: share of the free memory that activations may use; those that do not fit are computed again.
     """

@@ -45,7 +45,7 @@ class ScheduleOptions(MethodOptions):
     max_grad_norm: float = Field(1.0, gt=0, description="maximum norm of the model's gradient")
     evaluations: int = Field(12, ge=1, description="evenly spaced evaluations; each writes a checkpoint")
     points: int = Field(60, ge=1, description="evenly spaced points of the curves in the report")
-    mixed_precision: MixedPrecision = Field("no", description="precision of matrix products; no: float32")
+    mixed_precision: MixedPrecision = Field("no", description="precision of matmuls; no: float32")
     optimizer: Literal["adamw", "lamb"] = Field("adamw", description="optimizer")
     scheduler: Literal["linear", "cosine"] = Field("linear", description="decay of the learning rate after the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end")
@@ -86,9 +86,7 @@ class PoolOptions(MethodOptions):
 class SearchOptions(MethodOptions):
     """Options of every search."""
 
-    mixed_precision: MixedPrecision = Field(
-        "no", description="precision of matrix products in evaluations; no: float32"
-    )
+    mixed_precision: MixedPrecision = Field("no", description="precision of matmuls in evaluations; no: float32")
     pool: Literal["model", Kind] = Field(
         "model",
         description="heads that are searched: those of the whole model, or of one kind of attention, which keep then"

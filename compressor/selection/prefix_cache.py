@@ -64,7 +64,7 @@ class PartialForward:
     Args:
         model: the model, which is not changed.
         sites: its sites, in call order.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
     """
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], mixed_precision: MixedPrecision = "no") -> None:

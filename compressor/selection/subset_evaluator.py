@@ -37,7 +37,7 @@ class ModelSubsetEvaluator:
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         batch_size: rows per batch.
         seed: seed of the draw of training rows.
-        mixed_precision: precision of matrix products in evaluations; sensitivity is measured in float32.
+        mixed_precision: precision of matmuls in evaluations; sensitivity is measured in float32.
         measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
     """
 

@@ -27,7 +27,7 @@ class Evaluation:
         task: its metric selects the best checkpoint.
         gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
         counter: the current step.
-        steps: optimizer steps of the run.
+        steps: training steps of the run.
         by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
             It varies less from example to example than a metric does, so that few rows suffice.
         first_step: no checkpoint is eligible before this step.

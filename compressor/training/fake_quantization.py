@@ -15,7 +15,7 @@ from compressor.units.layers import Linear, is_linear, linear_weight
 FULL_RANGE, REDUCED_RANGE = 127, 63
 """Largest integer of a weight, and where the graph uses 7 of 8 bits."""
 _SMOOTHING = 0.95
-"""Share of the magnitudes of activations that moves into weights; NNCF's value for matrix products."""
+"""Share of the magnitudes of activations that moves into weights; NNCF's value for matmuls."""
 _LEVELS = 255
 """Largest integer of an activation."""
 _SMALLEST = 1e-8

@@ -21,7 +21,6 @@ from compressor.tasks.data import Data
 from compressor.tasks.scoring import rows_by_length
 from compressor.tasks.segment_streams import assign_streams
 from compressor.training.arguments import training_arguments
-from compressor.training.batch_order import row_order
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation
@@ -38,6 +37,9 @@ from compressor.units.gate import Gate
 logger = logging.getLogger(__name__)
 
 _REMEDY = "lower the learning rate (--learning-rate) or lengthen its warm-up (--options warmup=0.2)"
+
+_POOL = 50
+"""Batches per pool, in which rows are sorted by length: many save padding, few keep the order random."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,35 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
     rows = row_order(data.train["length"][:], schedule.batch_size * processes, schedule.steps, schedule.seed)
     by_length = [row for batch in rows_by_length(data.eval, 1) for row in batch]
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
+
+
+def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[int]:
+    """Row numbers of `batches` consecutive batches of `batch_size`.
+
+    Every epoch visits each row once in a new random order. Within pools of 50 batches, rows are sorted by length so
+    that batches need little padding; the batches of a pool are then shuffled.
+
+    Args:
+        lengths: tokens of each row.
+        batch_size: rows per batch.
+        batches: number of batches.
+        seed: seed of the random order.
+
+    Returns:
+        `batches * batch_size` row numbers.
+    """
+    rng = np.random.default_rng(seed)
+    needed = batches * batch_size
+    tokens = np.asarray(lengths)
+    epochs = [rng.permutation(len(tokens)) for _ in range(-(-needed // len(tokens)))]
+    rows = np.concatenate(epochs)[:needed] if epochs else np.empty(0, dtype=int)
+    pool = _POOL * batch_size
+    grouped = []
+    for start in range(0, needed, pool):
+        part = rows[start : start + pool]
+        part = part[np.argsort(tokens[part], kind="stable")].reshape(-1, batch_size)
+        grouped.append(rng.permutation(part).reshape(-1))
+    return [int(row) for part in grouped for row in part]
 
 
 def _settings(setup: _Setup, processes: int) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def attach_gate(
         model: the model.
         gate: one multiplier per bundle of `groups`.
         groups: sites, whose heads each have a gate, and groups of units in bundles, in the order of the gates.
-        step: returns the current optimizer step.
+        step: returns the current training step.
     """
     members = [group if isinstance(group, Bundles) else Bundles.of_site(group) for group in groups]
     sites = [member.group.site for member in members if member.group.site is not None]

@@ -34,7 +34,7 @@ from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 logger = logging.getLogger(__name__)
 _STEPS = ((1024, 32), (256, 16), (64, 8))
-"""(Minimum number of neurons, step): kept counts are multiples of a step that matrix products run well with."""
+"""(Minimum number of neurons, step): kept counts are multiples of a step that matmuls run well with."""
 MAX_FUSED = 2
 """Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
 _TOLERANCE = 1e-6

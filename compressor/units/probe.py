@@ -207,7 +207,7 @@ def _sources(node: Node) -> set[Node]:
 
 
 def _before_layout(node: Node) -> Node:
-    """The node before operations of one input, such as a reshape for a matrix product."""
+    """The node before operations of one input, such as a reshape for a matmul."""
     while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
         node = source
     return node
