@@ -44,8 +44,8 @@ def check_every_option(steps: Sequence[Step]) -> None:
     """
     learning = [step for step in steps if isinstance(step, Heads | Units | Blocks)]
     for step in learning:
-        sharing = [other for other in learning if other.options == step.options]
-        names = (*_option_names(step), *(name for other in sharing for name in _option_names(other)))
+        sharing = (member for member in learning if member.options == step.options)
+        names = tuple(dict.fromkeys(name for member in (step, *sharing) for name in _option_names(member)))
         subject = TRAINING_WITH_MASKS if isinstance(step, Blocks) else step.method
         check_option_names(subject, step.options, names)
 

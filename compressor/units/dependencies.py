@@ -19,6 +19,8 @@ from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from compressor.units.layers import removed_afterwards
+
 _READERS = frozenset(
     {
         Tensor.__array__,
@@ -229,10 +231,10 @@ def tracked_modules(model: nn.Module, marked: Collection[str], tracker: Dependen
             for tensor in _tensors(output):  # a quantized linear returns its scale too
                 tracker.mark(name, tensor)
 
-    with ExitStack() as undo:
-        for name, module in model.named_modules():
-            handle = module.register_forward_hook(partial(on_output, name), with_kwargs=True)
-            undo.enter_context(handle)
+    with removed_afterwards(
+        module.register_forward_hook(partial(on_output, name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ):
         yield
 
 

@@ -22,7 +22,7 @@ from transformers.exporters.utils import get_leaf_tensors
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.dependencies import DependencyTracker, hidden_from_modes, kept_outputs, tracked_modules
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
-from compressor.units.layers import is_linear
+from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.probe import observed_projections
 from compressor.units.projections import Site, called_projections, is_projection
 from graph_passes import Kind
@@ -166,10 +166,10 @@ def unread_sites(model: nn.Module) -> frozenset[str]:
     return _unread.get(model, frozenset())
 
 
-def share_unread_sites(model: nn.Module, other: nn.Module) -> None:
-    """Let a model of the same modules have the unread sites of another one, if they were determined."""
+def share_unread_sites(model: nn.Module, copied: nn.Module) -> None:
+    """Record the unread sites of a model, if they were determined, for a model of the same modules."""
     if model in _unread:
-        _unread[other] = _unread[model]
+        _unread[copied] = _unread[model]
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
@@ -197,9 +197,7 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments[module] = args, kwargs
 
-    with ExitStack() as undo:
-        for module in model.modules():
-            undo.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
+    with removed_afterwards(module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()):
         yield arguments
 
 

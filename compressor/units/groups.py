@@ -13,7 +13,6 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -28,7 +27,15 @@ from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.units.find import SUPPORTED, evaluation_mode, find_units
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from compressor.units.layers import Linear, is_close, is_linear, linear_at, linear_sizes, outermost_layers
+from compressor.units.layers import (
+    Linear,
+    is_close,
+    is_linear,
+    linear_at,
+    linear_sizes,
+    outermost_layers,
+    removed_afterwards,
+)
 from compressor.units.projections import Site, hooked_projections
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
@@ -392,12 +399,12 @@ def trace_calls(
             if module in layer_of:
                 trace.linears.append(TracedLinear(name, module, layer_of[module]))
 
-    with ExitStack() as undo:
-        for name, module in modules.items():
-            if is_linear(module):
-                undo.enter_context(module.register_forward_pre_hook(partial(on_linear, name)))
-        undo.enter_context(hooked_projections(model, sites, on_projection))
-        undo.enter_context(intercepted(model, on_attention, attention))
+    linears = ((name, module) for name, module in modules.items() if is_linear(module))
+    with (
+        removed_afterwards(module.register_forward_pre_hook(partial(on_linear, name)) for name, module in linears),
+        hooked_projections(model, sites, on_projection),
+        intercepted(model, on_attention, attention),
+    ):
         model(**inputs)
     return trace
 

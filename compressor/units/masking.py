@@ -163,16 +163,7 @@ def _sdpa_is_causal(call: Call) -> bool:
 
 
 def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
-    """Raise InputError unless a mask covers a call.
-
-    Args:
-        site: name of the site.
-        mask: its mask.
-        heads: heads of the call.
-        queries: positions up to the last query.
-        keys: positions up to the last key, without the memory.
-        memory: positions of the memory.
-    """
+    """Raise InputError unless a mask covers a call: its heads, positions up to the last query and key, and memory."""
     if len(mask.kept) != heads:
         raise InputError(
             f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model",

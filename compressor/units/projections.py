@@ -176,8 +176,12 @@ class HeadContractions(TorchFunctionMode):
     def _changed(self, equation: str, factors: list[Tensor]) -> list[Tensor]:
         """The factors, the heads among them changed."""
         for position, weight in enumerate(factors):
-            owned = ((name, own) for name, module in self._modules.items() for own in module.parameters(recurse=False))
-            name = next((name for name, own in owned if own is weight), None)
+            holders = (
+                name
+                for name, module in self._modules.items()
+                if any(parameter is weight for parameter in module.parameters(recurse=False))
+            )
+            name = next(holders, None)
             heads = factors[1 - position]
             if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
                 factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)

@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import entries_per_row, without_parameter_gradients
-from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
+from compressor.selection.pruners.layerwise.forward import entries_per_row
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
+from compressor.units.layers import gradients_of, removed_afterwards
 
 
 def mask_gradients(
@@ -52,7 +52,7 @@ def mask_gradients(
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
     generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
-    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
         deviations = number_deviations(model, batches)
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))

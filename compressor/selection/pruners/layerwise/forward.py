@@ -1,9 +1,8 @@
-"""Forwards on calibration batches: the mode of the model, and which tokens are padding."""
+"""The inputs of linears in forwards on calibration batches: which tokens are padding, and which row they are of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,19 +11,6 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.forwards import decoder_mask
-
-
-@contextmanager
-def without_parameter_gradients(model: PreTrainedModel) -> Iterator[None]:
-    """No parameter requires a gradient, so that a forward keeps no activations for them; restored on exit."""
-    required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in required:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter, requires_grad in required:
-            parameter.requires_grad_(requires_grad)
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -59,7 +45,8 @@ def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor
     1. A module outside the encoder of an encoder-decoder: the mask of the decoder, see `decoder_mask`.
     2. Any other module: the attention mask.
     """
-    if not model.config.is_encoder_decoder or _in_encoder(model, linear):
+    module = model.get_submodule(linear)
+    if not model.config.is_encoder_decoder or any(part is module for part in model.get_encoder().modules()):
         return batch.get("attention_mask")
     return decoder_mask(batch)
 
@@ -80,8 +67,3 @@ def entries_per_row(linear: str, entries: int, rows: int) -> int:
             rows=rows,
         )
     return entries // rows
-
-
-def _in_encoder(model: PreTrainedModel, name: str) -> bool:
-    encoder, module = model.get_encoder(), model.get_submodule(name)
-    return any(part is module for part in encoder.modules())

@@ -23,10 +23,10 @@ from compressor.selection.pruners.layerwise.layer_calls import (
     CallOrder,
     EndForwardError,
     layer_groups,
-    removed_afterwards,
     run_layers,
 )
 from compressor.selection.pruners.layerwise.residual_sum import SumReader, readers_of
+from compressor.units.layers import removed_afterwards
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.layerwise.forward import padding_mask, token_mask
-from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.layer_calls import run_layers
 from compressor.tasks.forwards import scored_logits_only
+from compressor.units.layers import removed_afterwards
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
 """The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""

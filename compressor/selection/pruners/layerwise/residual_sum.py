@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.layerwise.forward import first_tensor
-from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, run_layers
+from compressor.units.layers import removed_afterwards
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""
@@ -102,7 +103,7 @@ def _readings(
         module.register_forward_pre_hook(partial(on_module, name), with_kwargs=True)
         for name, module in model.named_modules()
     ]
-    with removed_afterwards(iter(hooks)):
+    with removed_afterwards(hooks):
         run_layers(model, batch, lambda number, layer, run: run())
     return calls
 

@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.pruners.layerwise.forward import first_tensor
-from compressor.selection.pruners.layerwise.layer_calls import CallOrder, removed_afterwards, run_layers
-from compressor.units.layers import is_linear
+from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
+from compressor.units.layers import is_linear, removed_afterwards
 
 _ROWS = 2
 """Rows on which feeders are searched."""
