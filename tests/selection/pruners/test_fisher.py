@@ -85,7 +85,9 @@ def test_losses_are_sums_of_squared_gradients(family: str, tmp_path: Path) -> No
         assert list(curve.values()) == sorted(curve.values(), reverse=True)
         assert curve[group.units] == 0
         assert curve[0] == pytest.approx(squares.sum())
-        assert curve[group.units - group.step] == pytest.approx(np.sort(squares)[: group.step // group.bundle].sum())
+        assert curve[group.units - group.multiple] == pytest.approx(
+            np.sort(squares)[: group.multiple // group.bundle].sum()
+        )
 
 
 def test_a_dead_unit_goes_first(tmp_path: Path) -> None:

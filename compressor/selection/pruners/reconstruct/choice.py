@@ -71,7 +71,7 @@ class GroupChoice:
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
         group = self.group
-        together = group.step // group.bundle
+        together = group.multiple // group.bundle
         return removal_order(
             self.weight,
             self.gram,
