@@ -160,12 +160,7 @@ class SubsetMeasurer:
     ) -> Any:
         """The outputs of a group of subsets on a batch, run from attention call `call` on; adds to the cost.
 
-        Args:
-            batch: the batch.
-            group: the subsets.
-            record: recorded activations to replay; None: run the whole model.
-            call: the first attention call at which a subset differs from `record`.
-            cache: filled with the activations of this run; None: they are not recorded.
+        The calls before replay `record`, and the activations of this run are recorded in `cache`.
         """
         replayed = record[1] if record else None
         share = 1 - replayed.start(call) / len(replayed.layers) if replayed and replayed.layers else 1.0

@@ -127,15 +127,7 @@ class PartialForward:
 
 
 class _CachedCalls:
-    """The calls of layers and attentions in one forward: some return recorded activations, and some are recorded.
-
-    Args:
-        subsets: number of subsets in the forward.
-        rows: rows of each subset.
-        base: activations to replay; None: nothing is replayed.
-        call: the first attention call that differs from `base`.
-        record: filled with the activations of this forward; None: they are not recorded.
-    """
+    """The calls of layers and attentions in one forward: some replay those of `base`, and all are added to `record`."""
 
     def __init__(
         self, subsets: int, rows: int, base: ActivationCache | None, call: int, record: ActivationCache | None
@@ -145,12 +137,7 @@ class _CachedCalls:
         self.attention_calls = 0
 
     def attention(self, site: str, compute: Callable[[], Tensor]) -> Tensor:
-        """The heads of an attention call before their gates, replayed if they equal those of `base`.
-
-        Args:
-            site: name of the site.
-            compute: returns the heads `[rows, query, head, head_dim]`.
-        """
+        """The heads `[rows, query, head, head_dim]` of an attention call before gates, replayed if `base` has them."""
         number = self.attention_calls
         self.attention_calls += 1
         if self.base is not None and number <= self.call and number < len(self.base.heads):

@@ -215,7 +215,7 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
         train = StreamRows(data.train, np.resize(order, (schedule.steps, streams)).ravel().tolist())
         evaluated = StreamRows(data.eval, assign_streams(len(data.eval), streams, whole=True).ravel().tolist())
         return partial(SegmentTrainer, pass_steps=len(order), train_dataset=train, eval_dataset=evaluated)
-    # Processes share each batch, so that several read the rows of one with a batch as large as theirs together.
+    # Processes share each batch: several read the rows that one process would read in a batch of their joint size.
     rows = row_order(data.train["length"][:], schedule.batch_size * processes, schedule.steps, schedule.seed)
     by_length = [row for batch in rows_by_length(data.eval, 1) for row in batch]
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))

@@ -317,11 +317,8 @@ def _projections(site: SitePlan, width: int) -> tuple[str, ...] | None:
 def _fused_rows(kept: Sequence[Tensor], units: Sequence[int], width: int, *, interleaved: bool = False) -> Tensor:
     """The outputs that stay of a linear that fuses projections, ascending.
 
-    Args:
-        kept: for each projection, the ids of its units that stay.
-        units: for each projection, the number of its units.
-        width: outputs of one unit in one projection.
-        interleaved: the outputs of a unit in all projections are beside each other, not those of a projection.
+    Each projection has so many `units` of `width` outputs, of which those in `kept` stay. If `interleaved`, the outputs
+    of a unit in all projections are neighbours, else all outputs of a projection.
     """
     if interleaved:
         return _fused_rows(kept[:1], units[:1], width * len(kept))
@@ -347,7 +344,7 @@ def _form(
 
 
 def _with_attention(form: SmallGroup, module: nn.Module, site: SitePlan, small: SitePlan) -> Iterator[SmallGroup]:
-    """The form with the parameters and attributes that the attention module itself has for its heads.
+    """The form with the parameters and attributes of the attention module that depend on the number of heads.
 
     Most families infer the number of heads from the width of a projection, and T5 gives later layers a tensor with the
     number of heads of the first, so the first form leaves the attributes as they are.

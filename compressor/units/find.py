@@ -118,15 +118,7 @@ def _units_of_forward(
 ) -> Units:
     """The sites that one forward calls and an output depends on, and the linears that one depends on.
 
-    Args:
-        model: the model.
-        inputs: keyword arguments of its forward.
-        attention: form of attention; None: as configured.
-        observe: whether to find projections that read heads, which takes gradients.
-        follow: whether to follow what outputs depend on; otherwise every unit counts as one that they depend on.
-
-    Raises:
-        InputError: the model does not run on the inputs.
+    Projections that read heads are found with gradients (`observe`). If outputs are not followed, every unit counts.
     """
     sites: dict[str, Site] = {}
     projections = [name for name, part in model.named_modules() if is_linear(part) or is_projection(part)]

@@ -50,7 +50,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class PrunableGroup:
-    """Interchangeable units at one point of a model, of which any multiple of a number can be kept.
+    """Interchangeable units at one point of a model, of which a plan keeps some number that `counts` has.
 
     Query heads that share a key/value head are removed together, as one bundle; or one by one, as many from every part,
     where a part is the query heads of one key/value head.
@@ -282,8 +282,8 @@ def _computes_inputs(
 class Bundles:
     """The units of a group in bundles that are kept or dropped together, `group.multiple` units each.
 
-    Any subset of the bundles keeps a number of units that `group.counts` has. Where the number of units is not such
-    a multiple, those that are left over belong to no bundle, and are kept only together with all others.
+    Any subset of the bundles keeps a number of units that `group.counts` has. Units that are left
+    over belong to no bundle, and are kept only together with all others.
 
     Attributes:
         group: the group; heads have one part.

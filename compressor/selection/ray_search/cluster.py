@@ -208,13 +208,7 @@ def _environment(where: str) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, seconds: float) -> None:
-    """End the driver and the processes that Ray started.
-
-    Args:
-        process: the driver.
-        folder: the folder of Ray's session.
-        seconds: time limit for the driver to end by itself.
-    """
+    """End the driver, after `seconds` in which it may end by itself, and the processes of Ray's session in `folder`."""
     started = _descendants(process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)

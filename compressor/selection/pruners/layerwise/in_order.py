@@ -20,7 +20,7 @@ from compressor.selection.pruners.layerwise.residual_sum import find_sum
 from compressor.units.layers import linear_at, linear_sizes
 
 _ROWS_OF_SEARCH = 2
-"""Rows on which the sum is searched that a linear's output is added to."""
+"""Examples on which `find_sum` looks for the sum of a linear's output and the residual stream."""
 _KEPT_BYTES = 1 << 30
 """Size of the dense model's sums that are kept at a time, whatever the size of the model."""
 _REFIT_BYTES = 7 << 28
@@ -36,9 +36,9 @@ def kept_bytes(model: nn.Module) -> int:
 
 
 class DenseSums:
-    """The residual stream of the dense model behind linears, which pruning in order restores.
+    """The residual stream of the dense model after each of some linears, which pruning in order restores.
 
-    It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
+    It is `y + R` at each token: y is the output of the linear, R what y is added to. Where nothing is added, it is y.
     The sums of as many consecutive linears as fit into memory are computed in one pass and kept until others are
     requested: those of the whole model, of a few layers, or of a part of a layer. Those of linears that do not fit
     together are computed batch by batch.
@@ -75,14 +75,8 @@ class DenseSums:
     ) -> Self:
         """The sums of a copy of a model, which stays dense while the linears of the model are changed in place.
 
-        The copy has its own weights of these linears alone; it shares all other parameters and buffers with the model,
-        which must not change.
-
-        Args:
-            model: the dense model.
-            linears: module paths of the linears, in the order in which the model calls them.
-            batches: calibration inputs `[rows, ...]`.
-            unsummed: those of the linears for which no sum is searched.
+        The copy holds weights of these linears alone; it shares all other parameters and buffers with the model, which
+        must not change. See the class for the arguments.
         """
         changed = {id(value) for name in linears for value in model.get_submodule(name).parameters()}
         shared = {id(value): value for value in (*model.parameters(), *model.buffers()) if id(value) not in changed}

@@ -1,4 +1,4 @@
-"""Run a model layer by layer over many batches; only the latest layer output of each batch is held.
+"""Run a model layer by layer over many batches, of each of which only the latest layer output is held.
 
 Two runs, one over the dense model and one over a copy that is pruned on the way, see the inputs and outputs of the same
 linear side by side::
@@ -131,13 +131,7 @@ class LayerwiseRun:
                 pass
 
     def _forward(self, batch: int, stop: int, observation: _Observation) -> None:
-        """A forward from `start` on.
-
-        Args:
-            batch: number of the batch.
-            stop: the outputs of layer calls before this one are recorded.
-            observation: ends the forward, but not before layer call `stop`.
-        """
+        """A forward from `start` on, which records the outputs of the layer calls before `stop`."""
         latest = self._latest[batch]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
@@ -170,9 +164,7 @@ class _PendingCall:
 class _Observation:
     """Collects the calls of some linears in one forward, and ends it after `expected` of them.
 
-    Attributes:
-        with_outputs: whether the outputs of linears without a reader are collected.
-        recorded: whether the outputs of layers that have to be recorded are; the forward does not end before.
+    The forward does not end before all layers on the way have been recorded (`recorded`).
     """
 
     readers: Mapping[str, SumReader | None]

@@ -137,14 +137,7 @@ def _root(metric: np.ndarray) -> np.ndarray:
 
 
 class _Elimination:
-    """Weight and inverse Gram matrix of the columns that remain, of which units are removed.
-
-    Args:
-        weight: weight of the linear, `[out, in]`.
-        gram: Gram matrix of its inputs.
-        factor: lower Cholesky factor of the damped Gram matrix.
-        width: consecutive columns of one unit.
-        parts: number of consecutive parts of equal size, which lose units in turn.
+    """Weight and inverse Gram matrix of the columns that remain, from which units are removed.
 
     Attributes:
         weight: re-optimised weight of the working columns, `[out, columns]`; zero for removed columns. That of the
