@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
 
-from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
+from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault
 from compressor.config.methods import METHODS
 from compressor.config.steps import Blocks, Distill, Heads, Units
 from compressor.errors import ErrorCode, UsageError, suggestion
@@ -213,16 +213,3 @@ def _described(model: type[MethodOptions], name: str) -> str:
     """The description of a field, with its defaults for single tasks."""
     defaults = (f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values)
     return f"{model.model_fields[name].description or ''}{''.join(defaults)}"
-
-
-def options_table(method: str) -> str:
-    """A Markdown table of all options of a method: name, default, description with choices."""
-    return markdown_table(("option", "default", "description"), _rows(list_options(*option_models(method))))
-
-
-def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str, str]]:
-    """Cells of a table of options: name, default, description with choices."""
-    for option in options:
-        _, _, default = option.assignment.partition("=")
-        choices = ", ".join(f"`{choice}`" for choice in option.choices)
-        yield f"`{option.name}`", default, f"{option.description}{f': {choices}' if choices else ''}"

@@ -29,8 +29,7 @@ from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
-from compressor.training.segment_trainer import SegmentTrainer, StreamRows
-from compressor.training.trainer import GateTrainer
+from compressor.training.trainer import GateTrainer, SegmentTrainer, StreamRows
 from compressor.units import Bundles, Site
 from compressor.units.gate import Gate
 

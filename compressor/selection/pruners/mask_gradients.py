@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import entries_per_row
+from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup

@@ -97,7 +97,7 @@ def test_each_removed_unit_costs_least_among_the_parts_that_lost_fewest(units: i
     weight, parts, width = random.standard_normal((5, 12)), 3, 12 // units
     columns = np.column_stack([rows, np.ones(60)]) if has_ones else rows
     gram = Gram(columns.T @ columns, has_ones)
-    damped = gram.damped(0.01)
+    damped = gram.matrix + np.diag(0.01 * gram.damping)
     bias = np.zeros(5) if has_ones else None
 
     def cost(kept: list[int]) -> float:

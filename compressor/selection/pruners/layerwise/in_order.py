@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import token_mask
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, LinearCall
-from compressor.selection.pruners.layerwise.linear_inputs import count_tokens
+from compressor.selection.pruners.layerwise.linear_inputs import count_tokens, token_mask
 from compressor.selection.pruners.layerwise.residual_sum import find_sum
 from compressor.units.layers import linear_at, linear_sizes
 

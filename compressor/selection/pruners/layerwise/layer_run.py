@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
 from compressor.selection.pruners.layerwise.layer_calls import (
     CallOrder,
     EndForwardError,
     layer_groups,
     run_layers,
 )
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
 from compressor.selection.pruners.layerwise.residual_sum import SumReader, readers_of
 from compressor.units.layers import removed_afterwards
 

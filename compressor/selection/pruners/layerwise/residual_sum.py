@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
 from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, run_layers
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
 from compressor.units.layers import removed_afterwards
 
 _CANDIDATES = 32

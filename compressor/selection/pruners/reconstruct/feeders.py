@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
 from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
 from compressor.units.layers import is_linear, removed_afterwards
 
 _ROWS = 2

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.forward import entries_per_row, token_mask
+from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row, token_mask
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
