@@ -1,4 +1,4 @@
-"""Time the forms in which an engine can compute the masked attention of one site.
+"""Measure the times of the forms in which an engine can compute the masked attention of one site.
 
 1. whole: the runtime's fused attention without a mask.
 2. masked: the same with the mask as a bias; nothing is skipped.

@@ -74,7 +74,7 @@ class ScheduleOptions(MethodOptions):
 
 
 class PoolOptions(MethodOptions):
-    """The option of every gate that determines which heads compete."""
+    """Which heads compete, an option of every gate."""
 
     pool: Literal["model", "kind", Kind] = Field(
         "model",

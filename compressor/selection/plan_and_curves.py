@@ -49,7 +49,7 @@ def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], d
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
     """The log of `fit` as points.
 
-    `overlap` is the share of the heads kept at the last point of the log that are kept at a point.
+    `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
 
     Args:
         log: its entries, each with its step.

@@ -1,4 +1,4 @@
-"""Run a model from any of its layers on and replay recorded outputs of the layers before, which a search would repeat.
+"""Replay the recorded outputs of a model's first layers, so that a search runs only the layers that a subset changes.
 
 A layer here is an element of the model's outermost module lists: a layer of an encoder or a decoder. Two subsets of
 heads differ first at the first attention call whose gates differ. All layers that end before that call have the same
@@ -59,7 +59,7 @@ class ActivationCache:
 
 
 class PartialForward:
-    """Runs forwards of one model without dropout, from any layer on.
+    """Runs forwards of one model without dropout, which may start at any layer.
 
     Args:
         model: the model, which is not changed.

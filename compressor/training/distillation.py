@@ -54,9 +54,9 @@ class Distillation:
         hidden_weight: weight of the error of the hidden states; models without hidden states have none.
         teacher_precision: precision of the teacher's matmuls in training steps; evaluations compare with
             float32.
-        kept: the teacher's outputs where they are kept; None: they are computed in every step.
-        variance: variance of a regression's outputs of the teacher, `[numbers]`, by which squared differences are
-            divided; None: that of each batch.
+        kept: file of the teacher's outputs; None: the teacher runs in every step.
+        variance: variance of the teacher's outputs in a regression, `[numbers]`, by which squared differences are
+            divided; None: the variance in each batch.
 
     Raises:
         InputError: an attribute is out of its range; on a call, student and teacher have other outputs or layers.

@@ -88,7 +88,7 @@ class Evaluation:
     def _is_eligible(self, step: int) -> bool:
         """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step.
 
-        Before the first step that counts it never may, since its evaluation cannot be compared with later ones.
+        No checkpoint before `first_step` may, since its evaluation cannot be compared with later ones.
         """
         if step < self._first_step:
             return False

@@ -82,7 +82,7 @@ def fit(
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
         distillation: trains on a teacher's outputs, the divergence from which selects the checkpoint; None: on labels.
-        rounding: steps in which linears round as the engine does, whose checkpoints alone count; None: none.
+        rounding: when linears round as in the engine; only checkpoints of these steps count. None: they never round.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.

@@ -34,7 +34,7 @@ SUPPORTED = (
 )
 """The supported families, for error messages."""
 _unread = WeakKeyDictionary[nn.Module, frozenset[str]]()
-"""Model -> the sites that were left out."""
+"""Model -> the sites on which no output of a graph depends."""
 ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one forward of a module."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -43,7 +43,7 @@ _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_s
 
 @dataclass(frozen=True)
 class Units:
-    """What one forward shows of the units of a model.
+    """The units that one forward of a model shows.
 
     Attributes:
         sites: the attention sites that an output of the exported graph depends on.
@@ -82,7 +82,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them but possibly none, and the linears that outputs read.
 
-    They are what the first forward shows that does not fail; each shows less than those before it.
+    Forwards are tried until one succeeds; each observes less than the one before it.
 
     Raises:
         SiteRefusedError: an attention returns something else than heads.

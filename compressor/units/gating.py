@@ -1,4 +1,4 @@
-"""Gate a PyTorch model by a plan: the reference for the function of the shrunk graph."""
+"""Gate a PyTorch model by a plan: the shrunk graph must compute the function of the gated model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
     def visit(module: nn.Module) -> None:
         for child in module.children():  # without the gaps of Informer's list
             if isinstance(child, ParametrizationList):
-                continue  # what a weight is computed by
+                continue  # it computes a weight, and is no layer
             if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
                 layers.append(child)
             else:

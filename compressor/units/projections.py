@@ -1,9 +1,9 @@
 """Heads outside transformers' attention interface, gated at the module that reads them: the output projection.
 
-A family that computes attention in its own modules offers no call to intercept. Its heads still meet the model again in
-one place, the input of the projection that mixes them. The site is named after that projection, as neurons are named
-after the linear that reads them, and its gate multiplies that input. Where the projection is a weight of the attention
-module itself, the site has the name of that module. See `compressor.units.probe` for how both are found.
+Where a family computes attention in modules of its own, there is no call to intercept. Its heads are the input of the
+projection that mixes them. The site has the name of that projection, as neurons have the name of the linear that reads
+them, and its gate multiplies that input. Where the projection is a weight of the attention module itself, the site has
+the name of that module. `compressor.units.probe` finds both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def channels_last(module: nn.Module, x: Tensor) -> Tensor:
-    """The input of a projection with the axis that it sums over as the last one; its own inverse is `channels_back`."""
+    """The input of a projection with the axis that it sums over as the last one; the inverse is `channels_back`."""
     return x.movedim(1, -1) if isinstance(module, _CONVOLUTIONS) else x
 
 

@@ -96,7 +96,7 @@ class DenseSums:
         Raises:
             ValueError: a linear is not among all linears, or the pass is already past its layer.
         """
-        if not self._keeps(linears):
+        if not self._kept or not set(linears) <= set(self._kept[0]):
             self._kept = ()
             self._run.advance(self._run.layers_of(linears[0]).start)
             span = self._span(linears)
@@ -105,9 +105,6 @@ class DenseSums:
                 return
             self._kept = list(self._observed(span))
         yield from self._kept
-
-    def _keeps(self, linears: Sequence[str]) -> bool:
-        return bool(self._kept) and set(linears) <= set(self._kept[0])
 
     def _span(self, linears: Sequence[str]) -> list[str]:
         """Linears from the first of these on: at least these, and as many more as fit into memory."""

@@ -10,7 +10,7 @@ linear side by side::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -150,12 +150,9 @@ class LayerwiseRun:
 
 @dataclass
 class _PendingCall:
-    """A call of a linear whose sum is read by a later module call."""
+    """A call of a linear whose sum is read by the module at `path`, in the call that `remaining` counts down to."""
 
-    linear: str
-    number: int
-    input: Tensor
-    output: Tensor
+    call: LinearCall
     path: str
     remaining: int
 
@@ -200,17 +197,15 @@ class _Observation:
         else:
             path, nth = reader.calls[number]
             # An operation in place could change the output before its sum is read.
-            self.pending.append(_PendingCall(name, number, args[0], output.clone(), path, nth))
+            self.pending.append(_PendingCall(LinearCall(name, number, args[0], output.clone(), None), path, nth))
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        complete = []
-        for call in self.pending:
-            call.remaining -= call.path == name
-            if not call.remaining:
-                complete.append(call)
-        self.pending = [call for call in self.pending if call.remaining]
+        for pending in self.pending:
+            pending.remaining -= pending.path == name
+        complete = [pending.call for pending in self.pending if not pending.remaining]
+        self.pending = [pending for pending in self.pending if pending.remaining]
         for call in complete:
-            self._complete(LinearCall(call.linear, call.number, call.input, call.output, first_tensor(args, kwargs)))
+            self._complete(replace(call, sum=first_tensor(args, kwargs)))
 
     def _next_number(self, name: str) -> int:
         number = self.counts.get(name, 0)

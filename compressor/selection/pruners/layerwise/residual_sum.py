@@ -1,7 +1,7 @@
-"""How the sum of a linear's output and the residual stream is observed, by experiment and not by family.
+"""Find where a model reads the sum of a linear's output and the residual stream, by experiment in any family.
 
-The sum itself has no module. The first module that reads it does: the norm of a post-norm model, the next sublayer, the
-next layer or the final norm of a pre-norm one.
+No module computes the sum, so it is observed at the first module that reads it: the norm of a post-norm model; the next
+sublayer, the next layer or the final norm of a pre-norm model.
 """
 
 from __future__ import annotations

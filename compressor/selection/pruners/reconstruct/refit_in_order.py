@@ -137,8 +137,8 @@ def _refit_feeders(
 ) -> Damping:
     """Refit the feeders of one group.
 
-    The answer depends on a token's neurons as it does on the output of the feed-forward at this token. Keys and values
-    of a token serve the queries of all others, so that the tokens of heads count alike.
+    The neurons of a token have the weight of the feed-forward's output at this token. Keys and values of a token serve
+    the queries of all tokens, so that all tokens of heads have equal weights.
     """
     linears = {name: linear_at(model, name) for name in feeders}
     sums = {
