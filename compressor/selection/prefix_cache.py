@@ -85,7 +85,7 @@ class PartialForward:
         """The output of the model on a batch, for one subset of heads or for several at once.
 
         Args:
-            batch: inputs `[rows, ...]`.
+            batch: inputs `[batch, ...]`.
             gates: `[subsets, heads]`; the output has `subsets * rows` rows, all rows of the first subset first.
             base: activations of an earlier run on this batch, replayed up to the attention call `call`.
             call: the first attention call at which `gates` differ from those of `base`.
@@ -137,7 +137,7 @@ class _CachedCalls:
         self.attention_calls = 0
 
     def attention(self, site: str, compute: Callable[[], Tensor]) -> Tensor:
-        """The heads `[rows, query, head, head_dim]` of an attention call before gates, replayed if `base` has them."""
+        """The heads `[batch, query, head, head_dim]` of an attention call before gates, replayed if `base` has them."""
         number = self.attention_calls
         self.attention_calls += 1
         if self.base is not None and number <= self.call and number < len(self.base.heads):

@@ -153,7 +153,7 @@ class Distillation:
         return replace(self, kept=KeptOutputs(self._teach, folder / name, rows, tokens, by_position))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch `[rows, ...]`, a scalar.
+        """The loss of a batch `[batch, ...]`, a scalar.
 
         Args:
             student: the model that is trained, possibly in a distributed wrapper.
@@ -168,7 +168,7 @@ class Distillation:
         """Check that the loss of a batch is a number for a student that equals its teacher.
 
         Args:
-            batch: its inputs `[rows, ...]`.
+            batch: its inputs `[batch, ...]`.
 
         Raises:
             InputError: outputs of the teacher that are compared are NaN or infinite.
@@ -189,7 +189,7 @@ class Distillation:
 
         Args:
             outputs: the scored outputs of the student, by name.
-            batch: its inputs `[rows, ...]`.
+            batch: its inputs `[batch, ...]`.
 
         Raises:
             InputError: outputs of the teacher are NaN or infinite.
@@ -323,7 +323,7 @@ def _hidden_error(target: Outputs, output: Outputs, batch: Mapping[str, Tensor])
 
 
 def _position_weights(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """One for each position that is not padding, else zero, to be multiplied with `[rows, positions, width]`."""
+    """One for each position that is not padding, else zero, to be multiplied with `[batch, position, width]`."""
     if mask is None or mask.shape != hidden.shape[: mask.dim()]:
         return torch.ones((), device=hidden.device)
     return mask.to(hidden.device, torch.float32).reshape(*mask.shape, *(1,) * (hidden.dim() - mask.dim()))

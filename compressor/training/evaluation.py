@@ -48,11 +48,11 @@ class Evaluation:
         self._by_divergence, self._first_step = by_divergence, first_step
 
     def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
-        """Statistics `[rows, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
+        """Statistics `[batch, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
 
         Args:
             outputs: the model's outputs, a tuple or a single one.
-            labels: labels of the batch, `[rows, ...]`.
+            labels: labels of the batch, `[batch, ...]`.
         """
         task = self._task
         by_name = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))

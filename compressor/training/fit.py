@@ -98,7 +98,10 @@ def fit(
     setup = _Setup(model, data, schedule, checkpoints, gating, distillation, rounding)
     arguments = training_arguments(schedule, data.task, checkpoints.folder)
     trainer_type = _trainer_type(data, schedule, arguments.world_size)  # a text that is too short ends the run here
-    checkpoint = _claim(setup, arguments.world_size)
+    memory_files = arguments.world_size if data.task.reads_streams else 0
+    settings, refuse = _settings(setup, arguments.world_size), checkpoints.refuse_others
+    with process_state().main_process_first():
+        checkpoint = claim(checkpoints.folder, settings, refuse_others=refuse, memory_files=memory_files)
     counter = StepCounter()
     with _attached(setup, counter):
         report = RunCallback(setup.gate, data.task.metric, on_progress, on_evaluation)
@@ -107,7 +110,7 @@ def fit(
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except DivergedError as error:
-            last = newest_checkpoint(checkpoints.folder, setup.memory_files(arguments.world_size))
+            last = newest_checkpoint(checkpoints.folder, memory_files)
             raise _with_remedy(error, remedy, last) from error
     return list(trainer.state.log_history)
 
@@ -133,22 +136,6 @@ class _Setup:
     def first_step(self) -> int:
         """The first step whose checkpoint counts, and from which linears round where they do."""
         return 0 if self.rounding is None else self.rounding.first_step
-
-    def memory_files(self, processes: int) -> int:
-        """Number of files of segment memory in a checkpoint."""
-        return processes if self.data.task.reads_streams else 0
-
-
-def _claim(setup: _Setup, processes: int) -> Path | None:
-    """Take the folder of checkpoints for this run; the checkpoint from which it resumes, or None."""
-    checkpoints = setup.checkpoints
-    with process_state().main_process_first():
-        return claim(
-            checkpoints.folder,
-            _settings(setup, processes),
-            refuse_others=checkpoints.refuse_others,
-            memory_files=setup.memory_files(processes),
-        )
 
 
 @contextmanager

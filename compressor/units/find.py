@@ -279,12 +279,10 @@ def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool
 
 def _is_causal(call: Call) -> bool:
     """Whether no query attends to a later key, in any row."""
-    flag = call.options.get("is_causal")
-    flag = getattr(call.module, "is_causal", True) if flag is None else flag
     visible = call.visible
     if visible is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
-        return bool(flag) and call.implementation == "sdpa"
-    if visible.dim() != 4 or not flag:
+        return call.is_causal and call.implementation == "sdpa"
+    if visible.dim() != 4 or not call.is_causal:
         return False
     length = call.query.shape[2]
     hidden = ~visible.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries

@@ -274,7 +274,7 @@ def hooked(
 
 
 def spread_over_rows(gates: Tensor, rows: int) -> Tensor:
-    """Gates `[row, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
+    """Gates `[batch, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
 
     Args:
         gates: one gate for each row of a batch and each head.

@@ -142,7 +142,8 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
     visible = call.visible
-    if visible is None and call.implementation == "sdpa" and _sdpa_is_causal(call):
+    if visible is None and call.implementation == "sdpa" and call.is_causal and queries > 1:
+        # SDPA hides later keys by itself when it receives no mask.
         earlier = past - first if cached else keys - queries
         visible = torch.ones(queries, keys, dtype=torch.bool, device=blocks.device).tril(earlier)[None, None]
     if visible is not None:
@@ -154,12 +155,6 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     masked_call = replace(call, mask=torch.where(allowed, bias, _HIDDEN), options=options)
     attends = allowed.any(dim=3)[..., None].transpose(1, 2)
     return masked_call, attends.to(call.query.dtype)
-
-
-def _sdpa_is_causal(call: Call) -> bool:
-    """Whether SDPA hides later keys by itself when it receives no mask."""
-    flag = call.options.get("is_causal")
-    return bool(getattr(call.module, "is_causal", True) if flag is None else flag) and call.query.shape[2] > 1
 
 
 def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:

@@ -82,7 +82,7 @@ def hooked_projections(model: nn.Module, sites: Iterable[Site | SitePlan], on_ou
     Args:
         model: a transformers model, bare or wrapped for training.
         sites: sites of the model, or of its plan.
-        on_output: called with a site's name and its heads `[rows, position, head, head_dim]`; returns the heads to
+        on_output: called with a site's name and its heads `[batch, position, head, head_dim]`; returns the heads to
             continue with. Rows may be split into windows, or tokens flattened row by row: the first axis is a multiple
             of the rows of the batch. Sites of a plan do not record where rows are; their heads may be
             `[position, row, head, head_dim]`.
@@ -223,7 +223,7 @@ def _sums_heads(equation: str, position: int) -> bool:
 def called_projections(model: nn.Module) -> Iterator[None]:
     """While entered, PyTorch's attention function calls the output projections of a model as modules.
 
-    Their inputs are `[row, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
+    Their inputs are `[batch, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
     fused path, which has no projection of its own. Contexts may be nested. Replicas of `nn.DataParallel` are other
     models, and a forward that gradient checkpointing repeats has to be repeated inside the context.
 

@@ -35,7 +35,7 @@ class PruningInputs:
     Attributes:
         model: the model.
         groups: the groups whose units may be removed, in the order in which the model calls them.
-        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[row, ...]`.
+        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[batch, ...]`.
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.

@@ -100,7 +100,7 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
     whose removal lowers the cost most leaves it, unless nothing depends on it.
 
     Args:
-        gradients: g of each row, `[rows, bundles]`, float64.
+        gradients: g of each row, `[examples, bundles]`, float64.
         count: number of bundles that are dropped; a multiple of `parts`.
         parts: number of consecutive parts of equal size, each of which drops equally many bundles.
 

@@ -45,7 +45,7 @@ class DenseSums:
     Args:
         model: the dense model, which must not change while this object is in use.
         linears: module paths of the linears, in the order in which the model calls them.
-        batches: calibration inputs `[rows, ...]`.
+        batches: calibration inputs `[batch, ...]`.
         unsummed: those of the linears for which no sum is searched.
     """
 
@@ -139,7 +139,7 @@ class TargetedCall:
         linear: module path.
         batch: number of the batch.
         number: which of the calls of the linear in the forward it is, from 0.
-        mask: the tokens of its input that are not padding, usually `[rows, positions]`.
+        mask: the tokens of its input that are not padding, usually `[batch, position]`.
         inputs: its inputs without padding, `[tokens, in]`.
         targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
     """
@@ -172,7 +172,7 @@ def calls_in_order(
         model: the model; it is dense at the start.
         steps: module paths of linears, in the order in which the model calls them; those of one step are called in the
             same layer and do not depend on each other.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
         sums: the sums y' + R' of the dense model.
         on_progress: called with (steps, all steps).
 

@@ -28,7 +28,7 @@ def run_layers(model: PreTrainedModel, batch: Mapping[str, Tensor], around: Arou
 
     Args:
         model: a transformers model with its hooks and gates as they are; it is restored afterwards.
-        batch: inputs `[rows, ...]`.
+        batch: inputs `[batch, ...]`.
         around: runs or replaces each layer call.
 
     Returns:
@@ -57,7 +57,7 @@ class CallOrder:
 
     Args:
         model: a transformers model.
-        batch: inputs of one forward `[rows, ...]`; a few rows suffice.
+        batch: inputs of one forward `[batch, ...]`; a few rows suffice.
 
     Attributes:
         layer_calls: number of layer calls.

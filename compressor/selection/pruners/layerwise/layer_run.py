@@ -36,9 +36,9 @@ class LinearCall:
     Attributes:
         linear: module path.
         number: which of the calls of the linear in the forward it is, from 0.
-        input: x `[rows, positions, in]`.
-        output: y `[rows, positions, out]`; None if neither it nor a sum is observed.
-        sum: s = y + R `[rows, positions, out]`, R the residual stream; None if it is not observed.
+        input: x `[batch, position, in]`.
+        output: y `[batch, position, out]`; None if neither it nor a sum is observed.
+        sum: s = y + R `[batch, position, out]`, R the residual stream; None if it is not observed.
     """
 
     linear: str
@@ -58,7 +58,7 @@ class LayerwiseRun:
     Args:
         model: a transformers model. Weights and hooks may change between calls; changes of a layer before `start` have
             no effect any more.
-        batches: inputs `[rows, ...]` of each batch, with or without `labels`.
+        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
 
     Attributes:
         start: the layer call that the next forward starts at, from 0.

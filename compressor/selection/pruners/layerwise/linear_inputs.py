@@ -16,7 +16,7 @@ from compressor.tasks.forwards import decoder_mask, scored_logits_only
 from compressor.units.layers import removed_afterwards
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
-"""The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""
+"""The weights of the tokens of one batch: for each linear, one tensor `[batch, position]` for each of its calls."""
 InputObserver = Callable[[str, Tensor, Tensor], None]
 """Called with the path of a linear, its inputs `[tokens, in]` without padding, and their weights `[tokens]`."""
 
@@ -34,7 +34,7 @@ def collect_inputs(
 
     Args:
         model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
-        batch: inputs `[rows, ...]`, with or without `labels`.
+        batch: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
         observer: receives the inputs.
         weights: the weights of the batch, see `Sensitivity`; None: one for each token.
@@ -62,7 +62,7 @@ def count_tokens(
 
     Args:
         model: a transformers model.
-        batches: inputs `[rows, ...]`, with or without `labels`.
+        batches: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
     """
     tokens = dict.fromkeys(linears, 0)
@@ -103,8 +103,8 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
     Args:
         model: a transformers model.
         linear: module path of the linear.
-        batch: inputs of the model `[rows, ...]`, with or without `labels`.
-        shape: shape of the linear's input without its last axis, usually `[rows, positions]`.
+        batch: inputs of the model `[batch, ...]`, with or without `labels`.
+        shape: shape of the linear's input without its last axis, usually `[batch, position]`.
 
     Returns:
         Bool, of `shape`, on the device of the model.
@@ -116,7 +116,7 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
 
 
 def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """The mask `[rows, positions]` of a batch that is zero where the input of a linear is padding; None: there is none.
+    """The mask `[batch, position]` of a batch that is zero where the input of a linear is padding; None: there is none.
 
     1. A module outside the encoder of an encoder-decoder: the mask of the decoder, see `decoder_mask`.
     2. Any other module: the attention mask.

@@ -46,7 +46,7 @@ def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -
 
     Args:
         model: a transformers model, which is restored afterwards.
-        batch: inputs `[rows, ...]`; a few rows suffice.
+        batch: inputs `[batch, ...]`; a few rows suffice.
         linear: module path of the linear.
 
     Returns:

@@ -102,7 +102,7 @@ def require_tokens(model: PreTrainedModel, groups: Sequence[PrunableGroup], batc
     Args:
         model: the model.
         groups: the groups, each with its linear.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
 
     Raises:
         InputError: they have fewer.
@@ -137,7 +137,7 @@ def gather_grams(
     Args:
         model: the model.
         groups: the groups, each with its linear.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
         weights: weights of the tokens, see `Sensitivity`.
         on_progress: called with (batches, all batches).
 
@@ -169,8 +169,8 @@ def choices_of(
     grams: Mapping[str, Gram],
     metrics: Mapping[str, np.ndarray],
     damp: float,
-) -> list[GroupChoice]:
-    """The choice of each group, from the linear's present weights.
+) -> dict[str, GroupChoice]:
+    """Name of the group -> its choice, from the linear's present weights.
 
     Args:
         model: the model.
@@ -179,13 +179,13 @@ def choices_of(
         metrics: module path of the linear -> metric of its outputs, see `Sensitivity`; the identity is added to it.
         damp: share of the mean diagonal of a Gram matrix that is added to its diagonal.
     """
-    choices = []
+    choices = {}
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().to(torch.promote_types(linear_weight(linear).dtype, torch.float32))
         metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
-        choices.append(GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric))
+        choices[group.name] = GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric)
     return choices
 
 

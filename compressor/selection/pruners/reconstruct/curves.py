@@ -34,7 +34,7 @@ class PartialKL:
 
     Args:
         model: a transformers model; its present outputs are the dense ones.
-        batches: inputs `[rows, ...]` of each batch, with or without `labels`.
+        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
         names: the outputs that the task scores, see `Task.outputs`.
         recorded_bytes: memory for outputs of layers; the batch that exceeds it is the last that is recorded.
     """

@@ -34,7 +34,7 @@ def feeders_of(
     Args:
         model: a transformers model.
         linears: module paths of the linears that groups end in.
-        batch: inputs of one forward `[rows, ...]`; a few rows are used.
+        batch: inputs of one forward `[batch, ...]`; a few rows are used.
     """
     example = {name: value[:_ROWS] for name, value in batch.items()}
     # The numbers of tokens that a flattened input of all rows may have.

@@ -60,7 +60,7 @@ class Sensitivity:
 
     Attributes:
         weights: for each batch and linear, one tensor for each call of the linear with the weight of each token,
-            `[rows, positions]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
+            `[batch, position]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
             one; padded tokens have weight zero.
         metrics: for each linear, the sum of the Fisher information over all tokens, `[out, out]`, float64; its mean
             eigenvalue is one.
@@ -98,7 +98,7 @@ def sensitivity_of(
 
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
-        batches: inputs `[rows, ...]`, with or without `labels`.
+        batches: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
         names: the outputs that the task scores, see `Task.outputs`.
         seed: seed of the draws.

@@ -64,7 +64,7 @@ def refit_in_order(
         model: the model, whose linears are changed.
         choices: the units of each group, in the order in which the model calls them.
         counts: name of the group -> number of units that are kept.
-        batches: calibration inputs `[rows, ...]`.
+        batches: calibration inputs `[batch, ...]`.
         weights: weights of the tokens, see `Sensitivity`.
         sums: the sums y' + R' of the dense model, of all linears.
         feeders: path of the linear that a group ends in -> paths of its feeders, see `feeders_of`.
