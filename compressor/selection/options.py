@@ -1,4 +1,4 @@
-"""Options of methods: one frozen model for each method beside its class, and the models that methods share.
+"""Options of methods: one frozen model for each method, in the file of its class, and the models that methods share.
 
 `--options name=value` sets a field of the method's own model or of a shared one: gates share `ScheduleOptions` and
 `PoolOptions`, searches share `SearchOptions`. The tables of the documentation are generated from these fields.

@@ -230,7 +230,7 @@ class Distillation:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
         Args:
-            model: the student, as it is, or the teacher itself; it is in evaluation mode afterwards.
+            model: the student or the teacher; it is in evaluation mode afterwards.
             task: collates the rows.
             rows: encoded rows with labels.
             batch_size: rows of a batch.

@@ -16,7 +16,7 @@ from compressor.training.callbacks import StepCounter, diverged
 from compressor.units.gate import Gate
 
 DIVERGENCE = "divergence"
-"""Name of the mean divergence from a teacher, beside the metric of an evaluation."""
+"""Name of the mean divergence from a teacher in the metrics of an evaluation."""
 
 
 class Evaluation:

@@ -134,7 +134,7 @@ class _Setup:
 
     @property
     def first_step(self) -> int:
-        """The first step whose checkpoint counts, and from which linears round where they do."""
+        """The first step whose checkpoint counts; linears round from this step on, if they do."""
         return 0 if self.rounding is None else self.rounding.first_step
 
 

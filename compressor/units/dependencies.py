@@ -162,7 +162,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def hidden_from_modes() -> Iterator[None]:
-    """Inside the context, or the decorated function, no mode sees what is computed, as it is no part of the model."""
+    """Inside the context, or the decorated function, modes see no operation, because it is no part of the model."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -187,7 +187,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """The address that a tensor shares with its views; None: it has no single one."""
+    """The address that a tensor shares with its views; None: there is no single address."""
     if tensor.layout is not torch.strided:
         return None
     try:

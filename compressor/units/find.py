@@ -195,7 +195,7 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode.
+    """The model in evaluation mode without key/value cache, as in an export; afterwards it is in its former mode.
 
     Its output projections are called as modules; see `called_projections`.
     """

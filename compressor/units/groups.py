@@ -255,7 +255,7 @@ def _computes_inputs(
 ) -> bool:
     """Whether outputs of `producer` have no effect while the inputs of `reader` that they lead to are zero.
 
-    A linear that fuses a gate with the values has the outputs of a unit half of its width apart, or beside each other.
+    In a linear that fuses a gate with the values, the two outputs of a unit are half of its width apart, or neighbours.
     """
     units, _ = linear_sizes(reader)
     dropped = torch.arange(units, device=reader.weight.device) % 2 == 0

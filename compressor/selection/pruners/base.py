@@ -39,8 +39,8 @@ class PruningInputs:
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
-        store: folder in which finished parts are kept, so that an interrupted run goes on from them. Parts of other
-            weights, batches or options are kept beside them.
+        store: folder of finished parts, from which an interrupted run continues. It may also hold parts of other
+            weights, batches or options.
 
     Raises:
         InputError: there are no outputs, or a group has no linear that it ends in.

@@ -77,8 +77,8 @@ class FisherPruner(Pruner[MethodOptions]):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         self.require_counts(counts)
         inputs = self.inputs
-        steps = [(str(group.linear),) for group in inputs.groups]
-        calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)
+        linear_sets = [(str(group.linear),) for group in inputs.groups]
+        calls_of_groups = calls_in_order(inputs.model, linear_sets, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
             linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)

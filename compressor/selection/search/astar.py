@@ -117,7 +117,7 @@ class _Costs:
 
     @property
     def decreases(self) -> dict[str, float]:
-        """How often a cost decreased, contrary to the assumption of `lazy`; the key is that of stored curves."""
+        """How often a cost decreased, contrary to the assumption of `lazy`; stored curves have the key `fell`."""
         return {"fell": float(self._decreases)} if self.lazy else {}
 
     @property

@@ -154,40 +154,40 @@ class TargetedCall:
 
 def calls_in_order(
     model: PreTrainedModel,
-    steps: Sequence[Sequence[str]],
+    linear_sets: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> Iterator[Iterator[TargetedCall]]:
-    """For each step, the calls of its linears on all batches; steps and calls run when they are requested.
+    """For each set of linears, their calls on all batches; sets and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
     model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
     linears before it lost.
 
-    The linears of a step must be changed between its request and that of the next step, whose calls are those of the
-    model as it is then. The calls of a step may be left unread, but must not be read after that.
+    The linears of a set are changed before the next set is requested, whose calls are computed with the changed model.
+    The calls of a set may be left unread, but cannot be read after the next set is requested.
 
     Args:
         model: the model; it is dense at the start.
-        steps: module paths of linears, in the order in which the model calls them; those of one step are called in the
-            same layer and do not depend on each other.
+        linear_sets: module paths of linears, in the order in which the model calls them; those of one set are called in
+            the same layer and do not depend on each other.
         batches: inputs `[batch, ...]`.
         sums: the sums y' + R' of the dense model.
-        on_progress: called with (steps, all steps).
+        on_progress: called with (sets, all sets).
 
     Raises:
         KeyError: a linear has no sums.
-        ValueError: a forward does not call a linear, or the steps are in another order than the calls.
+        ValueError: a forward does not call a linear, or the sets are in another order than the calls.
     """
     run = LayerwiseRun(model, batches)
     sums.start()
-    for number, linears in enumerate(steps):
-        on_progress(number, len(steps))
+    for number, linears in enumerate(linear_sets):
+        on_progress(number, len(linear_sets))
         run.advance(run.layers_of(linears[0]).start)
         observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
         yield _targeted(model, batches, observed, sums.of(linears))
-    on_progress(len(steps), len(steps))
+    on_progress(len(linear_sets), len(linear_sets))
 
 
 def _targeted(

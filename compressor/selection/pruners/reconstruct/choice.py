@@ -51,8 +51,8 @@ class GroupChoice:
         bias: its bias `[outputs]`, float64; None for a linear without bias.
         grams: module path of a linear -> Gram matrix of its inputs.
         damp: share of the mean diagonal that is added to the diagonal.
-        metric: what the choice of units weights errors of the linear's outputs by, `[outputs, outputs]`; None: all
-            outputs alike. The weights that reproduce the outputs best do not depend on it.
+        metric: weights of errors of the linear's outputs in the choice of units, `[outputs, outputs]`; None: the
+            identity. The weights that reproduce the outputs best do not depend on it.
     """
 
     group: PrunableGroup

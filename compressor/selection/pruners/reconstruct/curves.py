@@ -60,7 +60,7 @@ class PartialKL:
         Args:
             linear: module path of the linear.
             weight: its weight `[out, in]`.
-            bias: its bias `[out]`; None: as it is.
+            bias: its bias `[out]`; None: the bias that it has.
 
         Raises:
             ValueError: a forward does not call the linear.
@@ -129,7 +129,7 @@ def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -
     Args:
         module: `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
         weight: `[out, in]`.
-        bias: `[out]`; None: as it is.
+        bias: `[out]`; None: the bias that it has.
     """
     assert isinstance(module, Linear)
     changes = [(module.weight, weight.T if isinstance(module, Conv1D) else weight)]

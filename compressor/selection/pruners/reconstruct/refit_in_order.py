@@ -77,24 +77,24 @@ def refit_in_order(
     Raises:
         InputError: an activation is not finite.
     """
-    steps: list[tuple[Sequence[str], GroupChoice]] = []
+    refits: list[tuple[Sequence[str], GroupChoice]] = []
     # In a layer that is called several times, inputs differ from the dense model's even before the first group.
     inputs_are_dense = all(len(calls) == 1 for calls in weights[0].values())
     for choice in choices:
         linear, count = str(choice.group.linear), counts[choice.group.name]
         if count and feeders[linear] and not inputs_are_dense:
-            steps.append((feeders[linear], choice))
-        steps.append(((linear,), choice))
+            refits.append((feeders[linear], choice))
+        refits.append(((linear,), choice))
         inputs_are_dense = inputs_are_dense and count == choice.group.counts[-1]
-    calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
+    calls_of_refits = calls_in_order(model, [linears for linears, _ in refits], batches, sums, on_progress)
     used: dict[str, Damping] = {}
-    for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
+    for (linears, choice), calls in zip(refits, calls_of_refits, strict=True):
         name = choice.group.name
         if choice.group.linear in linears:
-            step = _refit(linear_of(model, choice.group), choice, counts[name], calls, weights, ridge)
+            damping = _refit(linear_of(model, choice.group), choice, counts[name], calls, weights, ridge)
         else:
-            step = _refit_feeders(model, linears, choice, calls, weights, ridge)
-        used[name] = used.get(name, step).maximum(step)
+            damping = _refit_feeders(model, linears, choice, calls, weights, ridge)
+        used[name] = used.get(name, damping).maximum(damping)
     return used
 
 
