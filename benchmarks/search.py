@@ -32,7 +32,8 @@ from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.selection.measure_subsets import SubsetMeasurer
 from compressor.selection.options import read_options
-from compressor.selection.search import AStarOptions, AStarSearch, Decision, Head
+from compressor.selection.search import Decision, Head
+from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.training.precision import MixedPrecision

@@ -10,7 +10,7 @@ import pytest
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.checks import check_task_options
-from compressor.selection.gates import DspOptions
+from compressor.selection.gates.dsp import DspOptions
 from compressor.selection.options import (
     MethodOptions,
     PoolOptions,
@@ -22,7 +22,8 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.search import RandomOptions, TaylorOptions
+from compressor.selection.search.random_subsets import RandomOptions
+from compressor.selection.search.taylor import TaylorOptions
 from tests.faults import fails_with
 from tests.selection.tiny import selection
 
