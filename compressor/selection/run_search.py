@@ -29,7 +29,7 @@ from compressor.selection.options import (
 from compressor.selection.plan_and_curves import LearningResult, recorded, search_curves
 from compressor.selection.pool import pool_of
 from compressor.selection.search import Decision, Search, all_heads
-from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks.data import Data, rows_hash
 from compressor.units import Site, keep_only
 
@@ -76,12 +76,12 @@ def run_search(
         return evaluator
 
     evaluator = evaluator_of(data, "search")
-    pool = PooledSubsetEvaluator(evaluator, all_heads(pool_of(sites, selection.options)))
-    decisions = []
+    evaluator.search_among(all_heads(pool_of(sites, selection.options)))
+    decisions, heads = [], len(evaluator.heads)
     with evaluator.stored_on_interrupt():
-        for decision in search.choose(pool, keep, selection.max_drop):
-            decisions.append(replace(decision, kept=decision.kept | pool.always_kept))
-            on_progress(len(pool.heads) - len(decision.kept), len(pool.heads) - (keep or 0))
+        for decision in search.choose(evaluator, keep, selection.max_drop):
+            decisions.append(replace(decision, kept=decision.kept | evaluator.always_kept))
+            on_progress(heads - len(decision.kept), heads - (keep or 0))
     last, certified, notes = decisions[-1], None, decisions[-1].notes
     if unseen is not None:
         decisions = removals(decisions)
