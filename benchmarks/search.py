@@ -32,7 +32,8 @@ from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.selection.measure_subsets import SubsetMeasurer
 from compressor.selection.options import read_options
-from compressor.selection.search import AStarOptions, AStarSearch, Head, Step
+from compressor.selection.search import Decision, Head
+from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.training.precision import MixedPrecision
@@ -143,7 +144,7 @@ class Bench:
             evaluator.store_in(store / f"{self.folder.path.name}-{weights}-{self.name}-{rows}-{precision}.npz")
         return evaluator
 
-    def search(self, variant: str, budget: float, *, reuse: bool = True) -> tuple[list[Step], ModelSubsetEvaluator]:
+    def search(self, variant: str, budget: float, *, reuse: bool = True) -> tuple[list[Decision], ModelSubsetEvaluator]:
         """The steps of A*, and the evaluator that it used."""
         evaluator = self.evaluator(reuse=reuse)
         return list(astar(variant).choose(evaluator, None, budget)), evaluator

@@ -24,9 +24,10 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
 from compressor.results import MetricUnit
-from compressor.selection.search import AStarOptions, AStarSearch, Head, RandomOptions, RandomSearch, Step
+from compressor.selection.search import Decision, Head
+from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.search.base import metric_drop
-from compressor.selection.search.random_subsets import random_walk
+from compressor.selection.search.random_subsets import RandomOptions, RandomSearch, random_walk
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 
 VARIANTS = ("paper", "literal", "lazy")
@@ -339,7 +340,7 @@ class AStarFindings:
         return lines
 
 
-def _state(head: Head, last: Step) -> str:
+def _state(head: Head, last: Decision) -> str:
     return REMOVED if head not in last.kept else ELIMINATED if head in last.eliminated else KEPT
 
 

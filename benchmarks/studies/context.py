@@ -22,8 +22,8 @@ from compressor.progress import ProgressCallback
 from compressor.run.load import load_folder
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
-from compressor.selection.plan_and_curves import LearningResult, all_heads
-from compressor.selection.search import Head
+from compressor.selection.plan_and_curves import LearningResult
+from compressor.selection.search import Head, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.tasks.data import rows_hash

@@ -1,4 +1,4 @@
-"""Average attention maps of a model's sites, in memory and on disk, and the masks of any density that follow from them.
+"""Average attention maps of a model's sites, in memory and in a file, and masks of any density that follow from them.
 
 The share p of a site's blocks with least attention is dropped (attention pruning, 3.2).
 """
@@ -310,19 +310,7 @@ def _site_mask(
     *,
     allow_empty_rows: bool,
 ) -> BlockMask:
-    """The mask of one site.
-
-    Args:
-        attention: `[head, query, key]`.
-        counted: bool `[query, key]`: pairs that count.
-        heads: the heads that are kept.
-        share: share of the counted blocks to drop.
-        block: positions along the side of a block.
-        usable: bool `[query, key]`: pairs that attention can use.
-        memory: key positions before position 0.
-        rng: draws the order in which blocks are dropped; None: by attention.
-        allow_empty_rows: allow a row to lose all blocks.
-    """
+    """The mask of one site, from attention `[head, query, key]` and pairs `[query, key]` that count or are usable."""
     entries = _blocks(counted.astype(np.float64), block)
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
     order = scores if rng is None else rng.random(scores.shape)

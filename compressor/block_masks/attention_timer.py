@@ -1,4 +1,4 @@
-"""Time the forms in which an engine can compute the masked attention of one site.
+"""Measure the times of the forms in which an engine can compute the masked attention of one site.
 
 1. whole: the runtime's fused attention without a mask.
 2. masked: the same with the mask as a bias; nothing is skipped.
@@ -146,15 +146,7 @@ class AttentionTimer:
 
 @dataclass(frozen=True)
 class _Case:
-    """The attention of one site at one length.
-
-    Attributes:
-        site: the site with the heads that it keeps.
-        mask: the mask of those heads.
-        length: number of query positions, and of key positions without the memory.
-        extras: extra inputs of the site.
-        dtype: type of all inputs.
-    """
+    """The attention of one site, with the heads that it keeps and their mask, at one length and in one type."""
 
     site: SitePlan
     mask: BlockMask

@@ -92,13 +92,7 @@ def memory_length(model: PreTrainedModel) -> int:
 
 
 class _MapSums:
-    """Sums of the maps of each site over rows, counts of the rows that have each pair of positions, and its visibility.
-
-    Args:
-        model: computes the maps.
-        sites: its sites.
-        length: number of positions that the maps cover.
-    """
+    """Sums of the maps of each site over rows, numbers of rows that have each pair of positions, and visible pairs."""
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], length: int) -> None:
         modules = dict(model.named_modules())
@@ -114,10 +108,6 @@ class _MapSums:
 
     def start_batch(self, inputs: Tensor | None, decoder_inputs: Tensor | None) -> None:
         """Set the positions that the rows of the next batch have: nonzero in `[batch, position]`; None: all positions.
-
-        Args:
-            inputs: positions of the model's input.
-            decoder_inputs: positions of the decoder's input; None: the model has no decoder input.
 
         Raises:
             InputError: a row is longer than the maps.
@@ -181,10 +171,7 @@ def _visible_to_any_head(call: Call, keys: int) -> Tensor:
 
 
 def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:
-    """`[batch, position]`: one where a row has a position, else zero; all ones for unknown positions (images, sound).
-
-    The result has the batch size and the device of a tensor that it is like.
-    """
+    """`[batch, position]`, on the device of `like`: one where a row has a position, or where all are unknown."""
     if positions is None or positions.shape[1] != length:
         return torch.ones(len(like), length, device=like.device)
     return positions.to(like.device, torch.float32)

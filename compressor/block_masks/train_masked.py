@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,11 +28,11 @@ from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
-from compressor.selection.plan_and_curves import training_curves
+from compressor.selection.plan_and_curves import LearningResult, training_curves
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.processes import process_count, process_state
+from compressor.training.processes import process_state
 from compressor.units import Site, gated
 from compressor.units.entmax import with_entmax
 from compressor.workdir import MAPS, write_json
@@ -46,21 +44,6 @@ _ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "
 """Checkpoint folders of the trainings with entmax and with masks, and files of the selected plan, notes and times."""
 _NOTES = TypeAdapter(tuple[Note, ...])
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class MaskedTraining:
-    """The result of training with masks.
-
-    Attributes:
-        plan: the plan with the masks.
-        curves: values that were measured during training, by step; empty if no site is masked.
-        notes: facts for a reader of the plan.
-    """
-
-    plan: Plan
-    curves: tuple[CurvePoint, ...]
-    notes: tuple[Note, ...]
 
 
 def learn_blocks(
@@ -75,7 +58,7 @@ def learn_blocks(
     on_progress: ProgressCallback,
     *,
     start: Mapping[str, Tensor] | None = None,
-) -> MaskedTraining:
+) -> LearningResult:
     """Derive masks for a model with the heads of `plan`, and train it with them, in place.
 
     The maps are stored in `store`, so that an interrupted run does not compute them again and masks of other densities
@@ -92,6 +75,9 @@ def learn_blocks(
         selector: selects the masks to train with.
         on_progress: called with (step, steps).
         start: initial weights of the training; None: the weights with which the maps are computed.
+
+    Returns:
+        The plan with the masks, and the curves of the training; the curves are empty if no site is masked.
 
     Raises:
         UsageError: an option or a share does not fit the model.
@@ -126,11 +112,11 @@ def learn_blocks(
     masked = Plan.load(store / _PLAN)
     stored_notes = _NOTES.validate_python(json.loads((store / _PLANNED).read_text(encoding="utf-8"))["notes"])
     if not masked.masks:
-        return MaskedTraining(masked, (), stored_notes)
+        return LearningResult(masked, (), trained=False, notes=stored_notes)
     if start is not None:
         model.load_state_dict(start)
     curves = train_with_masks(model, data, step, masked, store / _CHECKPOINTS, on_progress)
-    return MaskedTraining(masked, curves, stored_notes)
+    return LearningResult(masked, curves, trained=True, notes=stored_notes)
 
 
 def _maps(
@@ -154,8 +140,7 @@ def _maps(
         return AttentionMaps.load(path)
     if torch.cuda.is_available():
         model.to(state.device)
-    entmax = step.entmax
-    with _entmax_weights(model, data, step, plan, store, on_progress) if entmax else nullcontext():
+    with _entmax_weights(model, data, step, plan, store, on_progress) if step.entmax else nullcontext():
         maps = collect_attention_maps(
             model,
             sites,
@@ -216,9 +201,7 @@ def train_with_masks(
         Values that were measured during training, by step.
     """
     schedule_options = read_options(TRAINING_WITH_MASKS, step.options, ScheduleOptions)
-    rows_per_step = step.batch_size * process_count()
-    steps = step.training_steps or math.ceil((step.epochs or EPOCHS) * len(data.train) / rows_per_step)
-    schedule = schedule_options.schedule(steps, step.batch_size, step.learning_rate, step.seed)
+    schedule = schedule_options.schedule_of_epochs(step, len(data.train), EPOCHS)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )

@@ -92,7 +92,7 @@ def _of_folder(console: Console, path: Path, settings: dict[str, Any]) -> Iterat
     recipe = Recipe(model=path, seq=None if options.seq is None else (options.seq,), **settings)
     for unit in list_units(recipe, console, count=options.count):
         group, costs = unit.group, {"parameters": unit.parameters, "macs": unit.macs, "ms": unit.ms}
-        row = {"name": group.name, "type": group.type, "units": group.units, "step": group.step}
+        row = {"name": group.name, "type": group.type, "units": group.units, "step": group.multiple}
         of_site = {} if group.site is None else _heads(group.site)
         yield dict.fromkeys(_COLUMNS) | row | of_site | costs
 

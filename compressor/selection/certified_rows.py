@@ -1,7 +1,7 @@
 """The rows of certificates: compared with training rows, and recorded in the user's cache.
 
-A certificate holds with its confidence once for a set of rows. Whoever draws several, with other seeds or other models,
-and reports the best one has less confidence, so each certificate says how many others used some of its rows.
+A certificate holds with its confidence once for a set of rows. The best of several certificates, of other seeds or
+models, holds with less confidence. Each certificate therefore states how many earlier ones used some of its rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
 
     Args:
         rows: the evaluation rows, those of the search and those of the test.
-        request: what decides the certificate beside the rows: model, method, seed, ...
+        request: what else decides the certificate: model, method, seed, ...
     """
     digests, folder = np.unique(_digests(rows)), user_cache() / "certificates"
     key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()

@@ -1,10 +1,10 @@
-"""Certificates for unseen rows: steps of a search that lose no more of the metric than allowed, with confidence.
+"""Certificates for unseen rows: decisions of a search that lose no more of the metric than allowed, with confidence.
 
-The rows are divided once, before anything is computed. The search sees one part. On the other part its steps are tested
-in order, each against the hypothesis "the true drop is more than the budget", until one test does not reject
-(fixed-sequence testing, as in Angelopoulos et al. 2021, "Learn then test"). The first step whose true drop is more than
-the budget fails its test with the requested confidence, and later steps are not tested, so the tests need no correction
-for their number.
+The rows are divided once, before anything is computed. The search sees one part. On the other part its decisions are
+tested in order, each against the hypothesis "the true drop is more than the budget", until one test does not reject
+(fixed-sequence testing, as in Angelopoulos et al. 2021, "Learn then test"). The first decision whose true drop is more
+than the budget fails its test with the requested confidence, and later ones are not tested, so the tests need no
+correction for their number.
 
 Each test is a sequence of bets (Waudby-Smith, Ramdas 2024, "Estimating means of bounded random variables by betting"):
 capital that cannot grow in expectation while the true drop is more than the budget reaches 1/p with probability at most
@@ -16,6 +16,7 @@ seeing both, would prove nothing.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
-from compressor.selection.search import Step
+from compressor.selection.search import Decision
 from compressor.tasks.base import Task
 
 T = TypeVar("T")
@@ -40,21 +41,21 @@ _MAX_ROWS = 2**22
 
 @dataclass(frozen=True)
 class Certificate:
-    """The result of testing the steps of a search on rows that the search has not seen.
+    """The result of testing the decisions of a search on rows that the search has not seen.
 
     Attributes:
-        steps: number of certified steps, including the first, which has all units and needs no proof.
-        drops: drop of accuracy on the unseen rows, of every tested step including the first.
-        p_values: p-value of every tested step including the first.
+        certified: number of certified decisions, including the first, which keeps all units and needs no proof.
+        drops: drop of accuracy on the unseen rows, of every tested decision including the first.
+        p_values: p-value of every tested decision including the first.
         confidence: confidence of the certificate.
         budget: permitted drop of accuracy.
         searched_rows: number of rows that the search saw.
         unseen_rows: number of rows of the test.
-        needed_rows: number of unseen rows with which the first step that failed would pass, if more rows continued like
-            these; None: no step failed, or no number of rows suffices.
+        needed_rows: number of unseen rows with which the first decision that failed would pass, if more rows continued
+            like these; None: none failed, or no number of rows suffices.
     """
 
-    steps: int
+    certified: int
     drops: tuple[float, ...]
     p_values: tuple[float, ...]
     confidence: float
@@ -67,7 +68,7 @@ class Certificate:
         """The certified loss, for the report.
 
         Args:
-            kept_units: number of units that each step keeps that was passed to `certify`.
+            kept_units: number of units that each decision keeps that was passed to `certify`.
             scope: what the certificate holds for.
             units: what these are.
         """
@@ -75,10 +76,10 @@ class Certificate:
             max_drop=self.budget,
             confidence=self.confidence,
             units=units,
-            removed=kept_units[0] - kept_units[self.steps - 1],
+            removed=kept_units[0] - kept_units[self.certified - 1],
             total=kept_units[0],
-            drop=self.drops[self.steps - 1],
-            p_value=self.p_values[self.steps - 1],
+            drop=self.drops[self.certified - 1],
+            p_value=self.p_values[self.certified - 1],
             searched_rows=self.searched_rows,
             unseen_rows=self.unseen_rows,
             scope=scope,
@@ -88,33 +89,33 @@ class Certificate:
         """The result as a note.
 
         Args:
-            kept_units: number of units that each step keeps that was passed to `certify`.
+            kept_units: number of units that each decision keeps that was passed to `certify`.
             scope: what the certificate holds for.
             units: what these are.
         """
-        total, kept = kept_units[0], kept_units[self.steps - 1]
+        total, kept = kept_units[0], kept_units[self.certified - 1]
         rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} others"
         if len(kept_units) == 1:
             text = f"nothing to certify: the search removed no {units}; {rows}"
             return Note(code=NoteCode.NOT_CERTIFIED, text=text)
         claim = f"a drop of at most {self.budget:g} with {100 * self.confidence:g}% confidence"
-        if self.steps > 1:
+        if self.certified > 1:
             code = NoteCode.CERTIFIED
             text = (
                 f"certified: {claim}, for {total - kept} of {total} {units} removed; accuracy on the unseen rows fell"
-                f" by {self.drops[self.steps - 1]:.4g} (p = {self.p_values[self.steps - 1]:.2g}); {rows}"
+                f" by {self.drops[self.certified - 1]:.4g} (p = {self.p_values[self.certified - 1]:.2g}); {rows}"
             )
         else:
             code = NoteCode.NOT_CERTIFIED
             text = f"nothing was certified and all {units} are kept: {claim} was requested; {rows}"
-        if self.steps < len(kept_units):
-            removed = total - kept_units[self.steps]
+        if self.certified < len(kept_units):
+            removed = total - kept_units[self.certified]
             text += f"; with {removed} {units} removed it fell by {self.drops[-1]:.4g} (p = {self.p_values[-1]:.2g}), "
             if self.needed_rows is None:
                 text += "which more rows like these would not certify"
             else:
                 text += f"which about {self.needed_rows} unseen rows like these would certify"
-        return Note(code=code, text=f"{text}; {scope}" if self.steps > 1 else text)
+        return Note(code=code, text=f"{text}; {scope}" if self.certified > 1 else text)
 
 
 def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.ndarray:
@@ -140,7 +141,7 @@ def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.nda
 
 
 def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> int | None:
-    """The smallest number of rows, to about 1%, with which a step would be certified if rows continued like these.
+    """The smallest number of rows, to about 1%, with which a decision would be certified if rows continued like these.
 
     Args:
         differences: loss after minus loss before of each row, `[rows]`.
@@ -214,26 +215,26 @@ def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed
 
 
 def certify(
-    steps: Sequence[T],
+    decisions: Sequence[T],
     losses: Callable[[T], np.ndarray],
     budget: float,
     confidence: float,
     searched_rows: int,
 ) -> Certificate:
-    """Test the steps in order until one fails.
+    """Test the decisions of a search in order until one fails.
 
     Args:
-        steps: the steps of a search, each with fewer units than the one before; the first has all units.
-        losses: 1.0 for each unseen row that the model with a step's units misclassifies, else 0.0, `[rows]`, in random
-            order.
+        decisions: each keeps fewer units than the one before; the first keeps all.
+        losses: of a decision: 1.0 for each unseen row that the model with its units misclassifies, else 0.0, `[rows]`,
+            in random order.
         budget: permitted drop of accuracy.
         confidence: confidence that a certified drop is within the budget.
         searched_rows: number of rows that the search saw, for the certificate.
     """
-    dense = losses(steps[0])
+    dense = losses(decisions[0])
     drops, p_values, needed, passed = [0.0], [0.0], None, 1
-    for step in steps[1:]:
-        differences = losses(step) - dense
+    for decision in decisions[1:]:
+        differences = losses(decision) - dense
         drops.append(float(differences.mean()))
         p_values.append(float(p_value(differences, budget, confidence)))
         if p_values[-1] > 1 - confidence:
@@ -243,10 +244,6 @@ def certify(
     return Certificate(passed, tuple(drops), tuple(p_values), confidence, budget, searched_rows, len(dense), needed)
 
 
-def removal_steps(steps: Iterable[Step]) -> list[Step]:
-    """The first step and the steps that remove heads."""
-    removals: list[Step] = []
-    for step in steps:
-        if not removals or step.kept != removals[-1].kept:
-            removals.append(step)
-    return removals
+def removals(decisions: Iterable[Decision]) -> list[Decision]:
+    """The first decision and those that remove heads."""
+    return [next(group) for _, group in itertools.groupby(decisions, key=lambda decision: decision.kept)]

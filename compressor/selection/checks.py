@@ -44,19 +44,22 @@ def check_every_option(steps: Sequence[Step]) -> None:
     """
     learning = [step for step in parts_of(steps) if isinstance(step, Heads | Units | Blocks)]
     for step in learning:
-        sharing = [other for other in learning if other.options == step.options]
-        names = (*_option_names(step), *(name for other in sharing for name in _option_names(other)))
+        sharing = (member for member in learning if member.options == step.options)
+        names = tuple(dict.fromkeys(name for member in (step, *sharing) for name in _option_names(member)))
         subject = TRAINING_WITH_MASKS if isinstance(step, Blocks) else step.method
         check_option_names(subject, step.options, names)
 
 
-def check_method(step: Heads | Units) -> None:
-    """Check the values of the options of a method, without a model.
+def check_options(step: Heads | Units | Blocks) -> None:
+    """Check the values of the options of a step, without a model.
 
     Raises:
         UsageError: a value is invalid or out of range.
         TargetMissingError: the requested Ray workers are not available.
     """
+    if isinstance(step, Blocks):
+        _check_schedule(TRAINING_WITH_MASKS, step)
+        return
     for model in option_models(step.method):
         read_options(step.method, step.options, model)
     if METHODS[step.method].kind == "gate":
@@ -65,13 +68,9 @@ def check_method(step: Heads | Units) -> None:
         check_reachable(step.ray)
 
 
-def check_masked_training(step: Blocks) -> None:
-    """Check the schedule of the training with masks.
-
-    Raises:
-        UsageError: a value is invalid or out of range.
-    """
-    _check_schedule(TRAINING_WITH_MASKS, step)
+def _check_schedule(subject: str, step: Heads | Units | Blocks) -> None:
+    """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
+    read_options(subject, step.options, ScheduleOptions).schedule(step, training_steps=1)
 
 
 def check_task_options(step: Heads | Units, task: str) -> None:
@@ -99,12 +98,6 @@ def check_pool(step: Units) -> None:
             field="pool",
             value=pool,
         )
-
-
-def _check_schedule(subject: str, step: Heads | Units | Blocks) -> None:
-    """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
-    schedule_options = read_options(subject, step.options, ScheduleOptions)
-    schedule_options.schedule(1, step.batch_size, step.learning_rate, step.seed)
 
 
 def check_max_drop(max_drop: float, task: Task) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.search import Head
+from compressor.selection.search import Head, all_heads
 from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
@@ -71,7 +71,7 @@ class SubsetMeasurer:
         task: computes the statistics.
         rows: the evaluation rows.
         batch_size: rows per batch.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
         reuse: reuse activations. False: run the whole model for every subset, one at a time, with rows in their order.
         memory_share: share of the free memory that activations may use; those that do not fit are computed again.
     """
@@ -89,7 +89,7 @@ class SubsetMeasurer:
         memory_share: float = 0.25,
     ) -> None:
         self._model, self._task, self._rows, self._batch_size, self._reuse = model, task, rows, batch_size, reuse
-        self._heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
+        self._heads = all_heads(sites)
         self._forward = PartialForward(model, sites, mixed_precision)
         self._records: dict[int, _Base] = {}
         self._shared_tokens = _SHARED_TOKENS[model.device.type] if reuse else 1
@@ -160,12 +160,7 @@ class SubsetMeasurer:
     ) -> Any:
         """The outputs of a group of subsets on a batch, run from attention call `call` on; adds to the cost.
 
-        Args:
-            batch: the batch.
-            group: the subsets.
-            record: recorded activations to replay; None: run the whole model.
-            call: the first attention call at which a subset differs from `record`.
-            cache: filled with the activations of this run; None: they are not recorded.
+        The calls before replay `record`, and the activations of this run are recorded in `cache`.
         """
         replayed = record[1] if record else None
         share = 1 - replayed.start(call) / len(replayed.layers) if replayed and replayed.layers else 1.0

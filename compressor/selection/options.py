@@ -1,4 +1,4 @@
-"""Options of methods: one frozen model for each method beside its class, and the models that methods share.
+"""Options of methods: one frozen model for each method, in the file of its class, and the models that methods share.
 
 `--options name=value` sets a field of the method's own model or of a shared one: gates share `ScheduleOptions` and
 `PoolOptions`, searches share `SearchOptions`. The tables of the documentation are generated from these fields.
@@ -6,22 +6,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
 
-from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
+from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault
 from compressor.config.methods import METHODS
+from compressor.config.steps import Blocks, Distill, Heads, Units
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.training.precision import MixedPrecision
+from compressor.training.processes import process_count
 from compressor.training.schedule import Schedule
 from graph_passes.plan import Kind
 
 StepShare = Annotated[float, Field(ge=0, le=1)]
-"""A share of the optimizer steps."""
+"""A share of the training steps."""
 
 
 class MethodOptions(Config):
@@ -42,28 +45,36 @@ class ScheduleOptions(MethodOptions):
     max_grad_norm: float = Field(1.0, gt=0, description="maximum norm of the model's gradient")
     evaluations: int = Field(12, ge=1, description="evenly spaced evaluations; each writes a checkpoint")
     points: int = Field(60, ge=1, description="evenly spaced points of the curves in the report")
-    mixed_precision: MixedPrecision = Field("no", description="precision of matrix products; no: float32")
+    mixed_precision: MixedPrecision = Field("no", description="precision of matmuls; no: float32")
     optimizer: Literal["adamw", "lamb"] = Field("adamw", description="optimizer")
     scheduler: Literal["linear", "cosine"] = Field("linear", description="decay of the learning rate after the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end")
 
-    def schedule(self, steps: int, batch_size: int, learning_rate: float, seed: int) -> Schedule:
-        """The schedule of a run with these options.
-
-        Args:
-            steps: optimizer steps.
-            batch_size: rows per step and process.
-            learning_rate: peak learning rate of the model.
-            seed: seed of every random draw.
+    def schedule(self, step: Heads | Units | Blocks | Distill, training_steps: int) -> Schedule:
+        """The schedule of a step of a run, with its learning rate, batch size and seed.
 
         Raises:
             UsageError: the final learning rate is above the peak.
         """
-        return Schedule(steps, batch_size, learning_rate, seed, **self.model_dump())
+        return Schedule(training_steps, step.batch_size, step.learning_rate, step.seed, **self.model_dump())
+
+    def schedule_of_epochs(self, step: Heads | Units | Blocks, rows: int, epochs: float) -> Schedule:
+        """The schedule of a step over all processes.
+
+        Args:
+            step: sets the number of training steps or of epochs, or neither.
+            rows: number of training rows.
+            epochs: number of epochs where the step sets neither.
+
+        Raises:
+            UsageError: the final learning rate is above the peak.
+        """
+        batch = step.batch_size * process_count()
+        return self.schedule(step, step.training_steps or math.ceil((step.epochs or epochs) * rows / batch))
 
 
 class PoolOptions(MethodOptions):
-    """The option of every gate that determines which heads compete."""
+    """Which heads compete, an option of every gate."""
 
     pool: Literal["model", "kind", Kind] = Field(
         "model",
@@ -75,9 +86,7 @@ class PoolOptions(MethodOptions):
 class SearchOptions(MethodOptions):
     """Options of every search."""
 
-    mixed_precision: MixedPrecision = Field(
-        "no", description="precision of matrix products in evaluations; no: float32"
-    )
+    mixed_precision: MixedPrecision = Field("no", description="precision of matmuls in evaluations; no: float32")
     pool: Literal["model", Kind] = Field(
         "model",
         description="heads that are searched: those of the whole model, or of one kind of attention, which keep then"
@@ -204,16 +213,3 @@ def _described(model: type[MethodOptions], name: str) -> str:
     """The description of a field, with its defaults for single tasks."""
     defaults = (f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values)
     return f"{model.model_fields[name].description or ''}{''.join(defaults)}"
-
-
-def options_table(method: str) -> str:
-    """A Markdown table of all options of a method: name, default, description with choices."""
-    return markdown_table(("option", "default", "description"), _rows(list_options(*option_models(method))))
-
-
-def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str, str]]:
-    """Cells of a table of options: name, default, description with choices."""
-    for option in options:
-        _, _, default = option.assignment.partition("=")
-        choices = ", ".join(f"`{choice}`" for choice in option.choices)
-        yield f"`{option.name}`", default, f"{option.description}{f': {choices}' if choices else ''}"

@@ -1,4 +1,4 @@
-"""The result of learning: the plan of kept heads, and curves from the log."""
+"""The result of learning: the plan of kept units, and curves from the log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from compressor.config.steps import Heads, Units
 from compressor.results import CertifiedLoss, CurvePoint, Note
-from compressor.selection.search import Head, Step
+from compressor.selection.search import Decision
 from compressor.tasks.base import Task
 from compressor.tasks.data import Data
-from compressor.units import Site, keep_only
 from graph_passes import Plan
 
 
@@ -34,44 +33,23 @@ class LearningResult:
     certificate: CertifiedLoss | None = None
 
 
-def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
-    """Every head in (site, head) order."""
-    return tuple((site.name, head) for site in sites for head in range(site.heads))
-
-
-def to_plan(
-    sites: Sequence[Site],
-    scales: Mapping[Head, float],
-    selection: Heads | Units,
-    options: Mapping[str, Any],
-    data: Data,
-) -> Plan:
-    """The plan that keeps the heads of `scales` and records how they were selected.
+def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], data: Data) -> Plan:
+    """The plan with a record of how its units were selected.
 
     Args:
-        sites: the model's sites, in call order.
-        scales: scale of each kept head.
+        plan: the units that are kept.
         selection: method and seed.
         options: every option of the method, defaults included.
-        data: the rows from which heads were learned.
+        data: the rows from which units were learned.
     """
-    return keep_only(sites, scales).model_copy(update=record_of(selection, options, data))
-
-
-def record_of(selection: Heads | Units, options: Mapping[str, Any], data: Data) -> dict[str, Any]:
-    """The fields of a plan that say how its units were selected; see `to_plan`."""
-    return {
-        "method": selection.method,
-        "options": dict(options),
-        "seed": selection.seed,
-        "data": data.train_hash,
-    }
+    record = {"method": selection.method, "options": dict(options), "seed": selection.seed, "data": data.train_hash}
+    return plan.model_copy(update=record)
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
     """The log of `fit` as points.
 
-    `overlap` is the share of the heads kept at the last point of the log that are kept at a point.
+    `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
 
     Args:
         log: its entries, each with its step.
@@ -90,15 +68,14 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tup
     return tuple(CurvePoint(step=step, values=values) for step, values in sorted(points.items()))
 
 
-def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
-    """The steps of a search as points: the number of heads that remain, and the metric with its original sign."""
+def search_curves(decisions: Sequence[Decision], task: Task) -> tuple[CurvePoint, ...]:
+    """The decisions of a search as points: the number of heads that remain, and the metric with its original sign."""
     sign = 1.0 if task.higher_is_better else -1.0
     points = []
-    for number, step in enumerate(steps):
-        values = {name: value for name, value in step.values.items() if name != "metric"}
-        if "metric" in step.values:
-            values[f"eval_{task.metric}"] = step.values["metric"] * sign
-        points.append(CurvePoint(step=number, values={**values, "heads": float(len(step.kept))}))
+    for number, decision in enumerate(decisions):
+        values = {name: value for name, value in decision.values.items() if name != "metric"}
+        values[f"eval_{task.metric}"] = decision.values["metric"] * sign
+        points.append(CurvePoint(step=number, values={**values, "heads": float(len(decision.kept))}))
     return tuple(points)
 
 

@@ -1,4 +1,4 @@
-"""Run a model from any of its layers on and replay recorded outputs of the layers before, which a search would repeat.
+"""Replay the recorded outputs of a model's first layers, so that a search runs only the layers that a subset changes.
 
 A layer here is an element of the model's outermost module lists: a layer of an encoder or a decoder. Two subsets of
 heads differ first at the first attention call whose gates differ. All layers that end before that call have the same
@@ -59,12 +59,12 @@ class ActivationCache:
 
 
 class PartialForward:
-    """Runs forwards of one model without dropout, from any layer on.
+    """Runs forwards of one model without dropout, which may start at any layer.
 
     Args:
         model: the model, which is not changed.
         sites: its sites, in call order.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
     """
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], mixed_precision: MixedPrecision = "no") -> None:
@@ -85,7 +85,7 @@ class PartialForward:
         """The output of the model on a batch, for one subset of heads or for several at once.
 
         Args:
-            batch: inputs `[rows, ...]`.
+            batch: inputs `[batch, ...]`.
             gates: `[subsets, heads]`; the output has `subsets * rows` rows, all rows of the first subset first.
             base: activations of an earlier run on this batch, replayed up to the attention call `call`.
             call: the first attention call at which `gates` differ from those of `base`.
@@ -127,15 +127,7 @@ class PartialForward:
 
 
 class _CachedCalls:
-    """The calls of layers and attentions in one forward: some return recorded activations, and some are recorded.
-
-    Args:
-        subsets: number of subsets in the forward.
-        rows: rows of each subset.
-        base: activations to replay; None: nothing is replayed.
-        call: the first attention call that differs from `base`.
-        record: filled with the activations of this forward; None: they are not recorded.
-    """
+    """The calls of layers and attentions in one forward: some replay those of `base`, and all are added to `record`."""
 
     def __init__(
         self, subsets: int, rows: int, base: ActivationCache | None, call: int, record: ActivationCache | None
@@ -145,12 +137,7 @@ class _CachedCalls:
         self.attention_calls = 0
 
     def attention(self, site: str, compute: Callable[[], Tensor]) -> Tensor:
-        """The heads of an attention call before their gates, replayed if they equal those of `base`.
-
-        Args:
-            site: name of the site.
-            compute: returns the heads `[rows, query, head, head_dim]`.
-        """
+        """The heads `[batch, query, head, head_dim]` of an attention call before gates, replayed if `base` has them."""
         number = self.attention_calls
         self.attention_calls += 1
         if self.base is not None and number <= self.call and number < len(self.base.heads):

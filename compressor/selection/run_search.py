@@ -1,4 +1,4 @@
-"""Select heads by evaluation: run a search over subsets of a frozen model, and certify its steps if requested."""
+"""Select heads by evaluation: run a search over subsets of a frozen model, and certify its decisions if requested."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback
 from compressor.results import CertificateScope, Note, NoteCode
 from compressor.selection.certified_rows import check_rows_unseen, record_certificate
-from compressor.selection.certify import Certificate, certify, removal_steps, split_rows
+from compressor.selection.certify import Certificate, certify, removals, split_rows
 from compressor.selection.options import (
-    MethodOptions,
     SearchOptions,
     check_option_names,
     option_models,
     option_names,
     read_options,
 )
-from compressor.selection.plan_and_curves import LearningResult, all_heads, search_curves, to_plan
+from compressor.selection.plan_and_curves import LearningResult, recorded, search_curves
 from compressor.selection.pool import pool_of
-from compressor.selection.search import Search, Step
-from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
+from compressor.selection.search import Decision, Search, all_heads
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks.data import Data, rows_hash
-from compressor.units import Site
+from compressor.units import Site, keep_only
 
 
 def run_search(
@@ -45,7 +44,7 @@ def run_search(
     on_progress: ProgressCallback,
     make_evaluator: EvaluatorFactory = ModelSubsetEvaluator,
 ) -> LearningResult:
-    """Run the search of `selection.method` and keep the heads of its last step, or of its last certified step.
+    """Run the search of `selection.method` and keep the heads of its last decision, or of its last certified one.
 
     Args:
         model: the model, whose weights are not changed; it is moved to a GPU if there is one.
@@ -77,36 +76,36 @@ def run_search(
         return evaluator
 
     evaluator = evaluator_of(data, "search")
-    pool = PooledSubsetEvaluator(evaluator, all_heads(pool_of(sites, selection.options)))
-    steps = []
+    evaluator.search_among(all_heads(pool_of(sites, selection.options)))
+    decisions, heads = [], len(evaluator.heads)
     with evaluator.stored_on_interrupt():
-        for step in search.choose(pool, keep, selection.max_drop):
-            steps.append(replace(step, kept=step.kept | pool.always_kept))
-            on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
-    last, certified, notes = steps[-1], None, steps[-1].notes
+        for decision in search.choose(evaluator, keep, selection.max_drop):
+            decisions.append(replace(decision, kept=decision.kept | evaluator.always_kept))
+            on_progress(heads - len(decision.kept), heads - (keep or 0))
+    last, certified, notes = decisions[-1], None, decisions[-1].notes
     if unseen is not None:
-        steps = removal_steps(steps)
+        decisions = removals(decisions)
         evaluator = evaluator_of(replace(data, eval=unseen), "unseen")
-        certificate = _certify(steps, evaluator, selection, len(data.eval))
-        scope, kept = _scope(model, evaluated, selection, shared), [len(step.kept) for step in steps]
+        certificate = _certify(decisions, evaluator, selection, len(data.eval))
+        scope, kept = _scope(model, evaluated, selection, shared), [len(decision.kept) for decision in decisions]
         certified = certificate.result(kept, scope)
         notes = (*notes, certificate.note(kept, scope), _certification_cost(evaluator))
-        last = steps[certificate.steps - 1]
-    elif keep is None and len(last.kept) == len(steps[0].kept):
+        last = decisions[certificate.certified - 1]
+    elif keep is None and len(last.kept) == len(decisions[0].kept):
         raise _nothing_removed(last, selection)
     options = {**search.options.model_dump(), **shared.model_dump()}
-    plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
-    return LearningResult(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
+    plan = recorded(keep_only(sites, dict.fromkeys(last.kept, 1.0)), selection, options, data)
+    return LearningResult(plan, search_curves(decisions, data.task), trained=False, notes=notes, certificate=certified)
 
 
-def _read(selection: Heads) -> tuple[Search[MethodOptions], SearchOptions]:
+def _read(selection: Heads) -> tuple[Search, SearchOptions]:
     """The configured search, and the options of its evaluations."""
     method, options = selection.method, selection.options
     check_option_names(method, options, option_names(method))
     search_options = read_options(method, options, option_models(method)[0])
     if "seed" in type(search_options).model_fields and "seed" not in search_options.model_fields_set:
         search_options = search_options.model_copy(update={"seed": selection.seed})
-    search: Search[MethodOptions] = METHODS[method].load()(search_options)
+    search: Search = METHODS[method].load()(search_options)
     return search, read_options(method, options, SearchOptions)
 
 
@@ -125,17 +124,17 @@ def _certified_budget(selection: Heads, keep: int | None) -> float:
 
 
 def _certify(
-    steps: Sequence[Step], evaluator: ModelSubsetEvaluator, selection: Heads, searched_rows: int
+    decisions: Sequence[Decision], evaluator: ModelSubsetEvaluator, selection: Heads, searched_rows: int
 ) -> Certificate:
-    """Test the steps of a search on the rows of `evaluator`, which the search has not seen."""
+    """Test the decisions of a search on the rows of `evaluator`, which the search has not seen."""
     assert selection.certify is not None
     assert selection.max_drop is not None
 
-    def losses(step: Step) -> np.ndarray:
-        predicted, labels = evaluator.statistics(step.kept).T
+    def losses(decision: Decision) -> np.ndarray:
+        predicted, labels = evaluator.statistics(decision.kept).T
         return (predicted != labels).astype(np.float64)
 
-    return certify(steps, losses, selection.max_drop, selection.certify, searched_rows)
+    return certify(decisions, losses, selection.max_drop, selection.certify, searched_rows)
 
 
 def _scope(model: PreTrainedModel, rows: Dataset, selection: Heads, shared: SearchOptions) -> CertificateScope:
@@ -156,8 +155,8 @@ def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:
     return Note(code=NoteCode.CERTIFICATION_COST, text=text)
 
 
-def _nothing_removed(last: Step, selection: Heads) -> UsageError:
-    """The error for a search that removed no head, with the reason from the notes of its last step."""
+def _nothing_removed(last: Decision, selection: Heads) -> UsageError:
+    """The error for a search that removed no head, with the reason from the notes of its last decision."""
     reasons = (str(note) for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
     reason = next(reasons, "no head was removed: each one costs more of the metric than is allowed")
     return UsageError(

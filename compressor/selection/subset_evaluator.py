@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from compressor.selection.evaluation_store import Evaluation, Evaluations, EvaluationStore
 from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
-from compressor.selection.search import Head, SubsetEvaluator
+from compressor.selection.search import Head, all_heads
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
@@ -37,7 +37,7 @@ class ModelSubsetEvaluator:
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         batch_size: rows per batch.
         seed: seed of the draw of training rows.
-        mixed_precision: precision of matrix products in evaluations; sensitivity is measured in float32.
+        mixed_precision: precision of matmuls in evaluations; sensitivity is measured in float32.
         measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
     """
 
@@ -52,7 +52,8 @@ class ModelSubsetEvaluator:
         *,
         measurer: Measurer | None = None,
     ) -> None:
-        self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
+        self.heads = self._all_heads = all_heads(sites)
+        self.always_kept: frozenset[Head] = frozenset()
         self.forwards = 0.0
         self._model, self._sites, self._data, self._batch_size = model, sites, data, batch_size
         self._measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, batch_size, mixed_precision)
@@ -64,6 +65,10 @@ class ModelSubsetEvaluator:
     @property
     def count(self) -> int:
         return len(self._counted)
+
+    def search_among(self, heads: tuple[Head, ...]) -> None:
+        """Let a search remove these heads alone, in (site, head) order; every subset keeps all others."""
+        self.heads, self.always_kept = heads, frozenset(self._all_heads).difference(heads)
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         # A search removes heads, so the next subset differs from this one only in the heads that it removes.
@@ -78,7 +83,7 @@ class ModelSubsetEvaluator:
     def statistics(self, kept: frozenset[Head]) -> np.ndarray:
         """`Task.per_example` of every evaluation row with the heads `kept`, `[examples, k]`."""
         self.evaluate(kept)
-        return self._evaluations[kept].statistics
+        return self._evaluations[kept | self.always_kept].statistics
 
     def store_in(self, path: Path, *, seconds: float = 30.0, write_share: float = 20.0) -> None:
         """Use the evaluations in a file, and store new ones there.
@@ -92,7 +97,7 @@ class ModelSubsetEvaluator:
             write_share: see `EvaluationStore`.
         """
         rows = len(self._data.eval)
-        self._store = EvaluationStore(path, self.heads, rows, seconds=seconds, write_share=write_share)
+        self._store = EvaluationStore(path, self._all_heads, rows, seconds=seconds, write_share=write_share)
         self._evaluations.update(self._store.load())
 
     @contextmanager
@@ -110,12 +115,14 @@ class ModelSubsetEvaluator:
         drawn = train.select(sorted(np.random.default_rng(self._seed).permutation(len(train))[:rows].tolist()))
         self.forwards += _GRADIENT_FORWARDS * len(drawn) / len(self._data.eval)
         labelled = (task.loss_inputs(batch) for _, batch in batches(task, drawn, self._batch_size))
-        mask = torch.tensor([head in kept for head in self.heads])
-        importance = sensitivity(self._model, self._sites, mask, labelled)
-        return dict(zip(self.heads, importance.tolist(), strict=True))
+        mask = torch.tensor([head in kept or head in self.always_kept for head in self._all_heads])
+        importance = sensitivity(self._model, self._sites, mask, labelled).tolist()
+        return {head: value for head, value in zip(self._all_heads, importance, strict=True) if head in self.heads}
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, base: frozenset[Head] | None) -> list[float]:
         """The metric of each subset, negated if lower is better; `base` is recorded first, see `Measurer.measure`."""
+        subsets = [subset | self.always_kept for subset in subsets]
+        base = None if base is None else base | self.always_kept
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._counted]
         for first in range(0, len(new), _MEASURED_AT_ONCE):
             self._measure(new[first : first + _MEASURED_AT_ONCE], base)
@@ -141,37 +148,3 @@ class ModelSubsetEvaluator:
 
 EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
 """Called with the arguments of `ModelSubsetEvaluator` up to `mixed_precision`."""
-
-
-class PooledSubsetEvaluator:
-    """`SubsetEvaluator` for a search among the heads of one pool, while all other heads are kept.
-
-    Args:
-        evaluator: evaluates subsets of the whole model.
-        heads: the pool, in (site, head) order.
-    """
-
-    def __init__(self, evaluator: SubsetEvaluator, heads: tuple[Head, ...]) -> None:
-        self.heads, self.always_kept = heads, frozenset(evaluator.heads).difference(heads)
-        self._evaluator = evaluator
-
-    @property
-    def count(self) -> int:
-        return self._evaluator.count
-
-    @property
-    def forwards(self) -> float:
-        return self._evaluator.forwards
-
-    def evaluate(self, kept: frozenset[Head]) -> float:
-        return self._evaluator.evaluate(kept | self.always_kept)
-
-    def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
-        return self._evaluator.evaluate_without(kept | self.always_kept, heads)
-
-    def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
-        return self._evaluator.evaluate_all(kept | self.always_kept for kept in subsets)
-
-    def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
-        importance = self._evaluator.sensitivity(kept | self.always_kept, rows)
-        return {head: importance[head] for head in self.heads}

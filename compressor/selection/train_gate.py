@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from transformers import PreTrainedModel
 
-from compressor.config.methods import METHODS
+from compressor.config.methods import METHODS, Method
 from compressor.config.steps import Heads, Units
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.gates import Gate, PerKindGate
@@ -23,14 +22,15 @@ from compressor.selection.options import (
     option_names,
     read_options,
 )
-from compressor.selection.plan_and_curves import LearningResult, all_heads, record_of, to_plan, training_curves
+from compressor.selection.plan_and_curves import LearningResult, recorded, training_curves
+from compressor.selection.search import all_heads
 from compressor.selection.unit_pool import UnitPool
 from compressor.tasks.data import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import GateSetup, fit
-from compressor.training.processes import process_count
 from compressor.training.schedule import Schedule
-from compressor.units import PrunableGroup, Site, keep_all
+from compressor.units import Bundles, PrunableGroup, Site, keep_all, keep_only
+from graph_passes import Plan
 
 
 def train_gate(
@@ -57,25 +57,17 @@ def train_gate(
         UsageError: an option does not exist or is out of range.
         DivergedError: see `fit`.
     """
-    method, settings = METHODS[selection.method], _settings_of(selection, data)
-    layers, kinds, pool = [site.heads for site in sites], [site.kind for site in sites], settings.pool
+    training = _GateTraining.of(selection, data)
+    layers, kinds, pool = [site.heads for site in sites], [site.kind for site in sites], training.pool
     if pool == "model":
-        gate = settings.make_gate(layers, keep, selection.seed)
+        gate = training.make_gate(layers, keep, selection.seed)
     else:
         only = None if pool == "kind" else pool
-        gate = PerKindGate(settings.make_gate, layers, kinds, keep, selection.seed, only=only)
-    log = fit(
-        model,
-        data,
-        settings.schedule,
-        Checkpoints(checkpoint_dir, {"keep": keep, **settings.options}),
-        gating=GateSetup(gate, sites, trains_model=method.trains_model),
-        on_progress=on_progress,
-    )
+        gate = PerKindGate(training.make_gate, layers, kinds, keep, selection.seed, only=only)
+    log = training.fit(model, gate, sites, Checkpoints(checkpoint_dir, {"keep": keep, **training.options}), on_progress)
     heads, mask = all_heads(sites), gate.harden().tolist()
     scales = {head: scale for head, scale, kept in zip(heads, gate.scale().tolist(), mask, strict=True) if kept}
-    plan = to_plan(sites, scales, selection, settings.options, data)
-    return LearningResult(plan, training_curves(log, data.task.metric), method.trains_model)
+    return training.result(keep_only(sites, scales), log)
 
 
 def train_pool(
@@ -105,64 +97,72 @@ def train_pool(
         UsageError: an option does not exist or is out of range.
         DivergedError: see `fit`.
     """
-    method = METHODS[selection.method]
     if not data.task.reads_streams:  # training on streams uses the reported metric
         data = data.of_chooser()
-    settings = _settings_of(selection, data)
-    gate = settings.make_gate(pool.layers, pool.budget, selection.seed)
-    log = fit(
-        model,
-        data,
-        settings.schedule,
-        Checkpoints(checkpoint_dir, {"units": pool.digest, **settings.options}),
-        gating=GateSetup(gate, pool.bundles, trains_model=method.trains_model),
-        on_progress=on_progress,
-    )
+    training = _GateTraining.of(selection, data)
+    gate = training.make_gate(pool.layers, pool.budget, selection.seed)
+    checkpoints = Checkpoints(checkpoint_dir, {"units": pool.digest, **training.options})
+    log = training.fit(model, gate, pool.bundles, checkpoints, on_progress)
     parts = gate.scale().detach().cpu().split(pool.layers)
     plans = [member.plan(part) for member, part in zip(pool.bundles, parts, strict=True)]
-    record = record_of(selection, settings.options, data)
-    plan = keep_all(groups).replace_groups(plans).model_copy(update=record)
-    return LearningResult(plan, training_curves(log, data.task.metric), method.trains_model)
+    return training.result(keep_all(groups).replace_groups(plans), log)
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """How a gate is trained.
+class _GateTraining:
+    """How the gate of a selection is trained.
 
     Attributes:
-        method: name of the method.
-        gate_options: options of its gate.
+        selection: method and seed.
+        data: encoded rows.
+        gate_options: options of the gate.
         schedule: length, optimizer and learning rate.
         pool: which heads compete.
         options: all options of the method by name.
     """
 
-    method: str
+    selection: Heads | Units
+    data: Data
     gate_options: MethodOptions
     schedule: Schedule
     pool: str
     options: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, selection: Heads | Units, data: Data) -> Self:
+        """Read the options of a selection; raise UsageError if one does not exist or is out of range."""
+        name, options = selection.method, selection.options
+        check_option_names(name, options, option_names(name))
+        method = METHODS[name]
+        gate_options = read_options(name, options, method.load().options_class, data.task.name)
+        schedule_options = read_options(name, options, ScheduleOptions)
+        pool = read_options(name, options, PoolOptions)
+        schedule = schedule_options.schedule_of_epochs(selection, len(data.train), method.epochs)
+        all_options = {**gate_options.model_dump(), **schedule_options.model_dump(), **pool.model_dump()}
+        return cls(selection, data, gate_options, schedule, pool.pool, all_options)
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.selection.method]
+
     def make_gate(self, layers: Sequence[int], keep: Keep | None, seed: int) -> Gate:
         """The gate over groups of so many units."""
-        gate: Gate = METHODS[self.method].load()(layers, keep, self.schedule.steps, seed, self.gate_options)
+        gate: Gate = self.method.load()(layers, keep, self.schedule.steps, seed, self.gate_options)
         return gate
 
+    def fit(
+        self,
+        model: PreTrainedModel,
+        gate: Gate,
+        groups: Sequence[Site | Bundles],
+        checkpoints: Checkpoints,
+        on_progress: ProgressCallback,
+    ) -> list[dict[str, Any]]:
+        """Train the gate, and the model unless the method is pipelined; the log of the training."""
+        setup = GateSetup(gate, groups, trains_model=self.method.trains_model)
+        return fit(model, self.data, self.schedule, checkpoints, gating=setup, on_progress=on_progress)
 
-def _settings_of(selection: Heads | Units, data: Data) -> _Settings:
-    """How the gate of a selection is trained.
-
-    Raises:
-        UsageError: an option does not exist or is out of range.
-    """
-    name, options = selection.method, selection.options
-    check_option_names(name, options, option_names(name))
-    method = METHODS[name]
-    gate_options = read_options(name, options, method.load().options_class, data.task.name)
-    schedule_options = read_options(name, options, ScheduleOptions)
-    pool = read_options(name, options, PoolOptions)
-    rows_per_step = selection.batch_size * process_count()
-    steps = selection.training_steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows_per_step)
-    schedule = schedule_options.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
-    all_options = {**gate_options.model_dump(), **schedule_options.model_dump(), **pool.model_dump()}
-    return _Settings(name, gate_options, schedule, pool.pool, all_options)
+    def result(self, plan: Plan, log: Sequence[Mapping[str, Any]]) -> LearningResult:
+        """The plan with its record, and the curves of the training."""
+        plan = recorded(plan, self.selection, self.options, self.data)
+        return LearningResult(plan, training_curves(log, self.data.task.metric), self.method.trains_model)

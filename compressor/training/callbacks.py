@@ -19,10 +19,10 @@ EvaluationCallback = Callable[[int, float], None]
 
 
 class StepCounter(TrainerCallback):
-    """Counts optimizer steps, for code that runs inside a forward or an evaluation.
+    """Counts training steps, for code that runs inside a forward or an evaluation.
 
     Attributes:
-        step: number of finished optimizer steps.
+        step: number of finished training steps.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class RunCallback(TrainerCallback):
 
 
 def require_finite(value: Tensor, quantity: str, finished_steps: int) -> None:
-    """Check that a number is finite, before an optimizer step would write NaN into the weights.
+    """Check that a number is finite, before a training step would write NaN into the weights.
 
     Args:
         value: the number, a scalar tensor.
         quantity: its name in the error message, e.g. `loss`.
-        finished_steps: optimizer steps before the current one.
+        finished_steps: training steps before the current one.
 
     Raises:
         DivergedError: `value` is not finite.
@@ -113,7 +113,7 @@ def diverged(step: int, quantity: str, value: float) -> DivergedError:
     """The error for a quantity that is not finite.
 
     Args:
-        step: the optimizer step at which it was computed, counted from 1.
+        step: the training step at which it was computed, counted from 1.
         quantity: its name, e.g. `loss`.
         value: NaN or an infinity.
     """

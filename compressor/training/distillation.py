@@ -1,4 +1,4 @@
-"""The loss of distillation: a model learns the answers of another, layer by layer, and needs no labels."""
+"""The loss of distillation: a student learns the answers and the hidden states of a teacher, without labels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import are_numbers, divergence, variances
-from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only
+from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.training.hidden_error import HIDDEN_STATES, hidden_error
 from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
+_DECODER_STATES = "decoder_hidden_states"
+_HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
+"""Outputs with one tensor for each layer, the embeddings first."""
 OutputsObserver = Callable[[list[int], Mapping[str, Tensor], Mapping[str, Any]], None]
 """Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
@@ -50,11 +52,11 @@ class Distillation:
         outputs: names of the model's outputs that the task scores.
         temperature: T.
         hidden_weight: weight of the error of the hidden states; models without hidden states have none.
-        teacher_precision: precision of the teacher's matrix products in training steps; evaluations compare with
+        teacher_precision: precision of the teacher's matmuls in training steps; evaluations compare with
             float32.
-        kept: the teacher's outputs where they are kept; None: they are computed in every step.
-        variance: variance of a regression's outputs of the teacher, `[numbers]`, by which squared differences are
-            divided; None: that of each batch.
+        kept: file of the teacher's outputs; None: the teacher runs in every step.
+        variance: variance of the teacher's outputs in a regression, `[numbers]`, by which squared differences are
+            divided; None: the variance in each batch.
 
     Raises:
         InputError: an attribute is out of its range; on a call, student and teacher have other outputs or layers.
@@ -102,7 +104,7 @@ class Distillation:
             outputs: names of its outputs that the task scores.
             temperature: T in the loss, see the class.
             hidden_weight: weight of the error of the hidden states.
-            teacher_precision: precision of the teacher's matrix products in training steps.
+            teacher_precision: precision of the teacher's matmuls in training steps.
         """
         teacher = copy.deepcopy(model).eval().requires_grad_(False)
         return cls(teacher, outputs, temperature, hidden_weight, teacher_precision)
@@ -151,7 +153,7 @@ class Distillation:
         return replace(self, kept=KeptOutputs(self._teach, folder / name, rows, tokens, by_position))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch `[rows, ...]`, a scalar.
+        """The loss of a batch `[batch, ...]`, a scalar.
 
         Args:
             student: the model that is trained, possibly in a distributed wrapper.
@@ -166,7 +168,7 @@ class Distillation:
         """Check that the loss of a batch is a number for a student that equals its teacher.
 
         Args:
-            batch: its inputs `[rows, ...]`.
+            batch: its inputs `[batch, ...]`.
 
         Raises:
             InputError: outputs of the teacher that are compared are NaN or infinite.
@@ -187,7 +189,7 @@ class Distillation:
 
         Args:
             outputs: the scored outputs of the student, by name.
-            batch: its inputs `[rows, ...]`.
+            batch: its inputs `[batch, ...]`.
 
         Raises:
             InputError: outputs of the teacher are NaN or infinite.
@@ -228,7 +230,7 @@ class Distillation:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
         Args:
-            model: the student, as it is, or the teacher itself; it is in evaluation mode afterwards.
+            model: the student or the teacher; it is in evaluation mode afterwards.
             task: collates the rows.
             rows: encoded rows with labels.
             batch_size: rows of a batch.
@@ -279,7 +281,7 @@ class Distillation:
             raise InputError(text, code=ErrorCode.UNKNOWN_NAME, field="outputs", value=missing[0])
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
-            for kind in HIDDEN_STATES:
+            for kind in _HIDDEN_STATES:
                 layers = (output.get(kind) or ())[1:]
                 outputs |= {f"{kind}.{number}": hidden for number, hidden in enumerate(layers)}
         return outputs
@@ -288,10 +290,40 @@ class Distillation:
         # The variance of a batch of few rows would weigh batches by chance.
         options: dict[str, Any] = {"temperature": self.temperature, "dtype": torch.float32, "kind": self._kind}
         divergences = divergence(target, output, self.outputs, batch, self.variance, **options)
-        return divergences.mean() + self.hidden_weight * hidden_error(target, output, batch)
+        return divergences.mean() + self.hidden_weight * _hidden_error(target, output, batch)
 
 
 def _input_keys(arguments: Mapping[str, Any]) -> list[bytes]:
     """One key for each row of the inputs of a model."""
     inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     return [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
+
+
+def _hidden_error(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
+    """The relative squared error of the hidden states, averaged over layers; zero where there are none."""
+    layers, taught = (sorted(name for name in part if "." in name) for part in (output, target))
+    if layers != taught:
+        raise InputError(
+            f"the student has {len(layers)} layers of hidden states and the teacher {len(taught)}; give equally deep"
+            " models, or hidden_weight=0",
+            code=ErrorCode.INVALID_VALUE,
+            field="hidden_weight",
+        )
+    errors = []
+    for name, dense in target.items():
+        kind, _, layer = name.partition(".")
+        if layer:
+            mask = decoder_mask(batch) if kind == _DECODER_STATES else batch.get("attention_mask")
+            weight = _position_weights(dense, mask)
+            error = (dense - output[name]).float().square() * weight
+            errors.append(error.sum() / (dense.float().square() * weight).sum().clamp(min=1e-12))
+    if not errors:
+        return torch.zeros((), device=next(iter(output.values())).device)
+    return torch.stack(errors).mean()
+
+
+def _position_weights(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """One for each position that is not padding, else zero, to be multiplied with `[batch, position, width]`."""
+    if mask is None or mask.shape != hidden.shape[: mask.dim()]:
+        return torch.ones((), device=hidden.device)
+    return mask.to(hidden.device, torch.float32).reshape(*mask.shape, *(1,) * (hidden.dim() - mask.dim()))

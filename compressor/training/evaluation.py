@@ -16,7 +16,7 @@ from compressor.training.callbacks import StepCounter, diverged
 from compressor.units.gate import Gate
 
 DIVERGENCE = "divergence"
-"""Name of the mean divergence from a teacher, beside the metric of an evaluation."""
+"""Name of the mean divergence from a teacher in the metrics of an evaluation."""
 
 
 class Evaluation:
@@ -27,7 +27,7 @@ class Evaluation:
         task: its metric selects the best checkpoint.
         gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
         counter: the current step.
-        steps: optimizer steps of the run.
+        steps: training steps of the run.
         by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
             It varies less from example to example than a metric does, so that few rows suffice.
         first_step: no checkpoint is eligible before this step.
@@ -48,11 +48,11 @@ class Evaluation:
         self._by_divergence, self._first_step = by_divergence, first_step
 
     def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
-        """Statistics `[rows, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
+        """Statistics `[batch, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
 
         Args:
             outputs: the model's outputs, a tuple or a single one.
-            labels: labels of the batch, `[rows, ...]`.
+            labels: labels of the batch, `[batch, ...]`.
         """
         task = self._task
         by_name = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
@@ -88,7 +88,7 @@ class Evaluation:
     def _is_eligible(self, step: int) -> bool:
         """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step.
 
-        Before the first step that counts it never may, since its evaluation cannot be compared with later ones.
+        No checkpoint before `first_step` may, since its evaluation cannot be compared with later ones.
         """
         if step < self._first_step:
             return False

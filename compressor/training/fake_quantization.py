@@ -1,4 +1,4 @@
-"""Linears that round as the engine does, so that a model learns to bear it; their weights stay in float32."""
+"""Linears that round as in the engine, so that training compensates for it; their weights stay in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compressor.units.layers import Linear, is_linear, linear_weight
 FULL_RANGE, REDUCED_RANGE = 127, 63
 """Largest integer of a weight, and where the graph uses 7 of 8 bits."""
 _SMOOTHING = 0.95
-"""Share of the magnitudes of activations that moves into weights; NNCF's value for matrix products."""
+"""Share of the magnitudes of activations that moves into weights; NNCF's value for matmuls."""
 _LEVELS = 255
 """Largest integer of an activation."""
 _SMALLEST = 1e-8
@@ -26,7 +26,7 @@ class Rounding:
     """When linears round during a training.
 
     Attributes:
-        first_step: number of steps before.
+        first_step: number of training steps before linears round.
         weight_levels: largest integer of a weight; None: weights and inputs round to bfloat16.
     """
 
@@ -38,16 +38,14 @@ class Rounding:
 def fake_quantized(
     model: nn.Module, is_active: Callable[[], bool], *, weight_levels: int | None = FULL_RANGE
 ) -> Iterator[None]:
-    """The model with linears that round their inputs and weights to 8 bits, as in the portable quantized graph.
+    """The model with linears that round inputs and weights to 8 bits, as the portable quantized graph, or to bfloat16.
 
-    Or to bfloat16, as an engine in that precision does. Rounding has the gradient one (straight through).
+    Rounding has the gradient one (straight through). On exit the model is as before.
 
-    In 8 bits, inputs are asymmetric with one range for a tensor, weights symmetric with one range for each output
-    channel. Before, each input channel is divided by a factor that its weights are multiplied by, so that outliers of
-    activations leave steps for the rest (SmoothQuant, Xiao et al. 2023, equation 4). All ranges are those of the batch,
-    so that there is no state besides the weights.
-
-    On exit the model is as before.
+    In 8 bits, inputs are asymmetric with one range for a tensor, and weights symmetric with one range for each output
+    channel. First, each input channel is divided by a factor that its weights are multiplied by, so that outliers of
+    activations do not widen the range of all others (SmoothQuant, Xiao et al. 2023, equation 4). All ranges are those
+    of the batch, so that there is no state besides the weights.
 
     Args:
         model: the model; its parameters, and their names, stay as they are.

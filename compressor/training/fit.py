@@ -21,7 +21,6 @@ from compressor.tasks.data import Data
 from compressor.tasks.scoring import rows_by_length
 from compressor.tasks.segment_streams import assign_streams
 from compressor.training.arguments import training_arguments
-from compressor.training.batch_order import row_order
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation
@@ -30,14 +29,16 @@ from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
-from compressor.training.segment_trainer import SegmentTrainer, StreamRows
-from compressor.training.trainer import GateTrainer
+from compressor.training.trainer import GateTrainer, SegmentTrainer, StreamRows
 from compressor.units import Bundles, Site
 from compressor.units.gate import Gate
 
 logger = logging.getLogger(__name__)
 
 _REMEDY = "lower the learning rate (--learning-rate) or lengthen its warm-up (--options warmup=0.2)"
+
+_POOL = 50
+"""Batches per pool, in which rows are sorted by length: many save padding, few keep the order random."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def fit(
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
         distillation: trains on a teacher's outputs, the divergence from which selects the checkpoint; None: on labels.
-        rounding: steps in which linears round as the engine does, whose checkpoints alone count; None: none.
+        rounding: when linears round as in the engine; only checkpoints of these steps count. None: they never round.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
@@ -97,7 +98,10 @@ def fit(
     setup = _Setup(model, data, schedule, checkpoints, gating, distillation, rounding)
     arguments = training_arguments(schedule, data.task, checkpoints.folder)
     trainer_type = _trainer_type(data, schedule, arguments.world_size)  # a text that is too short ends the run here
-    checkpoint = _claim(setup, arguments.world_size)
+    memory_files = arguments.world_size if data.task.reads_streams else 0
+    settings, refuse = _settings(setup, arguments.world_size), checkpoints.refuse_others
+    with process_state().main_process_first():
+        checkpoint = claim(checkpoints.folder, settings, refuse_others=refuse, memory_files=memory_files)
     counter = StepCounter()
     with _attached(setup, counter):
         report = RunCallback(setup.gate, data.task.metric, on_progress, on_evaluation)
@@ -106,7 +110,7 @@ def fit(
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except DivergedError as error:
-            last = newest_checkpoint(checkpoints.folder, setup.memory_files(arguments.world_size))
+            last = newest_checkpoint(checkpoints.folder, memory_files)
             raise _with_remedy(error, remedy, last) from error
     return list(trainer.state.log_history)
 
@@ -130,24 +134,8 @@ class _Setup:
 
     @property
     def first_step(self) -> int:
-        """The first step whose checkpoint counts, and from which linears round where they do."""
+        """The first step whose checkpoint counts; linears round from this step on, if they do."""
         return 0 if self.rounding is None else self.rounding.first_step
-
-    def memory_files(self, processes: int) -> int:
-        """Number of files of segment memory in a checkpoint."""
-        return processes if self.data.task.reads_streams else 0
-
-
-def _claim(setup: _Setup, processes: int) -> Path | None:
-    """Take the folder of checkpoints for this run; the checkpoint from which it resumes, or None."""
-    checkpoints = setup.checkpoints
-    with process_state().main_process_first():
-        return claim(
-            checkpoints.folder,
-            _settings(setup, processes),
-            refuse_others=checkpoints.refuse_others,
-            memory_files=setup.memory_files(processes),
-        )
 
 
 @contextmanager
@@ -213,10 +201,39 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
         train = StreamRows(data.train, np.resize(order, (schedule.steps, streams)).ravel().tolist())
         evaluated = StreamRows(data.eval, assign_streams(len(data.eval), streams, whole=True).ravel().tolist())
         return partial(SegmentTrainer, pass_steps=len(order), train_dataset=train, eval_dataset=evaluated)
-    # Processes share each batch, so that several read the rows of one with a batch as large as theirs together.
+    # Processes share each batch: several read the rows that one process would read in a batch of their joint size.
     rows = row_order(data.train["length"][:], schedule.batch_size * processes, schedule.steps, schedule.seed)
     by_length = [row for batch in rows_by_length(data.eval, 1) for row in batch]
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
+
+
+def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[int]:
+    """Row numbers of `batches` consecutive batches of `batch_size`.
+
+    Every epoch visits each row once in a new random order. Within pools of 50 batches, rows are sorted by length so
+    that batches need little padding; the batches of a pool are then shuffled.
+
+    Args:
+        lengths: tokens of each row.
+        batch_size: rows per batch.
+        batches: number of batches.
+        seed: seed of the random order.
+
+    Returns:
+        `batches * batch_size` row numbers.
+    """
+    rng = np.random.default_rng(seed)
+    needed = batches * batch_size
+    tokens = np.asarray(lengths)
+    epochs = [rng.permutation(len(tokens)) for _ in range(-(-needed // len(tokens)))]
+    rows = np.concatenate(epochs)[:needed] if epochs else np.empty(0, dtype=int)
+    pool = _POOL * batch_size
+    grouped = []
+    for start in range(0, needed, pool):
+        part = rows[start : start + pool]
+        part = part[np.argsort(tokens[part], kind="stable")].reshape(-1, batch_size)
+        grouped.append(rng.permutation(part).reshape(-1))
+    return [int(row) for part in grouped for row in part]
 
 
 def _settings(setup: _Setup, processes: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from compressor.units import Bundles, Site, hooked
 from compressor.units.find import restored_modes
 from compressor.units.gate import Gate
+from compressor.units.layers import gradients_of
 from graph_passes.attention.gate_initializers import HEAD_GATE
 
 _WRAPPED = ("forward", "_original_forward")
@@ -26,17 +27,13 @@ _WRAPPED = ("forward", "_original_forward")
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Keep `model` unchanged while a gate on it is trained: no gradients, and no updates of batch statistics."""
-    trainable = [weight for weight in model.parameters() if weight.requires_grad]
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    for weight in trainable:
-        weight.requires_grad_(False)
-    for norm in norms:
-        norm.track_running_stats = False
     try:
-        yield
+        for norm in norms:
+            norm.track_running_stats = False
+        with gradients_of(model.parameters(), required=False):
+            yield
     finally:
-        for weight in trainable:
-            weight.requires_grad_(True)
         for norm in norms:
             norm.track_running_stats = True
 
@@ -84,7 +81,7 @@ def attach_gate(
         model: the model.
         gate: one multiplier per bundle of `groups`.
         groups: sites, whose heads each have a gate, and groups of units in bundles, in the order of the gates.
-        step: returns the current optimizer step.
+        step: returns the current training step.
     """
     members = [group if isinstance(group, Bundles) else Bundles.of_site(group) for group in groups]
     sites = [member.group.site for member in members if member.group.site is not None]

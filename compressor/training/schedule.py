@@ -15,7 +15,7 @@ class Schedule:
     """The length of a training, and its optimizer and learning rate.
 
     Attributes:
-        steps: optimizer steps.
+        steps: training steps.
         batch_size: rows, or parallel streams of text, per step and process.
         learning_rate: peak learning rate of the model, after a linear warm-up.
         seed: seed of the order of rows, of dropout and of the gate's noise.
@@ -24,13 +24,13 @@ class Schedule:
         max_grad_norm: maximum norm of the model's gradient.
         evaluations: evenly spaced evaluations with hard gates; each writes a checkpoint.
         points: evenly spaced points of the training curves.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
         optimizer: `adamw` or `lamb` (You et al. 2020), which scales the rate of each matrix by its norm, at most 10.
         scheduler: shape of the decrease of the learning rate after the warm-up, `linear` or `cosine`.
         final_learning_rate: learning rate at the last step.
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: the final learning rate is negative, or above the peak.
     """
 
     steps: int
@@ -48,26 +48,13 @@ class Schedule:
     final_learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        self._require("warmup", 0 <= self.warmup <= 1, "a share of the steps from 0 to 1")
-        self._require("weight_decay", self.weight_decay >= 0, "0 or more")
-        self._require("max_grad_norm", self.max_grad_norm > 0, "more than 0")
-        self._require("evaluations", self.evaluations >= 1, "1 or more")
-        self._require("points", self.points >= 1, "1 or more")
-        self._require(
-            "final_learning_rate",
-            0 <= self.final_learning_rate <= self.learning_rate,
-            f"from 0 to the peak learning rate, {self.learning_rate:g}",
-        )
-
-    def _require(self, field: str, holds: bool, range_: str) -> None:
-        """Raise UsageError unless `holds`; `range_` describes the valid values of `field` in the message."""
-        if not holds:
-            value = getattr(self, field)
+        if not 0 <= self.final_learning_rate <= self.learning_rate:
             raise UsageError(
-                f"{field} {value}: out of range; give a number that is {range_}",
+                f"final_learning_rate {self.final_learning_rate}: out of range; give a number that is from 0 to the"
+                f" peak learning rate, {self.learning_rate:g}",
                 code=ErrorCode.OUT_OF_RANGE,
-                field=field,
-                value=value,
+                field="final_learning_rate",
+                value=self.final_learning_rate,
             )
 
     def pace(self, step: int) -> float:

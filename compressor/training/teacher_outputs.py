@@ -24,7 +24,7 @@ from graph_passes.files import atomic_replace
 logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
-"""Outputs of a model by name, `[rows, ...]` each."""
+"""Outputs of a model by name, `[batch, ...]` each."""
 _VALUES, _INDEX, _LOCK = "outputs.float16", "outputs.npz", ".lock"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take."""
@@ -223,7 +223,7 @@ def _read_index(path: Path) -> dict[bytes, tuple[int, int]] | None:
 
 
 def _masks(inputs: Mapping[str, Tensor]) -> Tensor:
-    """The positions of each row that are not padding, bool `[rows, positions]`, on the CPU; one without a mask."""
+    """The positions of each row that are not padding, bool `[batch, position]`, on the CPU; one without a mask."""
     if _MASK in inputs:
         return inputs[_MASK].bool().cpu()
     return torch.ones(len(next(iter(inputs.values()))), 1, dtype=torch.bool)
@@ -233,7 +233,7 @@ def row_key(inputs: Mapping[str, Tensor], row: int, mask: Tensor | None = None) 
     """Hash of the inputs of a row.
 
     Args:
-        inputs: `[rows, ...]` each.
+        inputs: `[batch, ...]` each.
         row: number of the row.
         mask: the positions that are hashed, `[positions]`; None: all, with padding.
     """

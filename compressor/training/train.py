@@ -83,7 +83,7 @@ def train(training: Training, listener: Listener | None = None) -> TrainingResul
     """
     listener = listener or NullListener()
     if not process_state().is_main_process:
-        _train_in_helper(training)
+        _train_in_worker(training)
     with open_workdir(training.out, force=training.force) as work:
         with listener.stage("reading the text"):
             folder, data = _prepare(training)
@@ -174,7 +174,7 @@ def _prepare(training: Training) -> tuple[ModelFolder, Data]:
     return folder, replace(data, notes=(*notes, *data.notes))
 
 
-def _train_in_helper(training: Training) -> None:
+def _train_in_worker(training: Training) -> None:
     """Take part in a training as one of several processes, not the main one, then exit."""
     checkpoints = WorkDir(training.out.absolute()).learning
     _fit(training, *_prepare(training), checkpoints, NullListener(), ignore_progress)

@@ -19,7 +19,7 @@ from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import check_no_site_is_missing, gated
 from compressor.units.groups import MAX_FUSED, Trace, TracedLinear, float_outputs, trace_calls
 from compressor.units.hook import Call, family, intercepted, unwrap
-from compressor.units.layers import Linear, is_close, is_linear, linear_sizes
+from compressor.units.layers import Linear, is_close, is_linear, linear_sizes, removed_afterwards
 from graph_passes.plan import GroupPlan, NeuronPlan, Plan, SitePlan
 
 logger = logging.getLogger(__name__)
@@ -153,9 +153,7 @@ class _Check:
             columns = readers[linear]
             read[linear].append(args[0] if columns is None else args[0].index_select(-1, columns.to(args[0].device)))
 
-        with ExitStack() as undo:
-            for reader in readers:
-                undo.enter_context(reader.register_forward_pre_hook(record))
+        with removed_afterwards(reader.register_forward_pre_hook(record) for reader in readers):
             return float_outputs(self._model, self._inputs), read
 
 
@@ -319,11 +317,8 @@ def _projections(site: SitePlan, width: int) -> tuple[str, ...] | None:
 def _fused_rows(kept: Sequence[Tensor], units: Sequence[int], width: int, *, interleaved: bool = False) -> Tensor:
     """The outputs that stay of a linear that fuses projections, ascending.
 
-    Args:
-        kept: for each projection, the ids of its units that stay.
-        units: for each projection, the number of its units.
-        width: outputs of one unit in one projection.
-        interleaved: the outputs of a unit in all projections are beside each other, not those of a projection.
+    Each projection has so many `units` of `width` outputs, of which those in `kept` stay. If `interleaved`, the outputs
+    of a unit in all projections are neighbours, else all outputs of a projection.
     """
     if interleaved:
         return _fused_rows(kept[:1], units[:1], width * len(kept))
@@ -349,19 +344,19 @@ def _form(
 
 
 def _with_attention(form: SmallGroup, module: nn.Module, site: SitePlan, small: SitePlan) -> Iterator[SmallGroup]:
-    """The form with the parameters and attributes that the attention module itself has for its heads.
+    """The form with the parameters and attributes of the attention module that depend on the number of heads.
 
     Most families infer the number of heads from the width of a projection, and T5 gives later layers a tensor with the
     number of heads of the first, so the first form leaves the attributes as they are.
     """
-    own_parameters = [
+    parameters = [
         Slice(module, name, 0, form.units)
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.shape[:1] == (site.heads,)
     ]
     groups: list[Resize] = [(module, _KEY_VALUE_GROUPS, small.heads // small.kv_heads)]
     sizes = (*form.sizes, *(groups if site.kv_heads < site.heads and hasattr(module, _KEY_VALUE_GROUPS) else ()))
-    form = replace(form, slices=(*form.slices, *own_parameters), sizes=sizes)
+    form = replace(form, slices=(*form.slices, *parameters), sizes=sizes)
     yield form
     if attributes := list(_size_attributes(module, site, small)):
         yield replace(form, sizes=(*form.sizes, *attributes))

@@ -19,6 +19,8 @@ from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from compressor.units.layers import removed_afterwards
+
 _READERS = frozenset(
     {
         Tensor.__array__,
@@ -160,7 +162,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def hidden_from_modes() -> Iterator[None]:
-    """Inside the context, or the decorated function, no mode sees what is computed, as it is no part of the model."""
+    """Inside the context, or the decorated function, modes see no operation, because it is no part of the model."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -185,7 +187,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """The address that a tensor shares with its views; None: it has no single one."""
+    """The address that a tensor shares with its views; None: there is no single address."""
     if tensor.layout is not torch.strided:
         return None
     try:
@@ -229,10 +231,10 @@ def tracked_modules(model: nn.Module, marked: Collection[str], tracker: Dependen
             for tensor in _tensors(output):  # a quantized linear returns its scale too
                 tracker.mark(name, tensor)
 
-    with ExitStack() as undo:
-        for name, module in model.named_modules():
-            handle = module.register_forward_hook(partial(on_output, name), with_kwargs=True)
-            undo.enter_context(handle)
+    with removed_afterwards(
+        module.register_forward_hook(partial(on_output, name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ):
         yield
 
 

@@ -22,7 +22,7 @@ from transformers.exporters.utils import get_leaf_tensors
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.dependencies import DependencyTracker, hidden_from_modes, kept_outputs, tracked_modules
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
-from compressor.units.layers import is_linear
+from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.probe import observed_projections
 from compressor.units.projections import Site, called_projections, is_projection
 from graph_passes import Kind
@@ -34,7 +34,7 @@ SUPPORTED = (
 )
 """The supported families, for error messages."""
 _unread = WeakKeyDictionary[nn.Module, frozenset[str]]()
-"""Model -> the sites that were left out."""
+"""Model -> the sites on which no output of a graph depends."""
 ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one forward of a module."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -43,7 +43,7 @@ _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_s
 
 @dataclass(frozen=True)
 class Units:
-    """What one forward shows of the units of a model.
+    """The units that one forward of a model shows.
 
     Attributes:
         sites: the attention sites that an output of the exported graph depends on.
@@ -82,7 +82,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> Units:
     """The attention sites of a model, as `find_sites` lists them but possibly none, and the linears that outputs read.
 
-    They are what the first forward shows that does not fail; each shows less than those before it.
+    Forwards are tried until one succeeds; each observes less than the one before it.
 
     Raises:
         SiteRefusedError: an attention returns something else than heads.
@@ -118,15 +118,7 @@ def _units_of_forward(
 ) -> Units:
     """The sites that one forward calls and an output depends on, and the linears that one depends on.
 
-    Args:
-        model: the model.
-        inputs: keyword arguments of its forward.
-        attention: form of attention; None: as configured.
-        observe: whether to find projections that read heads, which takes gradients.
-        follow: whether to follow what outputs depend on; otherwise every unit counts as one that they depend on.
-
-    Raises:
-        InputError: the model does not run on the inputs.
+    Projections that read heads are found with gradients (`observe`). If outputs are not followed, every unit counts.
     """
     sites: dict[str, Site] = {}
     projections = [name for name, part in model.named_modules() if is_linear(part) or is_projection(part)]
@@ -166,10 +158,10 @@ def unread_sites(model: nn.Module) -> frozenset[str]:
     return _unread.get(model, frozenset())
 
 
-def share_unread_sites(model: nn.Module, other: nn.Module) -> None:
-    """Let a model of the same modules have the unread sites of another one, if they were determined."""
+def share_unread_sites(model: nn.Module, copied: nn.Module) -> None:
+    """Record the unread sites of a model, if they were determined, for a model of the same modules."""
     if model in _unread:
-        _unread[other] = _unread[model]
+        _unread[copied] = _unread[model]
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
@@ -197,15 +189,13 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments[module] = args, kwargs
 
-    with ExitStack() as undo:
-        for module in model.modules():
-            undo.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
+    with removed_afterwards(module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()):
         yield arguments
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode without key/value cache, as it is exported; afterwards it is in its former mode.
+    """The model in evaluation mode without key/value cache, as in an export; afterwards it is in its former mode.
 
     Its output projections are called as modules; see `called_projections`.
     """
@@ -289,12 +279,10 @@ def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool
 
 def _is_causal(call: Call) -> bool:
     """Whether no query attends to a later key, in any row."""
-    flag = call.options.get("is_causal")
-    flag = getattr(call.module, "is_causal", True) if flag is None else flag
     visible = call.visible
     if visible is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
-        return bool(flag) and call.implementation == "sdpa"
-    if visible.dim() != 4 or not flag:
+        return call.is_causal and call.implementation == "sdpa"
+    if visible.dim() != 4 or not call.is_causal:
         return False
     length = call.query.shape[2]
     hidden = ~visible.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries

@@ -19,7 +19,7 @@ class Gate(nn.Module, ABC):
 
     Attributes:
         units: number of units.
-        steps: optimizer steps of the run.
+        steps: training steps of the run.
         learning_rate: peak learning rate of the gate's parameters.
         max_grad_norm: maximum norm of the gate's gradient, which is clipped separately from the model's.
     """

@@ -1,4 +1,4 @@
-"""Gate a PyTorch model by a plan: the reference for the function of the shrunk graph."""
+"""Gate a PyTorch model by a plan: the shrunk graph must compute the function of the gated model."""
 
 from __future__ import annotations
 
@@ -70,25 +70,14 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     for name in in_plan:
         if name not in in_model:
             named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
-            raise InputError(
-                f"{source}: the model has no attention site {name}{named}; use a plan that was learned on this model",
-                code=ErrorCode.PLAN_MISMATCH,
-                site=name,
-            )
+            raise _mismatch(f"the model has no attention site {name}{named}", name, source)
     check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():
         for field in _SIZES:
             actual, planned = getattr(site, field), getattr(in_plan[name], field)
             if actual != planned:
-                raise InputError(
-                    f"{source}: {name}: {field} is {planned} in the plan, {actual} in the model; use a plan that was"
-                    " learned on this model",
-                    code=ErrorCode.PLAN_MISMATCH,
-                    site=name,
-                    field=field,
-                    planned=planned,
-                    actual=actual,
-                )
+                text = f"{name}: {field} is {planned} in the plan, {actual} in the model"
+                raise _mismatch(text, name, source, field=field, planned=planned, actual=actual)
 
 
 def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
@@ -106,6 +95,16 @@ def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str =
     for site in sites:
         if site.name not in planned:
             raise _missing_site(site.name, source)
+
+
+def _mismatch(text: str, site: str, source: str = "plan", **details: Any) -> InputError:
+    """The error for a plan that does not fit the model at a site, or at the linear of a feed-forward."""
+    return InputError(
+        f"{source}: {text}; use a plan that was learned on this model",
+        code=ErrorCode.PLAN_MISMATCH,
+        site=site,
+        **details,
+    )
 
 
 def _missing_site(name: str, source: str) -> InputError:
@@ -188,11 +187,7 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
     """Raise InputError unless a gate can be attached to the module of a group."""
     name = group.name
     if name not in modules:
-        raise InputError(
-            f"plan: {family(model)} has no module {name}; use a plan that was learned on this model",
-            code=ErrorCode.PLAN_MISMATCH,
-            site=name,
-        )
+        raise _mismatch(f"{family(model)} has no module {name}", name)
     module = modules[name]
     if hasattr(module, GATE_NAMES[group.type]):
         raise InputError(
@@ -202,28 +197,18 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
         return
     actual = linear_sizes(module)[0] if is_linear(module) else None
     if actual != group.units:
-        raise InputError(
-            f"plan: {name}: {group.units} neurons in the plan,"
-            f" {'no linear' if actual is None else actual} in the model; use a plan that was learned on this model",
-            code=ErrorCode.PLAN_MISMATCH,
-            site=name,
-            planned=group.units,
-            actual=actual,
-        )
+        present = "no linear" if actual is None else actual
+        text = f"{name}: {group.units} neurons in the plan, {present} in the model"
+        raise _mismatch(text, name, planned=group.units, actual=actual)
 
 
 def _check_output(site: SitePlan, output: Tensor) -> None:
     """Raise InputError unless an output `[batch, query, head, head_dim]` has the sizes of the plan."""
     heads, head_dim = output.shape[2:]
     if (heads, head_dim) != (site.heads, site.head_dim):
-        raise InputError(
-            f"plan: {site.name}: {site.heads} heads of {site.head_dim} in the plan, {heads} of {head_dim} in the"
-            " model; use a plan that was learned on this model",
-            code=ErrorCode.PLAN_MISMATCH,
-            site=site.name,
-            planned=(site.heads, site.head_dim),
-            actual=(heads, head_dim),
-        )
+        planned = (site.heads, site.head_dim)
+        text = f"{site.name}: {site.heads} heads of {site.head_dim} in the plan, {heads} of {head_dim} in the model"
+        raise _mismatch(text, site.name, planned=planned, actual=(heads, head_dim))
 
 
 @contextmanager
@@ -274,7 +259,7 @@ def hooked(
 
 
 def spread_over_rows(gates: Tensor, rows: int) -> Tensor:
-    """Gates `[row, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
+    """Gates `[batch, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
 
     Args:
         gates: one gate for each row of a batch and each head.

@@ -13,7 +13,6 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -28,13 +27,21 @@ from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.units.find import SUPPORTED, evaluation_mode, find_units
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from compressor.units.layers import Linear, is_close, is_linear, linear_at, linear_sizes, outermost_layers
+from compressor.units.layers import (
+    Linear,
+    is_close,
+    is_linear,
+    linear_at,
+    linear_sizes,
+    outermost_layers,
+    removed_afterwards,
+)
 from compressor.units.projections import Site, hooked_projections
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 logger = logging.getLogger(__name__)
-_STEPS = ((1024, 32), (256, 16), (64, 8))
-"""(Minimum number of neurons, step): kept counts are multiples of a step that matrix products run well with."""
+_MULTIPLES = ((1024, 32), (256, 16), (64, 8))
+"""(Minimum number of neurons, multiple): the numbers of neurons that matmuls run well with."""
 MAX_FUSED = 2
 """Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
 _TOLERANCE = 1e-6
@@ -43,7 +50,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class PrunableGroup:
-    """Interchangeable units at one point of a model, of which any number of steps can be kept.
+    """Interchangeable units at one point of a model, of which a plan keeps some number that `counts` has.
 
     Query heads that share a key/value head are removed together, as one bundle; or one by one, as many from every part,
     where a part is the query heads of one key/value head.
@@ -53,7 +60,7 @@ class PrunableGroup:
         type: `heads` or `neurons`.
         units: number of units.
         width: consecutive inputs of `linear` that belong to one unit.
-        step: a kept count is a multiple of it, or all units.
+        multiple: a kept count is a multiple of it, or all units.
         linear: module path of the linear that the group ends in: the output projection of an attention, or the down
             projection of a feed-forward. None: the attention has none that could be recognized.
         site: the attention; None for neurons.
@@ -66,7 +73,7 @@ class PrunableGroup:
     type: GroupType
     units: int
     width: int
-    step: int
+    multiple: int
     linear: str | None
     site: Site | None = None
     bundle: int = 1
@@ -77,7 +84,7 @@ class PrunableGroup:
     def counts(self) -> tuple[int, ...]:
         """Every number of units that can be kept, ascending, from none to all, or to the limit."""
         most = self.units if self.limit is None else self.limit
-        return (*range(0, most, self.step), most)
+        return (*range(0, most, self.multiple), most)
 
     @property
     def bundles(self) -> int:
@@ -217,8 +224,8 @@ def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
 
 def _neurons(call: TracedLinear) -> PrunableGroup:
     units, _ = linear_sizes(call.module)
-    step = next((step for minimum, step in _STEPS if units >= minimum), 1)
-    return PrunableGroup(call.name, "neurons", units, 1, step, call.name)
+    multiple = next((multiple for minimum, multiple in _MULTIPLES if units >= minimum), 1)
+    return PrunableGroup(call.name, "neurons", units, 1, multiple, call.name)
 
 
 def _feed_forward_ends(
@@ -248,7 +255,7 @@ def _computes_inputs(
 ) -> bool:
     """Whether outputs of `producer` have no effect while the inputs of `reader` that they lead to are zero.
 
-    A linear that fuses a gate with the values has the outputs of a unit half of its width apart, or beside each other.
+    In a linear that fuses a gate with the values, the two outputs of a unit are half of its width apart, or neighbours.
     """
     units, _ = linear_sizes(reader)
     dropped = torch.arange(units, device=reader.weight.device) % 2 == 0
@@ -273,10 +280,10 @@ def _computes_inputs(
 
 @dataclass(frozen=True)
 class Bundles:
-    """The units of a group in bundles that are kept or dropped together, `group.step` units each.
+    """The units of a group in bundles that are kept or dropped together, `group.multiple` units each.
 
-    Any subset of the bundles keeps a number of units that `group.counts` has. Where the number of units is no multiple
-    of the step, those that are left over belong to no bundle, and are kept only together with all others.
+    Any subset of the bundles keeps a number of units that `group.counts` has. Units that are left
+    over belong to no bundle, and are kept only together with all others.
 
     Attributes:
         group: the group; heads have one part.
@@ -301,18 +308,18 @@ class Bundles:
     @property
     def count(self) -> int:
         """Number of bundles."""
-        return self.group.units // self.group.step
+        return self.group.units // self.group.multiple
 
     @functools.cached_property
     def _bundle_of(self) -> Tensor:
         """The bundle of each unit, `[units]`; `count` for units that are left over."""
         bundles = torch.empty(self.group.units, dtype=torch.int64)
-        bundles[list(self.order)] = torch.arange(self.group.units) // self.group.step
+        bundles[list(self.order)] = torch.arange(self.group.units) // self.group.multiple
         return bundles
 
     def spread(self, gates: Tensor) -> Tensor:
         """The gate of each unit, `[units]`, from those of the bundles, `[bundles]`; the least for those left over."""
-        if self.count * self.group.step < self.group.units:
+        if self.count * self.group.multiple < self.group.units:
             gates = torch.cat([gates, gates.amin(0, keepdim=True)])
         return gates[self._bundle_of.to(gates.device)]
 
@@ -392,12 +399,12 @@ def trace_calls(
             if module in layer_of:
                 trace.linears.append(TracedLinear(name, module, layer_of[module]))
 
-    with ExitStack() as undo:
-        for name, module in modules.items():
-            if is_linear(module):
-                undo.enter_context(module.register_forward_pre_hook(partial(on_linear, name)))
-        undo.enter_context(hooked_projections(model, sites, on_projection))
-        undo.enter_context(intercepted(model, on_attention, attention))
+    linears = ((name, module) for name, module in modules.items() if is_linear(module))
+    with (
+        removed_afterwards(module.register_forward_pre_hook(partial(on_linear, name)) for name, module in linears),
+        hooked_projections(model, sites, on_projection),
+        intercepted(model, on_attention, attention),
+    ):
         model(**inputs)
     return trace
 

@@ -58,6 +58,12 @@ class Call:
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
     @property
+    def is_causal(self) -> bool:
+        """Whether the call, or else its module, asks for causal attention."""
+        flag = self.options.get("is_causal")
+        return bool(getattr(self.module, "is_causal", True) if flag is None else flag)
+
+    @property
     def visible(self) -> Tensor | None:
         """The pairs of positions that `mask` permits, bool in the shape of `mask`; None: no mask."""
         if self.mask is None or self.mask.dtype == torch.bool:

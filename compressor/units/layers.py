@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from compressor.units.hook import unwrap
@@ -30,7 +31,7 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
     def visit(module: nn.Module) -> None:
         for child in module.children():  # without the gaps of Informer's list
             if isinstance(child, ParametrizationList):
-                continue  # what a weight is computed by
+                continue  # it computes a weight, and is no layer
             if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
                 layers.append(child)
             else:
@@ -60,6 +61,28 @@ def routed_forwards(layers: Sequence[nn.Module], around: AroundLayer) -> Iterato
             del layer.forward
             if former is not None:
                 layer.forward = former
+
+
+@contextmanager
+def removed_afterwards(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Register hooks, one for each handle; remove them on exit."""
+    with ExitStack() as undo:
+        for handle in handles:
+            undo.enter_context(handle)
+        yield
+
+
+@contextmanager
+def gradients_of(parameters: Iterable[nn.Parameter], *, required: bool) -> Iterator[None]:
+    """Let parameters require gradients, or none: then a forward keeps no activations for them. Restored on exit."""
+    changed = [parameter for parameter in parameters if parameter.requires_grad != required]
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(required)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not required)
 
 
 def linear_at(model: nn.Module, path: str) -> Linear:

@@ -142,7 +142,8 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
     visible = call.visible
-    if visible is None and call.implementation == "sdpa" and _sdpa_is_causal(call):
+    if visible is None and call.implementation == "sdpa" and call.is_causal and queries > 1:
+        # SDPA hides later keys by itself when it receives no mask.
         earlier = past - first if cached else keys - queries
         visible = torch.ones(queries, keys, dtype=torch.bool, device=blocks.device).tril(earlier)[None, None]
     if visible is not None:
@@ -156,23 +157,8 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     return masked_call, attends.to(call.query.dtype)
 
 
-def _sdpa_is_causal(call: Call) -> bool:
-    """Whether SDPA hides later keys by itself when it receives no mask."""
-    flag = call.options.get("is_causal")
-    return bool(getattr(call.module, "is_causal", True) if flag is None else flag) and call.query.shape[2] > 1
-
-
 def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
-    """Raise InputError unless a mask covers a call.
-
-    Args:
-        site: name of the site.
-        mask: its mask.
-        heads: heads of the call.
-        queries: positions up to the last query.
-        keys: positions up to the last key, without the memory.
-        memory: positions of the memory.
-    """
+    """Raise InputError unless a mask covers a call: its heads, positions up to the last query and key, and memory."""
     if len(mask.kept) != heads:
         raise InputError(
             f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model",

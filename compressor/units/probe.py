@@ -13,7 +13,7 @@ No names of families or modules are used. One forward with gradients records how
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compressor.units.dependencies import hidden_from_modes
+from compressor.units.layers import gradients_of, removed_afterwards
 from compressor.units.projections import HeadContractions, Site, channels_last, contracting_modules, is_projection
 from graph_passes import Kind
 
@@ -65,14 +66,15 @@ def observed_projections(
         if args and isinstance(args[0], Tensor):
             examine(name, channels_last(module, args[0]))
 
-    with ExitStack() as undo:
-        for name, module in model.named_modules():
-            if is_projection(module):
-                undo.enter_context(module.register_forward_pre_hook(partial(on_input, name)))
-        undo.enter_context(_recorded_gradients(model))
-        if contracting := contracting_modules(model):
-            undo.enter_context(HeadContractions(contracting, examine_contraction))
-        undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+    projections = ((name, module) for name, module in model.named_modules() if is_projection(module))
+    contracting = contracting_modules(model)
+    with (
+        removed_afterwards(module.register_forward_pre_hook(partial(on_input, name)) for name, module in projections),
+        gradients_of((weight for weight in model.parameters() if weight.is_floating_point()), required=True),
+        torch.enable_grad(),
+        HeadContractions(contracting, examine_contraction) if contracting else nullcontext(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         yield
 
 
@@ -207,7 +209,7 @@ def _sources(node: Node) -> set[Node]:
 
 
 def _before_layout(node: Node) -> Node:
-    """The node before operations of one input, such as a reshape for a matrix product."""
+    """The node before operations of one input, such as a reshape for a matmul."""
     while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
         node = source
     return node
@@ -272,15 +274,3 @@ def _count_groups(derivatives: Sequence[Sequence[Tensor | None]]) -> int:
 def _overlap(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> bool:
     pairs = zip(left, right, strict=True)
     return any(bool(((a != 0) & (b != 0)).any()) for a, b in pairs if a is not None and b is not None)
-
-
-@contextmanager
-def _recorded_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside the context gradients are recorded, and all parameters require them."""
-    parameters = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad]
-    with ExitStack() as undo:
-        for weight in parameters:
-            undo.callback(weight.requires_grad_, False)
-            weight.requires_grad_(True)
-        undo.enter_context(torch.enable_grad())
-        yield

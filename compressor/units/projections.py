@@ -1,9 +1,9 @@
 """Heads outside transformers' attention interface, gated at the module that reads them: the output projection.
 
-A family that computes attention in its own modules offers no call to intercept. Its heads still meet the model again in
-one place, the input of the projection that mixes them. The site is named after that projection, as neurons are named
-after the linear that reads them, and its gate multiplies that input. Where the projection is a weight of the attention
-module itself, the site has the name of that module. See `compressor.units.probe` for how both are found.
+Where a family computes attention in modules of its own, there is no call to intercept. Its heads are the input of the
+projection that mixes them. The site has the name of that projection, as neurons have the name of the linear that reads
+them, and its gate multiplies that input. Where the projection is a weight of the attention module itself, the site has
+the name of that module. `compressor.units.probe` finds both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def channels_last(module: nn.Module, x: Tensor) -> Tensor:
-    """The input of a projection with the axis that it sums over as the last one; its own inverse is `channels_back`."""
+    """The input of a projection with the axis that it sums over as the last one; the inverse is `channels_back`."""
     return x.movedim(1, -1) if isinstance(module, _CONVOLUTIONS) else x
 
 
@@ -82,7 +82,7 @@ def hooked_projections(model: nn.Module, sites: Iterable[Site | SitePlan], on_ou
     Args:
         model: a transformers model, bare or wrapped for training.
         sites: sites of the model, or of its plan.
-        on_output: called with a site's name and its heads `[rows, position, head, head_dim]`; returns the heads to
+        on_output: called with a site's name and its heads `[batch, position, head, head_dim]`; returns the heads to
             continue with. Rows may be split into windows, or tokens flattened row by row: the first axis is a multiple
             of the rows of the batch. Sites of a plan do not record where rows are; their heads may be
             `[position, row, head, head_dim]`.
@@ -176,8 +176,12 @@ class HeadContractions(TorchFunctionMode):
     def _changed(self, equation: str, factors: list[Tensor]) -> list[Tensor]:
         """The factors, the heads among them changed."""
         for position, weight in enumerate(factors):
-            owned = ((name, own) for name, module in self._modules.items() for own in module.parameters(recurse=False))
-            name = next((name for name, own in owned if own is weight), None)
+            holders = (
+                name
+                for name, module in self._modules.items()
+                if any(parameter is weight for parameter in module.parameters(recurse=False))
+            )
+            name = next(holders, None)
             heads = factors[1 - position]
             if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
                 factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
@@ -219,7 +223,7 @@ def _sums_heads(equation: str, position: int) -> bool:
 def called_projections(model: nn.Module) -> Iterator[None]:
     """While entered, PyTorch's attention function calls the output projections of a model as modules.
 
-    Their inputs are `[row, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
+    Their inputs are `[batch, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
     fused path, which has no projection of its own. Contexts may be nested. Replicas of `nn.DataParallel` are other
     models, and a forward that gradient checkpointing repeats has to be repeated inside the context.
 

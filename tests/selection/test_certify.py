@@ -13,13 +13,13 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import CertificateScope, NoteCode
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import Certificate, certify, p_value, rows_needed, split_rows
-from compressor.selection.search import Head, Step
+from compressor.selection.search import Decision, Head
 from tests.faults import fails_with
 from tests.selection import tiny
 
 SCOPE = CertificateScope(rows="sha256:0123456789abcdef", seed=3)
 HEADS: frozenset[Head] = frozenset(("a", head) for head in range(6))
-STEPS = [Step(frozenset(("a", head) for head in range(6 - removed)), {}) for removed in range(6)]
+DECISIONS = [Decision(frozenset(("a", head) for head in range(6 - removed)), {}) for removed in range(6)]
 """All heads, then one fewer at a time."""
 
 
@@ -117,20 +117,20 @@ def test_the_needed_rows_are_the_minimum_that_passes() -> None:
 def certify_drops(drops: list[float], rows: int) -> tuple[Certificate, int]:
     """A certificate for steps with these drops of accuracy on the unseen rows, and the number of steps evaluated."""
     order = np.random.default_rng(0).permutation(rows)
-    evaluated: list[Step] = []
+    evaluated: list[Decision] = []
 
-    def losses(step: Step) -> np.ndarray:
-        evaluated.append(step)
-        share = 0.1 + [0.0, *drops][STEPS.index(step)]
+    def losses(decision: Decision) -> np.ndarray:
+        evaluated.append(decision)
+        share = 0.1 + [0.0, *drops][DECISIONS.index(decision)]
         return (order < share * rows).astype(float)
 
-    certificate = certify(STEPS[: len(drops) + 1], losses, 0.02, 0.95, 100)
+    certificate = certify(DECISIONS[: len(drops) + 1], losses, 0.02, 0.95, 100)
     return certificate, len(evaluated)
 
 
 def test_testing_stops_at_the_first_step_that_fails() -> None:
     certificate, evaluated = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
-    assert (certificate.steps, evaluated) == (3, 4)
+    assert (certificate.certified, evaluated) == (3, 4)
     assert certificate.drops == pytest.approx((0.0, 0.0, 0.001, 0.03))
     assert certificate.needed_rows is None
     assert (certificate.searched_rows, certificate.unseen_rows) == (100, 2000)
@@ -140,15 +140,15 @@ def test_testing_stops_at_the_first_step_that_fails() -> None:
 
 def test_as_many_rows_as_needed_certify() -> None:
     certificate, _ = certify_drops([0.01], 500)
-    assert certificate.steps == 1
+    assert certificate.certified == 1
     assert certificate.needed_rows is not None
     certificate, _ = certify_drops([0.01], round(1.2 * certificate.needed_rows))
-    assert certificate.steps == 2
+    assert certificate.certified == 2
 
 
 def test_notes_say_what_is_certified() -> None:
     certificate, _ = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
-    kept = [len(step.kept) for step in STEPS[:5]]
+    kept = [len(step.kept) for step in DECISIONS[:5]]
     note = certificate.note(kept, SCOPE)
     assert note.code is NoteCode.CERTIFIED
     passed, failed = (f"{p_value:.2g}" for p_value in certificate.p_values[2:])
@@ -158,16 +158,16 @@ def test_notes_say_what_is_certified() -> None:
         f" it fell by 0.03 (p = {failed}), which more rows like these would not certify; {SCOPE}"
     )
     certificate, _ = certify_drops([0.01], 500)
-    note = certificate.note([len(step.kept) for step in STEPS[:2]], SCOPE)
+    note = certificate.note([len(step.kept) for step in DECISIONS[:2]], SCOPE)
     assert note.code is NoteCode.NOT_CERTIFIED
     assert note.text.endswith(f"which about {certificate.needed_rows} unseen rows like these would certify")
     certificate, _ = certify_drops([], 500)
-    assert certificate.note([len(step.kept) for step in STEPS[:1]], SCOPE).code is NoteCode.NOT_CERTIFIED
+    assert certificate.note([len(step.kept) for step in DECISIONS[:1]], SCOPE).code is NoteCode.NOT_CERTIFIED
 
 
 def test_the_result_holds_what_is_certified_and_what_for() -> None:
     certificate, _ = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
-    result = certificate.result([len(step.kept) for step in STEPS[:5]], SCOPE, "heads")
+    result = certificate.result([len(step.kept) for step in DECISIONS[:5]], SCOPE, "heads")
     assert (result.removed, result.total, result.units) == (2, 6, "heads")
     assert (result.max_drop, result.confidence) == (0.02, 0.95)
     assert (result.drop, result.p_value) == (certificate.drops[2], certificate.p_values[2])

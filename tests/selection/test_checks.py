@@ -14,9 +14,8 @@ from compressor.selection.checks import (
     TRAINING_WITH_MASKS,
     check_certificate,
     check_every_option,
-    check_masked_training,
     check_max_drop,
-    check_method,
+    check_options,
 )
 from tests.faults import fails_with
 from tests.selection import tiny
@@ -38,30 +37,30 @@ from tests.selection.tiny import selection
 )
 def test_options_are_checked_without_a_model(method: str, options: Any, field: str, code: ErrorCode) -> None:
     with fails_with(code, UsageError, field=field):
-        check_options(selection(method=method, options=options))
+        check_all(selection(method=method, options=options))
 
 
-def check_options(*steps: Heads | Blocks) -> None:
+def check_all(*steps: Heads | Blocks) -> None:
     check_every_option(steps)
     for step in steps:
-        check_masked_training(step) if isinstance(step, Blocks) else check_method(step)
+        check_options(step)
 
 
 def test_options_of_masks_and_of_the_method_are_checked_separately() -> None:
     options = {"share": 0.5, "warmup": 0.1, "mixed_precision": "bf16"}
-    check_options(selection(method="taylor", options=options), Blocks(share=0.5, options=options))
+    check_all(selection(method="taylor", options=options), Blocks(share=0.5, options=options))
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="warmup", subject="taylor"):
-        check_options(selection(method="taylor", options=options))
+        check_all(selection(method="taylor", options=options))
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="share", subject=TRAINING_WITH_MASKS):
-        check_options(Blocks(share=0.5, options=options))
+        check_all(Blocks(share=0.5, options=options))
     with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="warmup", subject=TRAINING_WITH_MASKS):
-        check_options(selection(method="taylor", options={"warmup": 2}), Blocks(share=0.5, options={"warmup": 2}))
+        check_all(selection(method="taylor", options={"warmup": 2}), Blocks(share=0.5, options={"warmup": 2}))
 
 
 def test_ray_is_checked_for_a_search() -> None:
     unreachable = "127.0.0.1:1"
     with pytest.raises(TargetMissingError):
-        check_options(selection(method="taylor", ray=unreachable))
+        check_all(selection(method="taylor", ray=unreachable))
 
 
 def test_a_loss_that_permits_any_result_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.checks import check_task_options
-from compressor.selection.gates import DspOptions
+from compressor.selection.gates.dsp import DspOptions
 from compressor.selection.options import (
     MethodOptions,
     PoolOptions,
@@ -20,10 +20,10 @@ from compressor.selection.options import (
     list_options,
     option_models,
     option_names,
-    options_table,
     read_options,
 )
-from compressor.selection.search import RandomOptions, TaylorOptions
+from compressor.selection.search.random_subsets import RandomOptions
+from compressor.selection.search.taylor import TaylorOptions
 from tests.faults import fails_with
 from tests.selection.tiny import selection
 
@@ -133,9 +133,3 @@ def test_the_nearest_name_is_suggested_for_an_unknown_option(method: str, name: 
 def test_options_are_listed_with_their_defaults(model: type[MethodOptions], name: str, assignment: str) -> None:
     options: dict[str, Any] = {option.name: option for option in list_options(model)}
     assert options[name].assignment == assignment
-
-
-def test_the_table_of_a_method_has_a_row_for_each_option() -> None:
-    lines = options_table("astar").splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| `{name}`" for name in option_names("astar")]
-    assert lines[2] == "| `variant` | paper | how costs and the budget are counted: `paper`, `literal`, `lazy` |"

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from compressor.selection.measure_subsets import Measurement, Measurer, SubsetMeasurer
 from compressor.selection.search import Head
-from compressor.selection.subset_evaluator import ModelSubsetEvaluator, PooledSubsetEvaluator
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks.base import Task
 from tests.selection import tiny
 
@@ -123,17 +123,17 @@ def test_heads_outside_the_pool_are_always_kept() -> None:
     measurer = RecordingMeasurer()
     model = tiny.classifier()
     evaluator = evaluator_of(model, measurer=measurer)
-    first, last = evaluator.heads[:4], evaluator.heads[4:]
-    pool = PooledSubsetEvaluator(evaluator, last)
-    assert (pool.heads, pool.always_kept) == (last, frozenset(first))
-    pool.evaluate(frozenset(last[:1]))
-    pool.evaluate_without(frozenset(last), last[:2])
-    pool.evaluate_all([frozenset()])
     all_heads = frozenset(evaluator.heads)
+    first, last = evaluator.heads[:4], evaluator.heads[4:]
+    evaluator.search_among(last)
+    assert (evaluator.heads, evaluator.always_kept) == (last, frozenset(first))
+    evaluator.evaluate(frozenset(last[:1]))
+    evaluator.evaluate_without(frozenset(last), last[:2])
+    evaluator.evaluate_all([frozenset()])
     assert measurer.requests == [
         ([frozenset((*first, last[0]))], frozenset((*first, last[0]))),
         ([all_heads - {last[0]}, all_heads - {last[1]}], all_heads),
         ([frozenset(first)], None),
     ]
-    assert (pool.count, pool.forwards) == (4, 4.0)
-    assert tuple(pool.sensitivity(frozenset(last[1:]), 6)) == last
+    assert (evaluator.count, evaluator.forwards) == (4, 4.0)
+    assert tuple(evaluator.sensitivity(frozenset(last[1:]), 6)) == last

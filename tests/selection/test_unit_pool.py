@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from compressor.config.methods import METHODS
-from compressor.selection.gates import DspGate
 from compressor.selection.gates.capacity import UnitBudget
+from compressor.selection.gates.dsp import DspGate
 from compressor.selection.unit_pool import UnitPool
 from compressor.training.gated_model import attach_gate
 from compressor.units import gated, keep_all

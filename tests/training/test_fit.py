@@ -15,7 +15,7 @@ from torch import nn
 
 from compressor.errors import DivergedError, ErrorCode
 from compressor.tasks.segment_streams import assign_streams, read, reader
-from compressor.training.fit import GateSetup
+from compressor.training.fit import GateSetup, row_order
 from tests import language
 from tests.faults import fails_with
 from tests.language import EndOfPowerError
@@ -194,3 +194,13 @@ def test_training_leaves_the_random_generators_as_they_were(tmp_path: Path) -> N
     seed(5)
     train_model(folder, data, language.schedule(), tmp_path / "run")
     assert draw() == expected
+
+
+def test_every_epoch_visits_each_row_once_in_batches_of_similar_length() -> None:
+    lengths = [1 + row % 40 for row in range(400)]
+    order = row_order(lengths, batch_size=8, batches=100, seed=0)
+    assert sorted(order[:400]) == sorted(order[400:]) == list(range(400))
+    batches = [[lengths[row] for row in order[start : start + 8]] for start in range(0, len(order), 8)]
+    spread = [max(batch) - min(batch) for batch in batches]
+    assert sum(spread) / len(spread) < 3
+    assert order == row_order(lengths, 8, 100, 0) != row_order(lengths, 8, 100, 1)

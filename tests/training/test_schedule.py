@@ -39,27 +39,7 @@ def test_in_the_middle_of_the_decrease_the_rate_is_the_mean_of_its_ends() -> Non
     assert language.schedule(steps=100, warmup=0.5, scheduler="linear", final_learning_rate=0.0).pace(75) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("warmup", -0.1),
-        ("warmup", 1.5),
-        ("weight_decay", -1.0),
-        ("max_grad_norm", 0.0),
-        ("evaluations", 0),
-        ("points", 0),
-        ("final_learning_rate", 1.0),
-        ("final_learning_rate", -1e-3),
-    ],
-)
-def test_a_value_out_of_range_is_refused(field: str, value: float) -> None:
-    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field=field, value=value):
-        language.schedule(**{field: value})
-
-
-def test_a_message_names_the_range() -> None:
-    with pytest.raises(UsageError) as error:
-        language.schedule(final_learning_rate=1.0)
-    assert str(error.value) == (
-        "final_learning_rate 1.0: out of range; give a number that is from 0 to the peak learning rate, 0.01"
-    )
+@pytest.mark.parametrize("rate", [1.0, -1e-3])
+def test_a_final_learning_rate_out_of_range_is_refused(rate: float) -> None:
+    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="final_learning_rate", value=rate):
+        language.schedule(final_learning_rate=rate)

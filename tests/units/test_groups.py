@@ -185,7 +185,7 @@ def test_any_subset_of_bundles_keeps_a_number_of_units_of_the_group(name: str, s
     for subset in (gates, torch.zeros_like(gates), torch.ones_like(gates)):
         plan = members.plan(subset)
         assert len(plan.kept) in members.group.counts
-        assert len(plan.kept) // members.group.step == int(subset.sum())
+        assert len(plan.kept) // members.group.multiple == int(subset.sum())
         assert torch.equal(members.spread(subset), torch.tensor(plan.gate, dtype=torch.float64))
 
 

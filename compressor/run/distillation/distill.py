@@ -190,9 +190,7 @@ def _train(
         before = evaluate()
         length = affordable_length(step, data, distillation, network, store, evaluate)
         steps = length.steps
-        schedule = ScheduleOptions(evaluations=length.evaluations).schedule(
-            steps, step.batch_size, step.learning_rate, step.seed
-        )
+        schedule = ScheduleOptions(evaluations=length.evaluations).schedule(step, steps)
         drawn = draw_rows(data, steps * step.batch_size * process_count(), step.seed)
         # Lengths of training rows follow those of all evaluation rows.
         data = replace(data, train=_training_rows(step, data, drawn), eval=compared)

@@ -272,7 +272,7 @@ def _certify(
     scope, kept = _scope(run), [plan.units for plan in plans]
     units = " and ".join(sorted({group.type for group in groups}))
     run.log.add_notes([certificate.note(kept, scope, units)])
-    return certificate.result(kept, scope, units), plans[: certificate.steps]
+    return certificate.result(kept, scope, units), plans[: certificate.certified]
 
 
 def _scope(run: BudgetRun) -> CertificateScope:

@@ -187,7 +187,7 @@ def latest_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> St
 def _structure(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
     """What times depend on of a model: its configuration and units, not its weights."""
     config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
-    units = [(group.name, group.units, group.step, group.parts) for group in groups]
+    units = [(group.name, group.units, group.multiple, group.parts) for group in groups]
     return json.dumps([type(model).__name__, config, units], sort_keys=True, default=str)
 
 

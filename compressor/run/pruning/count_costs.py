@@ -105,7 +105,7 @@ class _GraphCounts:
         """
         middle = group.counts[(len(group.counts) - 1) // 2]  # below all units, even where these are a single bundle
         slopes = self.saved({group.name: middle}) / (group.units - middle)
-        first = 0 if group.parts == 1 else group.step
+        first = 0 if group.parts == 1 else group.multiple
         savings = {count: slopes * (group.units - count) for count in (first, group.units)}
         return savings if first == 0 else {0: self.saved({group.name: 0}), **savings}
 

@@ -62,7 +62,13 @@ def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list
     """Groups that cost the same: of one type and size, and with equal multiply-accumulates a unit."""
     classes: dict[tuple[object, ...], list[PrunableGroup]] = {}
     for group in groups:
-        key = (group.type, group.units, group.width, group.step, round(table.saving(group.name, 0) / table.whole, 4))
+        key = (
+            group.type,
+            group.units,
+            group.width,
+            group.multiple,
+            round(table.saving(group.name, 0) / table.whole, 4),
+        )
         classes.setdefault(key, []).append(group)
     return list(classes.values())
 
@@ -77,10 +83,10 @@ def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
     grid = group.counts[:-1]
     shares = _TIMED_SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
-    if group.units // group.step <= 12 and share >= _SMALL_SHARE:
+    if group.units // group.multiple <= 12 and share >= _SMALL_SHARE:
         nearest = {count for number, count in enumerate(grid) if number % 2 == 0 or number == 1}
     if group.parts > 1:
-        nearest.add(group.step)  # below it keys and values go too
+        nearest.add(group.multiple)  # below it keys and values go too
     return tuple(sorted(nearest))
 
 

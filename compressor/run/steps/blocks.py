@@ -17,14 +17,14 @@ from compressor.run.products import SelectedPlan
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
-from compressor.selection.checks import check_masked_training
-from compressor.selection.plan_and_curves import LearningResult, joined_curves
+from compressor.selection.checks import check_options
+from compressor.selection.plan_and_curves import joined_curves
 from compressor.units.entmax import entmax_function
 from compressor.units.projections import require_interface
 
 
 def _check_options(step: Blocks) -> None:
-    check_masked_training(step)
+    check_options(step)
     if step.entmax:
         entmax_function()
 
@@ -84,10 +84,10 @@ def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> 
                 start=start,
             )
         notes = () if run.followed is None else (_dropped_from(run.followed, folder),)
-        learned = LearningResult(
-            plan=masked.plan,
+        learned = replace(
+            masked,
             curves=joined_curves(heads.curves, masked.curves),
-            trained=heads.trained or bool(masked.plan.masks),
+            trained=heads.trained or masked.trained,
             notes=(*heads.notes, *notes, *masked.notes),
         )
         selected = store_learned(learned, folder, store)

@@ -12,7 +12,7 @@ from compressor.run.steps.base import State, StepContext, StepFunctions, store_l
 from compressor.selection.checks import (
     check_certificate,
     check_max_drop,
-    check_method,
+    check_options,
     check_task_options,
     known_options,
 )
@@ -30,7 +30,7 @@ def _check_options(step: Heads) -> None:
                 field="method",
             )
         )
-    check_method(step)
+    check_options(step)
 
 
 def _check(step: Heads, inputs: RunInputs, earlier: Sequence[Step]) -> None:

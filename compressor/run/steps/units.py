@@ -32,7 +32,7 @@ from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
 from compressor.run.variant import drops_unread
-from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
+from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
 from compressor.targets import QUANTIZED, Engine
 from graph_passes import GraphPassError, Plan
@@ -42,7 +42,7 @@ _FEWEST_ROWS = 4
 
 
 def _check_options(step: Units) -> None:
-    check_method(step)
+    check_options(step)
     if step.learns:
         check_pool(step)
 

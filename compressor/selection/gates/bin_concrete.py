@@ -9,13 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from compressor.selection.gates import base, concrete
-from compressor.selection.options import MethodOptions
-
-_GAMMA, _ZETA = -0.1, 1.1
-"""Interval over which gates are stretched for the probability in the penalty, as in the paper's code."""
 
 
-class BinConcreteOptions(MethodOptions):
+class BinConcreteOptions(concrete.ConcreteOptions):
     """Options of `bin-concrete`.
 
     The defaults are the paper's, with steps as shares of its 80K: a penalty between 0.01 and 0.02 that rises over the
@@ -29,40 +25,19 @@ class BinConcreteOptions(MethodOptions):
     cooldown: concrete.Cooldown = 0.2
     initial: concrete.Initial = 2.0
     output_scaling: bool = Field(True, description="scale the open units of a group up to make up for its closed ones")
-    beta: concrete.Beta = 0.333
-    gate_learning_rate: base.GateLearningRate = 0.1
-    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
 
 
 class BinConcreteGate(concrete.ConcreteGate):
     """Concrete gates rounded to 0 or 1, with the gradient of the values before rounding.
 
-    Args:
-        layers: units of each group, in order.
-        keep: number of units to keep, from none to all, or budgets; None: keep those that end up open.
-        steps: optimizer steps of the run.
-        seed: seed of the noise of every step.
-        options: penalty, distribution, scaling and learning rate.
-
-    Raises:
-        UsageError: `keep` is out of range.
+    See `ConcreteGate` for the arguments.
     """
 
     options_class = BinConcreteOptions
+    options: BinConcreteOptions
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        keep: base.Keep | None,
-        steps: int,
-        seed: int,
-        options: BinConcreteOptions | None = None,
-    ) -> None:
-        options = options or BinConcreteOptions()
-        start = torch.full((sum(layers),), options.initial, dtype=torch.float64)
-        settings = options.model_dump(exclude={"initial", "output_scaling"})
-        super().__init__(start, keep, steps, seed, gamma=_GAMMA, zeta=_ZETA, **settings)
-        self.layers, self.output_scaling = tuple(layers), options.output_scaling
+    def initial_weights(self) -> Tensor:
+        return torch.full((self.units,), self.options.initial, dtype=torch.float64)
 
     def draw(self, uniform: Tensor) -> Tensor:
         soft = self.concrete(uniform)
@@ -72,14 +47,14 @@ class BinConcreteGate(concrete.ConcreteGate):
         return self._scaled(super().scale())
 
     def _scaled(self, gates: Tensor) -> Tensor:
-        return scale_groups(gates, self.layers) if self.output_scaling else gates
+        return scale_groups(gates, self.layers) if self.options.output_scaling else gates
 
 
 def scale_groups(gates: Tensor, layers: Sequence[int]) -> Tensor:
     """Gates `[..., units]` times `s_g = min(H, H / sum g)` of their group of H units (equation 3); H if all are closed.
 
     The factor applies to the sum of the outputs of the units, before the bias of the linear that reads them, so it can
-    be folded into that linear. The paper has it for heads; bundles of neurons have it alike.
+    be folded into that linear. The paper scales heads; bundles of neurons are scaled in the same way.
     """
     parts = gates.split(list(layers), dim=-1)
     return torch.cat([part * part.shape[-1] / part.sum(-1, keepdim=True).clamp(min=1.0) for part in parts], dim=-1)

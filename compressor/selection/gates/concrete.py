@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -26,7 +27,17 @@ Penalty = Annotated[
 PenaltyWarmup = Annotated[StepShare, Field(description="share of the steps in which that weight rises from zero")]
 Cooldown = Annotated[StepShare, Field(description="share of the steps after which the gates are frozen; 1: never")]
 Initial = Annotated[float, Field(description="initial weight of every gate; above zero it is open")]
-Beta = Annotated[float, Field(gt=0, description="temperature of the concrete distribution")]
+
+
+class ConcreteOptions(base.GateOptions):
+    """Options of both gates."""
+
+    gate_learning_rate: base.GateLearningRate = 0.1
+    penalty: Penalty
+    penalty_warmup: PenaltyWarmup
+    cooldown: Cooldown
+    initial: Initial
+    beta: float = Field(0.333, gt=0, description="temperature of the concrete distribution")
 
 
 class ConcreteGate(base.RankedGate):
@@ -42,51 +53,36 @@ class ConcreteGate(base.RankedGate):
     penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
 
     Args:
-        start: initial `log_alpha` `[units]`.
+        layers: units of each group, in order.
         keep: number of units to keep, or budgets; with none or all of them, gates are constant. None: keep those that
             end up open.
-        steps: optimizer steps of the run.
+        steps: training steps of the run.
         seed: seed of the noise of every step.
-        penalty: weight of the expected number of open units in the loss.
-        penalty_warmup: share of the steps over which that weight rises linearly from zero.
-        cooldown: share of the steps after which the gates are frozen; 1: never.
-        beta: temperature of the concrete distribution.
-        gamma: lower end of the interval over which gates are stretched, below 0.
-        zeta: upper end of that interval, above 1.
-        gate_learning_rate: peak learning rate of `log_alpha`, which decays linearly to zero at the end of the cooldown.
-        gate_max_grad_norm: maximum norm of its gradient.
+        options: penalty, distribution and learning rate, which decays linearly to zero at the end of the cooldown.
 
     Raises:
         UsageError: `keep` is out of range.
     """
 
+    options: ConcreteOptions
+
     def __init__(
         self,
-        start: Tensor,
+        layers: Sequence[int],
         keep: base.Keep | None,
         steps: int,
         seed: int,
-        *,
-        penalty: float,
-        penalty_warmup: float,
-        cooldown: float,
-        beta: float,
-        gamma: float,
-        zeta: float,
-        gate_learning_rate: float,
-        gate_max_grad_norm: float,
+        options: ConcreteOptions | None = None,
     ) -> None:
-        super().__init__(
-            start,
-            len(start) if keep is None else keep,
-            steps,
-            seed,
-            learning_rate=gate_learning_rate,
-            max_grad_norm=gate_max_grad_norm,
-        )
+        super().__init__(layers, sum(layers) if keep is None else keep, steps, seed, options)
         self.is_free = keep is None
-        self.strength, self.beta, self.gamma, self.zeta = penalty, beta, gamma, zeta
-        self.warmup_steps, self.cooldown_steps = round(penalty_warmup * steps), round(cooldown * steps)
+        self.warmup_steps = round(self.options.penalty_warmup * steps)
+        self.cooldown_steps = round(self.options.cooldown * steps)
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        """Interval over which gates are stretched, from below 0 to above 1, as in the papers' code."""
+        return -0.1, 1.1
 
     @abstractmethod
     def draw(self, uniform: Tensor) -> Tensor:
@@ -94,11 +90,12 @@ class ConcreteGate(base.RankedGate):
 
     def concrete(self, uniform: Tensor) -> Tensor:
         """Binary concrete variables in (0, 1) from noise `uniform` `[..., units]` (Maddison et al. 2017)."""
-        return torch.sigmoid((torch.logit(uniform) + self.weight) / self.beta)
+        return torch.sigmoid((torch.logit(uniform) + self.weight) / self.options.beta)
 
     def open_probability(self) -> Tensor:
         """Probability `[units]` that a stretched gate is not zero (Louizos et al. 2018, equation 12)."""
-        return torch.sigmoid(self.weight - self.beta * math.log(-self.gamma / self.zeta))
+        low, high = self.stretch
+        return torch.sigmoid(self.weight - self.options.beta * math.log(-low / high))
 
     @property
     def has_choice(self) -> bool:
@@ -118,7 +115,7 @@ class ConcreteGate(base.RankedGate):
             return super().penalty(step)
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         prices = self.capacity.prices.to(self.weight.device)
-        return self.strength * warm * (prices * self.open_probability()).sum()
+        return self.options.penalty * warm * (prices * self.open_probability()).sum()
 
     def learning_rate_at(self, step: int) -> float:
         return max(0.0, 1.0 - step / max(1, self.cooldown_steps))

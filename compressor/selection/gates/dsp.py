@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 from compressor.config.fields import FieldConflictError
 from compressor.errors import ErrorCode
 from compressor.selection.gates import base
-from compressor.selection.options import MethodOptions, StepShare
+from compressor.selection.options import StepShare
 
 _TINY = torch.finfo(torch.float64).tiny
 
 
-class DspOptions(MethodOptions):
+class DspOptions(base.GateOptions):
     """Options of `dsp` and `dsp-pipelined`.
 
     The defaults are the paper's for BERT, and for translation those for its encoder-decoder (table 2 and the released
@@ -32,11 +32,9 @@ class DspOptions(MethodOptions):
     cooldown: StepShare = Field(
         2 / 3, description="share of the steps in which the temperature falls, linearly in its logarithm"
     )
-    gate_learning_rate: base.GateLearningRate = 0.5
     gate_schedule: Literal["linear", "constant"] = Field(
-        "linear", description="whether that learning rate falls linearly to zero or stays"
+        "linear", description="whether the learning rate of the gate falls linearly to zero or stays"
     )
-    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
 
     @model_validator(mode="after")
     def _temperature_falls(self) -> Self:
@@ -55,34 +53,16 @@ class DspGate(base.RankedGate):
 
     Under budgets, a relaxed knapsack takes the place of the soft top-K; see `UnitBudget` for the difference.
 
-    Args:
-        layers: units of each group, in order.
-        keep: number of units to keep, or budgets; with none or all of them, there is nothing to learn and gates are
-            constant.
-        steps: optimizer steps of the run; cooldown and learning rate are relative to them.
-        seed: seed of the initial weights and of the noise of every step.
-        options: temperatures and learning rate.
-
-    Raises:
-        UsageError: `keep` is out of range.
+    See `RankedGate` for the arguments; cooldown and learning rate are relative to the number of steps.
     """
 
     options_class = DspOptions
+    options: DspOptions
 
-    def __init__(
-        self, layers: Sequence[int], keep: base.Keep, steps: int, seed: int, options: DspOptions | None = None
-    ) -> None:
-        options = options or DspOptions()
-        super().__init__(
-            base.initial(layers, seed),
-            keep,
-            steps,
-            seed,
-            learning_rate=options.gate_learning_rate,
-            # Near a tie the gradient reaches 1 / (4 tau).
-            max_grad_norm=options.gate_max_grad_norm,
-        )
-        self.options, self.cooldown_steps = options, round(options.cooldown * steps)
+    @property
+    def cooldown_steps(self) -> int:
+        """Number of steps in which the temperature falls."""
+        return round(self.options.cooldown * self.steps)
 
     def temperature(self, step: int) -> float:
         """Temperature at `step`: log-linear from `tau_ini` at step 0 to `tau_end` at the end of the cooldown."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from compressor.selection.gates import base, concrete
-from compressor.selection.options import MethodOptions
+from compressor.selection.gates import concrete
 
 
-class HardConcreteOptions(MethodOptions):
+class HardConcreteOptions(concrete.ConcreteOptions):
     """Options of `hard-concrete`.
 
     The defaults are those of Li et al. 2021 for this baseline (penalty, learning rate, small seeded initial weights),
@@ -23,41 +20,26 @@ class HardConcreteOptions(MethodOptions):
     penalty_warmup: concrete.PenaltyWarmup = 0.0
     cooldown: concrete.Cooldown = 2 / 3
     initial: concrete.Initial = 0.0
-    beta: concrete.Beta = 0.333
     gamma: float = Field(-0.1, lt=0, description="lower end of the interval that gates are stretched over")
     zeta: float = Field(1.1, gt=1, description="upper end of that interval")
-    gate_learning_rate: base.GateLearningRate = 0.1
-    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
 
 
 class HardConcreteGate(concrete.ConcreteGate):
     """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a kept unit is deployed at scale 1.
 
-    Args:
-        layers: units of each group, in order.
-        keep: number of units to keep, from none to all, or budgets; None: keep those that end up open.
-        steps: optimizer steps of the run.
-        seed: seed of the noise of every step, and of the small noise on the initial weights that breaks ties.
-        options: penalty, distribution and learning rate.
-
-    Raises:
-        UsageError: `keep` is out of range.
+    Small seeded noise on the initial weights breaks ties. See `ConcreteGate` for the arguments.
     """
 
     options_class = HardConcreteOptions
+    options: HardConcreteOptions
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        keep: base.Keep | None,
-        steps: int,
-        seed: int,
-        options: HardConcreteOptions | None = None,
-    ) -> None:
-        options = options or HardConcreteOptions()
-        start = options.initial + base.initial(layers, seed)
-        super().__init__(start, keep, steps, seed, **options.model_dump(exclude={"initial"}))
+    @property
+    def stretch(self) -> tuple[float, float]:
+        return self.options.gamma, self.options.zeta
+
+    def initial_weights(self) -> Tensor:
+        return self.options.initial + super().initial_weights()
 
     def draw(self, uniform: Tensor) -> Tensor:
-        stretched = self.concrete(uniform) * (self.zeta - self.gamma) + self.gamma
-        return torch.clamp(stretched, 0.0, 1.0)
+        low, high = self.stretch
+        return torch.clamp(self.concrete(uniform) * (high - low) + low, 0.0, 1.0)

@@ -35,12 +35,12 @@ class PruningInputs:
     Attributes:
         model: the model.
         groups: the groups whose units may be removed, in the order in which the model calls them.
-        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[row, ...]`.
+        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[batch, ...]`.
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
-        store: folder in which finished parts are kept, so that an interrupted run goes on from them. Parts of other
-            weights, batches or options are kept beside them.
+        store: folder of finished parts, from which an interrupted run continues. It may also hold parts of other
+            weights, batches or options.
 
     Raises:
         InputError: there are no outputs, or a group has no linear that it ends in.

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import safetensors.numpy
+import torch
+from scipy.sparse.linalg import lsmr
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.in_order import DenseSums, calls_in_order
+from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
+from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
-from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
+from compressor.units.layers import Linear, linear_sizes, linear_weight, unit_columns
 from graph_passes.files import atomic_replace
 
 _GRADIENTS = "checkpoint-mask-gradients"
+DAMP = 1.0
+"""Weight of the squared distance of the scales from one, against the squared residual of the normal equations."""
+LARGEST = 10.0
+"""Largest magnitude of a scale; a solution beyond it is unstable."""
 
 
 class FisherPruner(Pruner[MethodOptions]):
@@ -31,8 +38,8 @@ class FisherPruner(Pruner[MethodOptions]):
     1. Mask search (section 4.1): the importance of a unit is the sum over rows of the squared gradient of the loss of
        the row with respect to the mask. The loss of a group is the sum of the importances of its dropped units.
     2. Mask rearrangement (section 4.2): dropped units of a group are exchanged by the full Fisher matrix of the group.
-    3. Mask tuning (section 4.3): one scale for each kept unit, from the first layer to the last. The scales are
-       multiplied into the weights.
+    3. Mask tuning (section 4.3 and the published code): one scale for each kept unit, from the first layer to the last.
+       The scales are multiplied into the weights.
 
     The losses are those on the model's own answers, see `answer_loss`: no labels are used, and nothing is drawn but,
     for embeddings, the signs of `fisher_outputs`. The query heads of one key/value head are one unit, or units that are
@@ -70,8 +77,8 @@ class FisherPruner(Pruner[MethodOptions]):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         self.require_counts(counts)
         inputs = self.inputs
-        steps = [(str(group.linear),) for group in inputs.groups]
-        calls_of_groups = calls_in_order(inputs.model, steps, inputs.statistics, self._dense_sums, on_progress)
+        linear_sets = [(str(group.linear),) for group in inputs.groups]
+        calls_of_groups = calls_in_order(inputs.model, linear_sets, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
             linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
@@ -93,7 +100,7 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
     whose removal lowers the cost most leaves it, unless nothing depends on it.
 
     Args:
-        gradients: g of each row, `[rows, bundles]`, float64.
+        gradients: g of each row, `[examples, bundles]`, float64.
         count: number of bundles that are dropped; a multiple of `parts`.
         parts: number of consecutive parts of equal size, each of which drops equally many bundles.
 
@@ -116,3 +123,42 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
         dropped[removed] = False
         sums -= fisher[removed]
     return np.flatnonzero(dropped)
+
+
+def tuned_scales(
+    linear: Linear, group: PrunableGroup, kept: tuple[int, ...], calls: Iterable[TargetedCall]
+) -> np.ndarray:
+    """Mask tuning: the scales of the kept units of a group, by which the linear reproduces its targets best.
+
+    With A the contributions of the kept units to the outputs of the linear, `[tokens * outputs, units]`, B the targets
+    without the bias, and r = s - 1, they minimise
+
+        ||A'A r - A'(B - A 1)||^2 + ||r||^2
+
+    Units of one bundle have one scale. If a scale is beyond 10 in magnitude, or if the error does not fall, the
+    scales of the whole group are one. (The paper's code ends tuning at such a layer; here later groups are tuned.)
+
+    Args:
+        linear: the linear that reads the units, with its original weights.
+        group: the group.
+        kept: ids of the kept units, in whole bundles, at least one.
+        calls: the calls of the linear.
+
+    Raises:
+        InputError: an activation is not finite.
+    """
+    columns = torch.from_numpy(unit_columns(kept, group.width))
+    sums = RefitSums(len(columns), linear_sizes(linear)[1], has_ones=False, name=group.name)
+    for call in calls:
+        targets = call.targets if linear.bias is None else call.targets - linear.bias.detach()
+        sums.add(call.inputs[:, columns.to(call.inputs.device)], targets)
+    weight = linear_weight(linear).detach().double().cpu().numpy()[:, columns]
+    starts = np.arange(0, len(columns), group.bundle * group.width)
+    contributions = np.add.reduceat((weight.T @ weight) * sums.gram.matrix, starts, 1)
+    normal = np.add.reduceat(contributions, starts, 0)
+    right = np.add.reduceat((weight.T * sums.cross).sum(1), starts) - normal.sum(1)
+    shifts = lsmr(normal, right, damp=DAMP)[0]
+    falls = shifts @ normal @ shifts < 2 * shifts @ right
+    if not falls or np.abs(1 + shifts).max() > LARGEST:
+        shifts = np.zeros(len(starts))
+    return (1 + shifts).repeat(group.bundle)

@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import entries_per_row, without_parameter_gradients
-from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
+from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
+from compressor.units.layers import gradients_of, removed_afterwards
 
 
 def mask_gradients(
@@ -43,16 +43,16 @@ def mask_gradients(
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
         groups: the groups, each with its linear.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
         names: the outputs that the task scores.
         on_progress: called with (batches, all batches).
 
     Returns:
-        Name of the group -> `[rows, bundles]`, float32. A linear that a forward calls several times has one mask.
+        Name of the group -> `[examples, bundles]`, float32. A linear that a forward calls several times has one mask.
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
     generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
-    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
         deviations = number_deviations(model, batches)
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
@@ -80,7 +80,7 @@ def answer_loss(
     2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
        model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
        the gradient of the output times the noise, whose expected square is the squared gradient of the output.
-    3. One distribution, `[rows, classes]`: cross entropy against the most likely class.
+    3. One distribution, `[batch, classes]`: cross entropy against the most likely class.
     4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
     5. Independent decisions on classes, of the kind `CLASSES`: the sum of their cross entropies against the more likely
        outcome of each.
@@ -117,7 +117,7 @@ def _cross_entropy(logits: Tensor) -> Tensor:
 def _mask_hooks(
     model: nn.Module, groups: Sequence[PrunableGroup], masks: Sequence[Tensor]
 ) -> Iterator[RemovableHandle]:
-    """Multiply the inputs of the groups' linears by masks `[rows, bundles]`."""
+    """Multiply the inputs of the groups' linears by masks `[examples, bundles]`."""
 
     def multiply(linear: str, columns: int, mask: Tensor, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]

@@ -1,4 +1,4 @@
-"""Units ranked by one importance each: which a group keeps, what it drops, and its linear without the dropped units.
+"""Units ranked by importance: those that a group keeps, the importance that is dropped, and the linear without it.
 
 Units that a group keeps or drops together (`PrunableGroup.bundle`) have one importance, and every part of a group
 (`PrunableGroup.parts`) drops equally many.
@@ -15,7 +15,7 @@ from compressor.units.layers import Linear, linear_weight
 
 
 def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
-    """Bundles in rounds of one of each part, from the least important of its part to the most important.
+    """Bundles, one of each part in turn, from the least important of its part to the most important.
 
     Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
 

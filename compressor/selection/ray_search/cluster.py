@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -112,9 +111,7 @@ class RayProcess:
     def __enter__(self) -> RayProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def request(self, name: str, *arguments: Any, **options: Any) -> Any:
@@ -208,13 +205,7 @@ def _environment(where: str) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, seconds: float) -> None:
-    """End the driver and the processes that Ray started.
-
-    Args:
-        process: the driver.
-        folder: the folder of Ray's session.
-        seconds: time limit for the driver to end by itself.
-    """
+    """End the driver, after `seconds` in which it may end by itself, and the processes of Ray's session in `folder`."""
     started = _descendants(process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)

@@ -12,7 +12,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -24,37 +24,11 @@ from compressor.selection.ray_search.cluster import RayProcess, RaySettings, che
 from compressor.selection.ray_search.worker import WorkerSetup
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
-from compressor.tasks.base import Task
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
 from compressor.training.processes import process_state
 from compressor.units import Site
-
-
-class WorkerPool(Protocol):
-    """Workers, each of which measures subsets on a share of the rows."""
-
-    def start(self, model: PreTrainedModel, maximum: int) -> int:
-        """Start workers at the first call; return their number, at most `maximum`."""
-        ...
-
-    def share(self, content: Any) -> Any:
-        """Make `content` available to every worker; return a handle for requests."""
-        ...
-
-    def release(self, handle: Any) -> None:
-        """Forget shared content."""
-        ...
-
-    def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
-        """The measurement of each worker.
-
-        Args:
-            requests: for each worker the handles of a `WorkerSetup` and of its rows, and the other arguments of
-                `RayWorker.measure`.
-        """
-        ...
 
 
 @contextmanager
@@ -86,7 +60,7 @@ def evaluator_factory(where: str | None, settings: RaySettings | None = None) ->
         yield factory_of(pool)
 
 
-def factory_of(pool: WorkerPool) -> EvaluatorFactory:
+def factory_of(pool: RayPool) -> EvaluatorFactory:
     """A factory of evaluators that measure on the workers of a pool."""
 
     def make(
@@ -113,8 +87,8 @@ class DistributedMeasurer:
         rows: the evaluation rows.
     """
 
-    def __init__(self, pool: WorkerPool, setup: WorkerSetup, rows: Dataset) -> None:
-        batch_rows = _batch_rows(setup.task, rows, setup.batch_size)
+    def __init__(self, pool: RayPool, setup: WorkerSetup, rows: Dataset) -> None:
+        batch_rows = [indices for indices, _ in batches(setup.task, rows, setup.batch_size)]  # as in a single process
         workers = pool.start(setup.model, len(batch_rows))
         self._pool, self._rows = pool, len(rows)
         # The rows of a share, in order, form the same batches again, because all batches but the last are full.
@@ -164,7 +138,7 @@ class RayPool:
         self._stack.close()
 
     def start(self, model: PreTrainedModel, maximum: int) -> int:
-        """See `WorkerPool`.
+        """Start workers at the first call; return their number, at most `maximum`.
 
         Raises:
             TargetMissingError: Ray or its workers do not start.
@@ -184,7 +158,7 @@ class RayPool:
         return min(self._workers, maximum)
 
     def share(self, content: Any) -> int:
-        """See `WorkerPool`."""
+        """Make `content` available to every worker; return its handle for requests."""
         from ray import cloudpickle
 
         assert self._process is not None
@@ -193,11 +167,15 @@ class RayPool:
         return handle
 
     def release(self, handle: int) -> None:
-        """See `WorkerPool`. The driver is informed with the next request, because another may be in progress."""
+        """Forget shared content. The driver is informed with the next request, because another may be in progress."""
         self._released.append(handle)
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
-        """See `WorkerPool`.
+        """The measurement of each worker.
+
+        Args:
+            requests: for each worker the handles of a `WorkerSetup` and of its rows, and the other arguments of
+                `RayWorker.measure`.
 
         Raises:
             TargetMissingError: workers end repeatedly.
@@ -205,11 +183,6 @@ class RayPool:
         assert self._process is not None
         released, self._released = self._released, []
         return [Measurement(*measured) for measured in self._process.request("measure", released, requests)]
-
-
-def _batch_rows(task: Task, rows: Dataset, batch_size: int) -> list[list[int]]:
-    """The rows of each batch, as in a single process."""
-    return [indices for indices, _ in batches(task, rows, batch_size)]
 
 
 def _in_memory(rows: Dataset) -> Dataset:

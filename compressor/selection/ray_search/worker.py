@@ -23,7 +23,7 @@ class WorkerSetup(NamedTuple):
         sites: its sites, in call order.
         task: computes the statistics.
         batch_size: rows per batch.
-        mixed_precision: precision of matrix products.
+        mixed_precision: precision of matmuls.
     """
 
     model: PreTrainedModel

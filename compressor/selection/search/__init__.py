@@ -1,23 +1,5 @@
 """Searches that evaluate subsets, one file a search. To add one: write its file, add one line to `config.methods`."""
 
-from compressor.selection.search.astar import AStarOptions, AStarSearch
-from compressor.selection.search.base import Head, Search, Step, SubsetEvaluator
-from compressor.selection.search.greedy import GreedySearch
-from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
-from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
-from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
+from compressor.selection.search.base import Decision, Head, Search, SubsetEvaluator, all_heads
 
-__all__ = [
-    "AStarOptions",
-    "AStarSearch",
-    "GreedyByIndexSearch",
-    "GreedySearch",
-    "Head",
-    "RandomOptions",
-    "RandomSearch",
-    "Search",
-    "Step",
-    "SubsetEvaluator",
-    "TaylorOptions",
-    "TaylorSearch",
-]
+__all__ = ["Decision", "Head", "Search", "SubsetEvaluator", "all_heads"]

@@ -10,17 +10,8 @@ from pydantic import Field
 
 from compressor.results import Note, NoteCode
 from compressor.selection.options import MethodOptions
-from compressor.selection.search.base import (
-    Head,
-    Search,
-    Step,
-    SubsetEvaluator,
-    head_label,
-    metric_drop,
-    nothing_removed_note,
-    require_end,
-    step_values,
-)
+from compressor.selection.search import base
+from compressor.selection.search.base import Decision, Head, SubsetEvaluator
 
 
 class AStarOptions(MethodOptions):
@@ -41,7 +32,7 @@ class AStarOptions(MethodOptions):
     variant: Literal["paper", "literal", "lazy"] = Field("paper", description="how costs and the budget are counted")
 
 
-class AStarSearch(Search[AStarOptions]):
+class AStarSearch(base.Search):
     """The algorithm of figure 6 of the paper.
 
     The cost of a head is the drop of the metric from that of all heads if the head is removed too. Each iteration
@@ -49,51 +40,43 @@ class AStarSearch(Search[AStarOptions]):
     other candidates in ascending order of cost and sums the excess of their costs over that of the removed head; the
     candidates at which the sum exceeds the remaining budget are eliminated. Equal heads are visited in (site, head)
     order. With a number of heads to keep there is no budget, and nothing is eliminated.
-
-    Args:
-        options: the variant.
     """
 
     options_class = AStarOptions
+    options: AStarOptions
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        limit = require_end("astar", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+        limit = base.require_end("astar", keep, budget)
         literal = self.options.variant == "literal"
         costs = _Costs(evaluator, lazy=self.options.variant == "lazy")
-        kept, remaining, candidates = frozenset(evaluator.heads), limit, evaluator.heads
-        yield Step(kept, _values(evaluator, kept, remaining), notes=_zero_budget(limit))
+        kept, remaining, candidates, searches = frozenset(evaluator.heads), limit, evaluator.heads, 0
+
+        def values() -> dict[str, float]:
+            return {**_budget_left(remaining), "searches": searches, "candidates": len(candidates), **costs.decreases}
+
+        yield base.decide(evaluator, kept, _budget_left(remaining), notes=_zero_budget(limit))
         while candidates and len(kept) > (keep or 0) and remaining > 0:
             first, searches = costs.cheapest(kept, candidates)
             cost = max(0.0, costs.last[first])
             if keep is None and not cost < (remaining if literal else limit):
-                values = _values(
-                    evaluator, kept, remaining, searches=searches, candidates=len(candidates), **costs.decreases
-                )
-                removed_none = len(kept) == len(evaluator.heads)
-                notes = (nothing_removed_note(head_label(first), cost, limit),) if removed_none else ()
-                eliminated = kept - frozenset(candidates)
-                yield Step(kept, values, costs.of(candidates), eliminated, (*costs.notes, *notes))
+                notes = base.nothing_removed_notes(evaluator, kept, base.head_label(first), cost, limit)
+                eliminated, notes = kept - frozenset(candidates), (*costs.notes, *notes)
+                yield base.decide(evaluator, kept, values(), costs.of(candidates), eliminated=eliminated, notes=notes)
                 return
             kept = kept - {first}
-            remaining = metric_drop(remaining if literal else limit, cost)
+            remaining = base.metric_drop(remaining if literal else limit, cost)
             ranked = sorted((head for head in candidates if head != first), key=costs.last.__getitem__)
             affordable = frozenset(_affordable(ranked, costs.last, cost, remaining))
             considered = costs.of(candidates)
             candidates = tuple(head for head in evaluator.heads if head in affordable)
-            values = _values(
-                evaluator, kept, remaining, searches=searches, candidates=len(candidates), **costs.decreases
-            )
-            yield Step(kept, values, considered, kept - affordable, costs.notes)
+            eliminated = kept - affordable
+            yield base.decide(evaluator, kept, values(), considered, eliminated=eliminated, notes=costs.notes)
 
 
 def _affordable(ranked: Sequence[Head], costs: Mapping[Head, float], cost: float, remaining: float) -> Sequence[Head]:
-    """The first heads of `ranked` whose increments I_y = E_y - C_x sum to at most the remaining budget.
+    """The first heads of `ranked`, in ascending order of cost, whose increments sum to at most the remaining budget.
 
-    Args:
-        ranked: candidates in ascending order of cost.
-        costs: cost E_y of each head.
-        cost: cost C_x of the removed head.
-        remaining: the remaining budget.
+    The increment of a head is I_y = E_y - C_x, its cost less that of the removed head, at least zero.
     """
     total = 0.0
     for number, head in enumerate(ranked):
@@ -104,12 +87,7 @@ def _affordable(ranked: Sequence[Head], costs: Mapping[Head, float], cost: float
 
 
 class _Costs:
-    """Measures the costs of heads and keeps the last cost of each.
-
-    Args:
-        evaluator: evaluates subsets of heads.
-        lazy: whether the variant is `lazy`.
-    """
+    """Measures the costs of heads and keeps the last cost of each; `lazy` for the variant of this name."""
 
     def __init__(self, evaluator: SubsetEvaluator, *, lazy: bool) -> None:
         self.evaluator, self.lazy = evaluator, lazy
@@ -120,15 +98,13 @@ class _Costs:
     def cheapest(self, kept: frozenset[Head], candidates: Sequence[Head]) -> tuple[Head, int]:
         """The candidate of least cost, and the number of candidates that were evaluated to find it.
 
-        Args:
-            kept: the heads before this step.
-            candidates: the heads among them that may be removed, in (site, head) order.
+        The candidates, in (site, head) order, are those of the heads `kept` that may be removed.
         """
         fresh: set[Head] = set()
         while (first := min(candidates, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
             batch = [first] if self.lazy and first in self.last else candidates
             for head, metric in zip(batch, self.evaluator.evaluate_without(kept, batch), strict=True):
-                cost = metric_drop(self._baseline, metric)
+                cost = base.metric_drop(self._baseline, metric)
                 self._repeats += head in self.last
                 self._decreases += cost < self.last.get(head, cost)
                 self.last[head] = cost
@@ -141,7 +117,7 @@ class _Costs:
 
     @property
     def decreases(self) -> dict[str, float]:
-        """How often a cost decreased, contrary to the assumption of `lazy`; the key is that of stored curves."""
+        """How often a cost decreased, contrary to the assumption of `lazy`; stored curves have the key `fell`."""
         return {"fell": float(self._decreases)} if self.lazy else {}
 
     @property
@@ -156,10 +132,9 @@ class _Costs:
         return (Note(code=NoteCode.COSTS_DECREASED, text=text),)
 
 
-def _values(evaluator: SubsetEvaluator, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
-    """`step_values` with the remaining budget, if there is a budget."""
-    budget = {"budget_left": remaining} if remaining < float("inf") else {}
-    return step_values(evaluator, kept, **budget, **values)
+def _budget_left(remaining: float) -> dict[str, float]:
+    """The value of a decision for the remaining budget; none where there is no budget."""
+    return {"budget_left": remaining} if remaining < math.inf else {}
 
 
 def _zero_budget(limit: float) -> tuple[Note, ...]:

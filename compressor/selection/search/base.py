@@ -1,19 +1,24 @@
-"""The interface of a search: it evaluates subsets of heads of a frozen model and yields the steps of its removal."""
+"""The interface of a search: it evaluates subsets of heads of a frozen model and yields its decisions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Protocol
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.selection.options import MethodOptions
+from compressor.units import Site
 
 Head = tuple[str, int]
 """A head: the name of its site and its index in the original model."""
-OptionsT = TypeVar("OptionsT", bound=MethodOptions)
+
+
+def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
+    """Every head in (site, head) order."""
+    return tuple((site.name, head) for site in sites for head in range(site.heads))
 
 
 class SubsetEvaluator(Protocol):
@@ -53,16 +58,16 @@ class SubsetEvaluator(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class Decision:
     """One decision of a search; the last may be to stop.
 
     Attributes:
         kept: the heads that are kept after the decision.
-        values: values for the curves, e.g. `metric` (larger is better); see `step_values`.
+        values: values for the curves, e.g. `metric` (larger is better); see `decide`.
         costs: the basis of the decision: by candidate head, the drop of the metric from that of all heads if the head
             is removed too.
         eliminated: heads that the search no longer considers, so they are kept.
-        notes: facts for a reader of the result if this is the last step.
+        notes: facts for a reader of the result if this is the last decision.
     """
 
     kept: frozenset[Head]
@@ -72,27 +77,24 @@ class Step:
     notes: tuple[Note, ...] = ()
 
 
-class Search(ABC, Generic[OptionsT]):
+class Search(ABC):
     """A method that selects heads by evaluating subsets, without training.
 
     Args:
-        options: options of the search; None: the defaults.
-
-    Attributes:
-        options_class: class of the options; `MethodOptions` itself if there are none.
-        options: the options.
+        options: an instance of `options_class`; None: its defaults.
     """
 
-    options_class: type[OptionsT]
+    options_class: ClassVar[type[MethodOptions]] = MethodOptions
+    options: MethodOptions
 
-    def __init__(self, options: OptionsT | None = None) -> None:
+    def __init__(self, options: MethodOptions | None = None) -> None:
         self.options = options or self.options_class()
 
     @abstractmethod
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        """The steps from all heads down to the selected ones; the last step holds the result.
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+        """The decisions from all heads down to the selected ones; the last one holds the result.
 
-        The first step holds all heads. The heads of every step are a subset of those of the step before.
+        The first decision keeps all heads. Each later one keeps a subset of what the one before it keeps.
 
         Args:
             evaluator: evaluates subsets of the model's heads.
@@ -104,10 +106,19 @@ class Search(ABC, Generic[OptionsT]):
         """
 
 
-def step_values(evaluator: SubsetEvaluator, kept: frozenset[Head], **values: float) -> dict[str, float]:
-    """The values of a step: the metric of `kept`, further `values`, and the number and cost of evaluations so far."""
+def decide(
+    evaluator: SubsetEvaluator,
+    kept: frozenset[Head],
+    values: Mapping[str, float] | None = None,
+    costs: Mapping[Head, float] | None = None,
+    *,
+    eliminated: frozenset[Head] = frozenset(),
+    notes: tuple[Note, ...] = (),
+) -> Decision:
+    """The decision to keep `kept`; the metric, and the number and cost of evaluations so far, are added to `values`."""
     metric = evaluator.evaluate(kept)
-    return {"metric": metric, **values, "evaluations": float(evaluator.count), "forwards": float(evaluator.forwards)}
+    counts = {"evaluations": float(evaluator.count), "forwards": float(evaluator.forwards)}
+    return Decision(kept, {"metric": metric, **(values or {}), **counts}, costs or {}, eliminated, notes)
 
 
 def metric_drop(before: float, after: float) -> float:
@@ -151,10 +162,11 @@ def head_label(head: Head) -> str:
     return f"head {head[1]} of {head[0]}"
 
 
-def nothing_removed_note(candidate: str, cost: float, budget: float) -> Note:
-    """The note of a search that keeps every head because its cheapest candidate costs more than the budget."""
-    return Note(
-        code=NoteCode.NOTHING_REMOVED,
-        text=f"no head was removed: {candidate} costs least, {cost:.4g} of the metric, and {budget:g} is allowed"
-        " (--max-drop)",
-    )
+def nothing_removed_notes(
+    evaluator: SubsetEvaluator, kept: frozenset[Head], candidate: str, cost: float, budget: float
+) -> tuple[Note, ...]:
+    """The note that every head is kept because the cheapest candidate costs more than the budget, if all are kept."""
+    if len(kept) < len(evaluator.heads):
+        return ()
+    text = f"no head was removed: {candidate} costs least, {cost:.4g} of the metric, and {budget:g} is allowed"
+    return (Note(code=NoteCode.NOTHING_REMOVED, text=f"{text} (--max-drop)"),)

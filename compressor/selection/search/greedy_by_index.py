@@ -5,51 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compressor.results import Note, NoteCode
-from compressor.selection.options import MethodOptions
-from compressor.selection.search.base import (
-    Head,
-    Search,
-    Step,
-    SubsetEvaluator,
-    metric_drop,
-    nothing_removed_note,
-    require_end,
-    step_values,
-)
+from compressor.selection.search import base
+from compressor.selection.search.base import Decision, Head, SubsetEvaluator
 
 
-class GreedyByIndexSearch(Search[MethodOptions]):
+class GreedyByIndexSearch(base.Search):
     """Greedy removal of a head index from every site that has it; of equal indices, the first is removed.
 
     With a number of heads to keep, it stops before the first removal that would leave fewer, and adds a note if more
     heads are kept.
     """
 
-    options_class = MethodOptions
-
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        limit = require_end("global", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+        limit = base.require_end("global", keep, budget)
         kept = frozenset(evaluator.heads)
         baseline = evaluator.evaluate(kept)
-        yield Step(kept, step_values(evaluator, kept), notes=_more_kept(kept, keep))
+        yield base.decide(evaluator, kept, notes=_more_kept(kept, keep))
         groups = {index: frozenset(head for head in kept if head[1] == index) for _, index in evaluator.heads}
         while groups:
             groups = {index: heads for index, heads in sorted(groups.items()) if len(kept) - len(heads) >= (keep or 0)}
             if not groups:
                 return
             metrics = evaluator.evaluate_all([kept - heads for heads in groups.values()])
-            by_index = {index: metric_drop(baseline, metric) for index, metric in zip(groups, metrics, strict=True)}
+            by_index = {
+                index: base.metric_drop(baseline, metric) for index, metric in zip(groups, metrics, strict=True)
+            }
             cheapest = min(by_index, key=by_index.__getitem__)
             costs = {head: by_index[index] for index, heads in groups.items() for head in heads}
-            searches = len(groups)
+            searches = {"searches": len(groups)}
             if keep is None and by_index[cheapest] > limit:
-                candidate = f"head {cheapest} of every site"
-                removed_none = len(kept) == len(evaluator.heads)
-                notes = (nothing_removed_note(candidate, by_index[cheapest], limit),) if removed_none else ()
-                yield Step(kept, step_values(evaluator, kept, searches=searches), costs, notes=notes)
+                candidate, cost = f"head {cheapest} of every site", by_index[cheapest]
+                notes = base.nothing_removed_notes(evaluator, kept, candidate, cost, limit)
+                yield base.decide(evaluator, kept, searches, costs, notes=notes)
                 return
             kept = kept - groups.pop(cheapest)
-            yield Step(kept, step_values(evaluator, kept, searches=searches), costs, notes=_more_kept(kept, keep))
+            yield base.decide(evaluator, kept, searches, costs, notes=_more_kept(kept, keep))
 
 
 def _more_kept(kept: frozenset[Head], keep: int | None) -> tuple[Note, ...]:

@@ -9,15 +9,8 @@ from pydantic import Field
 
 from compressor.results import Note, NoteCode
 from compressor.selection.options import MethodOptions
-from compressor.selection.search.base import (
-    Head,
-    Search,
-    Step,
-    SubsetEvaluator,
-    metric_drop,
-    require_end,
-    step_values,
-)
+from compressor.selection.search import base
+from compressor.selection.search.base import Decision, Head, SubsetEvaluator
 
 
 class RandomOptions(MethodOptions):
@@ -27,23 +20,21 @@ class RandomOptions(MethodOptions):
     seed: int = Field(0, ge=0, description="seed of the draws; the recipe's where it is not set")
 
 
-class RandomSearch(Search[RandomOptions]):
+class RandomSearch(base.Search):
     """The best of random subsets; with a budget, the longest of random removals that stay within it.
 
     With a number of heads to keep, every trial is one subset, and the subset with the best metric is selected. With a
     budget, every trial is an order of all heads, which are removed until the next one would exceed the budget; the
     order that removes most heads is selected, and of equal ones the one with the better metric.
-
-    Args:
-        options: number of trials and seed.
     """
 
     options_class = RandomOptions
+    options: RandomOptions
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        limit = require_end("random", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+        limit = base.require_end("random", keep, budget)
         all_heads = frozenset(evaluator.heads)
-        yield Step(all_heads, step_values(evaluator, all_heads))
+        yield base.decide(evaluator, all_heads)
         orders = self.orders(evaluator.heads)
         if keep is not None:
             removed = len(evaluator.heads) - keep
@@ -51,20 +42,20 @@ class RandomSearch(Search[RandomOptions]):
             metrics = evaluator.evaluate_all(subsets)
             if removed:
                 best = subsets[int(np.argmax(metrics))]
-                yield Step(best, step_values(evaluator, best, searches=len(subsets)))
+                yield base.decide(evaluator, best, {"searches": len(subsets)})
             return
         walks = [random_walk(evaluator, order, limit) for order in orders]
         longest = max(range(len(walks)), key=lambda number: (len(walks[number]), walks[number][-1:]))
         kept, removed = all_heads, len(walks[longest])
         for head in orders[longest][:removed]:
             kept = kept - {head}
-            yield Step(kept, step_values(evaluator, kept))
+            yield base.decide(evaluator, kept)
         if not removed:
             text = (
                 f"no head was removed: the first head of each of {len(orders)} random orders costs more than {limit:g}"
             )
             note = Note(code=NoteCode.NOTHING_REMOVED, text=f"{text} (--max-drop)")
-            yield Step(kept, step_values(evaluator, kept), notes=(note,))
+            yield base.decide(evaluator, kept, notes=(note,))
 
     def orders(self, heads: Sequence[Head]) -> list[list[Head]]:
         """The order of removal of each trial."""
@@ -79,7 +70,7 @@ def random_walk(evaluator: SubsetEvaluator, order: Sequence[Head], budget: float
     for head in order:
         kept = kept - {head}
         metric = evaluator.evaluate(kept)
-        if metric_drop(baseline, metric) > budget:
+        if base.metric_drop(baseline, metric) > budget:
             break
         metrics.append(metric)
     return metrics

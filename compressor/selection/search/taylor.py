@@ -9,16 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from compressor.selection.options import MethodOptions
-from compressor.selection.search.base import (
-    Head,
-    Search,
-    Step,
-    SubsetEvaluator,
-    metric_drop,
-    nothing_removed_note,
-    require_end,
-    step_values,
-)
+from compressor.selection.search import base
+from compressor.selection.search.base import Decision, Head, SubsetEvaluator
 
 
 class TaylorOptions(MethodOptions):
@@ -40,16 +32,14 @@ class TaylorOptions(MethodOptions):
     share: float = Field(0.1, gt=0, le=1, description="heads removed per step, as a share of all heads")
 
 
-class TaylorSearch(Search[TaylorOptions]):
+class TaylorSearch(base.Search):
     """Greedy removal by importance I_h = E_x |Att_h(x) . dL/dAtt_h(x)| (equation 2 and the one after it).
 
     With a budget, it continues while the metric stays within the budget.
-
-    Args:
-        options: measure of importance, and heads per step.
     """
 
     options_class = TaylorOptions
+    options: TaylorOptions
 
     @property
     def normalizes(self) -> bool:
@@ -61,11 +51,11 @@ class TaylorSearch(Search[TaylorOptions]):
         """Whether importance is measured anew before every step."""
         return self.options.by == "gradient" if self.options.rescore is None else self.options.rescore
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        limit = require_end("taylor", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+        limit = base.require_end("taylor", keep, budget)
         kept = frozenset(evaluator.heads)
         baseline = evaluator.evaluate(kept)
-        yield Step(kept, step_values(evaluator, kept))
+        yield base.decide(evaluator, kept)
         per_step = max(1, round(self.options.share * len(evaluator.heads)))
         importance: Mapping[Head, float] = {}
         while len(kept) > (keep or 0):
@@ -73,14 +63,14 @@ class TaylorSearch(Search[TaylorOptions]):
                 importance = self._importance(evaluator, kept)
             ranking = rank_heads(importance, kept, evaluator.heads, normalize=self.normalizes)
             removed = ranking[: min(per_step, len(kept) - (keep or 0))]
-            cost = metric_drop(baseline, evaluator.evaluate(kept - frozenset(removed)))
+            cost = base.metric_drop(baseline, evaluator.evaluate(kept - frozenset(removed)))
             if keep is None and cost > limit:
-                if len(kept) == len(evaluator.heads):
-                    step = f"the first step ({len(removed)} of {len(kept)} heads; fewer with a smaller --options share)"
-                    yield Step(kept, step_values(evaluator, kept), notes=(nothing_removed_note(step, cost, limit),))
+                first = f"the first step ({len(removed)} of {len(kept)} heads; fewer with a smaller --options share)"
+                if notes := base.nothing_removed_notes(evaluator, kept, first, cost, limit):
+                    yield base.decide(evaluator, kept, notes=notes)
                 return
             kept = kept - frozenset(removed)
-            yield Step(kept, step_values(evaluator, kept))
+            yield base.decide(evaluator, kept)
 
     def _importance(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
         """The importance of each head of `kept`, by the configured measure."""
@@ -89,7 +79,7 @@ class TaylorSearch(Search[TaylorOptions]):
         heads = [head for head in evaluator.heads if head in kept]
         baseline = evaluator.evaluate(kept)
         metrics = evaluator.evaluate_without(kept, heads)
-        return {head: metric_drop(baseline, metric) for head, metric in zip(heads, metrics, strict=True)}
+        return {head: base.metric_drop(baseline, metric) for head, metric in zip(heads, metrics, strict=True)}
 
 
 def rank_heads(

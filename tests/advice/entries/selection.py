@@ -113,7 +113,7 @@ def costly_heads(w: World) -> None:
     w.patch.setattr(ModelSubsetEvaluator, "evaluate", lambda self, kept: len(kept) / len(self.heads))
 
 
-@advice("selection.search.base nothing_removed_note nothing-removed", zoo=True)
+@advice("selection.search.base nothing_removed_notes nothing-removed", zoo=True)
 def _(w: World) -> None:
     costly_heads(w)
     w.learns()

@@ -142,7 +142,7 @@ def test_similar_layers_are_counted_once(
 @pytest.mark.parametrize("widths", [(3, 3, 3), (3, 5, 3), (5, 3, 3), (3, 4, 5, 3)])
 def test_layers_that_only_look_similar_have_their_own_counts(widths: tuple[int, ...]) -> None:
     groups = [
-        PrunableGroup(f"layer.{number}", "neurons", units=8, width=1, step=1, linear=None)
+        PrunableGroup(f"layer.{number}", "neurons", units=8, width=1, multiple=1, linear=None)
         for number in range(len(widths))
     ]
 
@@ -174,7 +174,7 @@ def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: 
         graph = engines.float_graph(keep_counts(plan, heads, counts))
         assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
         assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
-    assert all(group.step in measured_counts(group, share) for group in heads for share in (0.01, 0.5))
+    assert all(group.multiple in measured_counts(group, share) for group in heads for share in (0.01, 0.5))
 
 
 def test_a_released_engine_is_built_again(reference: ExportedGraph, tmp_path: Path) -> None:

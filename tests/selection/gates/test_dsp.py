@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.selection.gates import DspGate, DspOptions
 from compressor.selection.gates.capacity import soft_top, top
+from compressor.selection.gates.dsp import DspGate, DspOptions
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, central_differences, gradient

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError
-from compressor.selection.gates import RankedGate, StraightThroughGate, base
+from compressor.selection.gates import RankedGate
 from compressor.selection.gates.capacity import top
+from compressor.selection.gates.ste import StraightThroughGate
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, gradient, make_gate
@@ -88,10 +89,10 @@ def test_ties_go_to_the_lower_index() -> None:
 
 
 def test_starts_at_small_seeded_noise() -> None:
-    start = base.initial(LAYERS, 3)
+    start, same, different = (StraightThroughGate(LAYERS, 4, 30, seed).weight for seed in (3, 3, 4))
     assert start.abs().max() <= math.sqrt(6 / (3 + 4))
-    assert torch.equal(start, base.initial(LAYERS, 3))
-    assert not torch.equal(start, base.initial(LAYERS, 4))
+    assert torch.equal(start, same)
+    assert not torch.equal(start, different)
 
 
 def test_straight_through_is_hard_forward_and_the_identity_backward() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.config.methods import METHODS
 from compressor.config.values import GroupBy
 from compressor.progress import ignore_progress
 from compressor.selection.allocation import Curve
@@ -24,6 +25,10 @@ from graph_passes import Plan
 from tests.selection.tiny import have_same_weights
 from tests.zoo import FAMILIES, pair, text
 
+PRUNERS: dict[str, type[Pruner[Any]]] = {
+    name: method.load() for name, method in METHODS.items() if method.kind == "budget"
+}
+"""Every registered method that removes units under a budget."""
 PAIRS = ("t5", "bart", "marian")
 """Families of encoder-decoders."""
 Batches = Sequence[dict[str, Tensor]]

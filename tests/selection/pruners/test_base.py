@@ -13,14 +13,32 @@ import torch
 from compressor.errors import ErrorCode
 from compressor.selection.pruners.base import Pruner
 from compressor.selection.pruners.fisher import FisherPruner
-from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from tests.faults import fails_with
-from tests.selection.pruners.pruning import are_equal, family_inputs, pruning_inputs, ranked, result_of
+from tests.selection.pruners.pruning import (
+    PRUNERS,
+    are_equal,
+    check_dropped_units_have_no_effect,
+    check_kept_counts,
+    family_inputs,
+    pruning_inputs,
+    ranked,
+    result_of,
+)
 from tests.selection.tiny import have_same_weights
 from tests.zoo import GROUPED
 
-METHODS = [MagnitudePruner, FisherPruner, ReconstructPruner]
+every_pruner = pytest.mark.parametrize("method", PRUNERS.values(), ids=PRUNERS)
+
+
+@every_pruner
+def test_every_registered_method_keeps_its_promises(method: type[Pruner[Any]], tmp_path: Path) -> None:
+    pruner = ranked(method, family_inputs("bert", tmp_path))
+    check_kept_counts(pruner)
+    losses = pruner.losses()
+    assert losses.keys() == {group.name for group in pruner.inputs.groups}
+    assert all(losses[group.name][group.units] == 0 for group in pruner.inputs.groups)
+    check_dropped_units_have_no_effect(pruner)
 
 
 @pytest.mark.parametrize("method", [FisherPruner, ReconstructPruner])
@@ -46,7 +64,7 @@ def test_inputs_without_batches_or_outputs_are_refused(fields: dict[str, Any], t
         ReconstructPruner(replace(inputs, **fields))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_pruner
 def test_counts_of_unknown_or_missing_groups_change_no_weight(method: type[Pruner[Any]], tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path)
     pruner, whole = ranked(method, inputs), copy.deepcopy(inputs.model)
@@ -58,7 +76,7 @@ def test_counts_of_unknown_or_missing_groups_change_no_weight(method: type[Prune
     assert have_same_weights(inputs.model, whole)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_pruner
 def test_numbers_that_a_group_cannot_keep_are_refused(method: type[Pruner[Any]], tmp_path: Path) -> None:
     model, _ = GROUPED(0)
     pruner = ranked(method, pruning_inputs(model, tmp_path))

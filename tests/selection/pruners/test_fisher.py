@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
+from compressor.selection.pruners.fisher import LARGEST, FisherPruner, least_costly_bundles, tuned_scales
 from compressor.selection.pruners.layerwise.in_order import TargetedCall
 from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.mask_gradients import mask_gradients
-from compressor.selection.pruners.mask_tuning import LARGEST, tuned_scales
 from compressor.selection.pruners.unit_importance import scale_units
 from compressor.units import PrunableGroup, find_groups
 from compressor.units.groups import linear_of
@@ -86,7 +85,9 @@ def test_losses_are_sums_of_squared_gradients(family: str, tmp_path: Path) -> No
         assert list(curve.values()) == sorted(curve.values(), reverse=True)
         assert curve[group.units] == 0
         assert curve[0] == pytest.approx(squares.sum())
-        assert curve[group.units - group.step] == pytest.approx(np.sort(squares)[: group.step // group.bundle].sum())
+        assert curve[group.units - group.multiple] == pytest.approx(
+            np.sort(squares)[: group.multiple // group.bundle].sum()
+        )
 
 
 def test_a_dead_unit_goes_first(tmp_path: Path) -> None:

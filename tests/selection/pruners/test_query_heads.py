@@ -11,7 +11,7 @@ import pytest
 
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.fisher import FisherPruner, least_costly_bundles
+from compressor.selection.pruners.fisher import least_costly_bundles
 from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.magnitude import MagnitudePruner
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
@@ -20,6 +20,7 @@ from compressor.selection.pruners.unit_importance import by_importance
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight, unit_columns
 from tests.selection.pruners.pruning import (
+    PRUNERS,
     check_dropped_units_have_no_effect,
     check_kept_counts,
     pruning_inputs,
@@ -27,21 +28,19 @@ from tests.selection.pruners.pruning import (
 )
 from tests.zoo import GROUPED
 
-METHODS = [FisherPruner, MagnitudePruner, ReconstructPruner]
-
 
 def grouped_inputs(store: Path) -> PruningInputs:
     return pruning_inputs(GROUPED(0)[0], store, group_by="query")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRUNERS.values(), ids=PRUNERS)
 def test_every_key_value_head_keeps_equally_many(method: type[Pruner[Any]], tmp_path: Path) -> None:
     pruner = ranked(method, grouped_inputs(tmp_path))
     assert [group.counts for group in pruner.inputs.groups if group.type == "heads"] == [(0, 2, 4, 6, 8)] * 3
     check_kept_counts(pruner)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRUNERS.values(), ids=PRUNERS)
 def test_dropped_queries_have_no_effect(method: type[Pruner[Any]], tmp_path: Path) -> None:
     check_dropped_units_have_no_effect(ranked(method, grouped_inputs(tmp_path)))
 
@@ -97,7 +96,7 @@ def test_each_removed_unit_costs_least_among_the_parts_that_lost_fewest(units: i
     weight, parts, width = random.standard_normal((5, 12)), 3, 12 // units
     columns = np.column_stack([rows, np.ones(60)]) if has_ones else rows
     gram = Gram(columns.T @ columns, has_ones)
-    damped = gram.damped(0.01)
+    damped = gram.matrix + np.diag(0.01 * gram.damping)
     bias = np.zeros(5) if has_ones else None
 
     def cost(kept: list[int]) -> float:
@@ -113,5 +112,5 @@ def test_each_removed_unit_costs_least_among_the_parts_that_lost_fewest(units: i
         candidates = [unit for unit in kept if remaining[unit // size] == remaining.max()]
         order.append(min(candidates, key=lambda unit: cost([rest for rest in kept if rest != unit])))
         kept.remove(order[-1])
-    for step in (1, parts):
-        assert removal_order(weight, gram, units, step=step, parts=parts, damp=0.01).order == tuple(order)
+    for together in (1, parts):
+        assert removal_order(weight, gram, units, together=together, parts=parts, damp=0.01).order == tuple(order)

@@ -16,7 +16,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError, TargetMiss
 from compressor.selection.measure_subsets import Measurement
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.ray_search.cluster import RaySettings, is_installed
-from compressor.selection.ray_search.evaluator import evaluator_factory, factory_of
+from compressor.selection.ray_search.evaluator import RayPool, evaluator_factory, factory_of
 from compressor.selection.ray_search.worker import ShareWorker
 from compressor.selection.run_search import run_search
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
@@ -26,8 +26,8 @@ from tests.selection import tiny
 needs_ray = pytest.mark.skipif(not is_installed(), reason="ray is not installed")
 
 
-class LocalPool:
-    """A `WorkerPool` whose workers are in this process.
+class LocalPool(RayPool):
+    """A pool whose workers are in this process.
 
     Args:
         count: number of workers.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.results import NoteCode
-from compressor.selection.search import AStarOptions, AStarSearch, Head
+from compressor.selection.search import Head
+from compressor.selection.search.astar import AStarOptions, AStarSearch
 from tests.selection.search.test_search import costs, pairs
 from tests.selection.tables import HEADS, TableEvaluator, additive
 

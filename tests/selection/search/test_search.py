@@ -14,17 +14,12 @@ from compressor.config.methods import METHODS, SEARCH_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode
 from compressor.selection.options import read_options
-from compressor.selection.search import (
-    AStarOptions,
-    AStarSearch,
-    GreedyByIndexSearch,
-    GreedySearch,
-    RandomOptions,
-    RandomSearch,
-    Search,
-    TaylorOptions,
-    TaylorSearch,
-)
+from compressor.selection.search import Search
+from compressor.selection.search.astar import AStarOptions, AStarSearch
+from compressor.selection.search.greedy import GreedySearch
+from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
+from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
+from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 from tests.faults import fails_with
 from tests.selection.tables import HEADS, ReversedEvaluator, TableEvaluator, additive
 
@@ -33,7 +28,7 @@ numbers = st.integers(0, len(HEADS) - 1)
 pairs = st.dictionaries(
     st.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1]), st.integers(0, 40).map(float)
 )
-SEARCHES: dict[str, Callable[[], Search[Any]]] = {
+SEARCHES: dict[str, Callable[[], Search]] = {
     **{name: METHODS[name].load() for name in SEARCH_METHODS},
     "astar literal": lambda: AStarSearch(AStarOptions(variant="literal")),
     "astar lazy": lambda: AStarSearch(AStarOptions(variant="lazy")),

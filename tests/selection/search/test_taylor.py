@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from compressor.selection.search import TaylorOptions, TaylorSearch
-from compressor.selection.search.taylor import rank_heads
+from compressor.selection.search.taylor import TaylorOptions, TaylorSearch, rank_heads
 from tests.selection.tables import TableEvaluator, additive
 
 

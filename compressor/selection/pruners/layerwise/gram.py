@@ -41,10 +41,6 @@ class Gram:
         scale = (diagonal.mean() if len(diagonal) else 0.0) or 1.0
         return np.append(np.full(self.inputs, scale), np.zeros(int(self.has_ones)))
 
-    def damped(self, damp: float) -> np.ndarray:
-        """The matrix with `damp` times the mean diagonal added to the diagonal, except to that of the ones."""
-        return _damped(self.matrix, self.damping, damp)
-
     def with_ones(self, columns: np.ndarray) -> np.ndarray:
         """Indices of input columns, followed by that of the ones if there are any."""
         return np.append(columns, [self.inputs] * self.has_ones).astype(np.intp)
@@ -55,14 +51,8 @@ class Gram:
         return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
 
 
-def extend(weight: np.ndarray, bias: np.ndarray | None, has_ones: bool) -> np.ndarray:
-    """The weight with the bias as its last column, float64; without a column of ones there must be no bias.
-
-    Raises:
-        ValueError: there is a bias without a column of ones, or a column of ones without a bias.
-    """
-    if (bias is not None) != has_ones:
-        raise ValueError("a linear has a bias exactly if its Gram matrix has a column of ones")
+def extend(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """The weight with the bias, if there is one, as its last column, float64."""
     columns = weight if bias is None else np.column_stack([weight, bias])
     return np.array(columns, np.float64)
 
@@ -86,8 +76,10 @@ def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.
             code=ErrorCode.NOT_FINITE,
         )
     while True:
+        damped = matrix.copy()
+        damped[np.diag_indices_from(damped)] += damp * damping
         try:
-            return np.linalg.cholesky(_damped(matrix, damping, damp)), damp
+            return np.linalg.cholesky(damped), damp
         except np.linalg.LinAlgError as error:
             if damp >= _MOST_DAMP:
                 raise InputError(
@@ -98,9 +90,3 @@ def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.
             raised = max(10 * damp, _LEAST_DAMP)
             _log.info("no Cholesky factor with damping %g; continuing with %g", damp, raised)
             damp = raised
-
-
-def _damped(matrix: np.ndarray, damping: np.ndarray, damp: float) -> np.ndarray:
-    result = matrix.copy()
-    result[np.diag_indices_from(result)] += damp * damping
-    return result

@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forward import token_mask
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, LinearCall
-from compressor.selection.pruners.layerwise.linear_inputs import count_tokens
+from compressor.selection.pruners.layerwise.linear_inputs import count_tokens, token_mask
 from compressor.selection.pruners.layerwise.residual_sum import find_sum
 from compressor.units.layers import linear_at, linear_sizes
 
 _ROWS_OF_SEARCH = 2
-"""Rows on which the sum is searched that a linear's output is added to."""
+"""Examples on which `find_sum` looks for the sum of a linear's output and the residual stream."""
 _KEPT_BYTES = 1 << 30
 """Size of the dense model's sums that are kept at a time, whatever the size of the model."""
 _REFIT_BYTES = 7 << 28
@@ -36,9 +35,9 @@ def kept_bytes(model: nn.Module) -> int:
 
 
 class DenseSums:
-    """The residual stream of the dense model behind linears, which pruning in order restores.
+    """The residual stream of the dense model after each of some linears, which pruning in order restores.
 
-    It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
+    It is `y + R` at each token: y is the output of the linear, R what y is added to. Where nothing is added, it is y.
     The sums of as many consecutive linears as fit into memory are computed in one pass and kept until others are
     requested: those of the whole model, of a few layers, or of a part of a layer. Those of linears that do not fit
     together are computed batch by batch.
@@ -46,7 +45,7 @@ class DenseSums:
     Args:
         model: the dense model, which must not change while this object is in use.
         linears: module paths of the linears, in the order in which the model calls them.
-        batches: calibration inputs `[rows, ...]`.
+        batches: calibration inputs `[batch, ...]`.
         unsummed: those of the linears for which no sum is searched.
     """
 
@@ -75,14 +74,8 @@ class DenseSums:
     ) -> Self:
         """The sums of a copy of a model, which stays dense while the linears of the model are changed in place.
 
-        The copy has its own weights of these linears alone; it shares all other parameters and buffers with the model,
-        which must not change.
-
-        Args:
-            model: the dense model.
-            linears: module paths of the linears, in the order in which the model calls them.
-            batches: calibration inputs `[rows, ...]`.
-            unsummed: those of the linears for which no sum is searched.
+        The copy holds weights of these linears alone; it shares all other parameters and buffers with the model, which
+        must not change. See the class for the arguments.
         """
         changed = {id(value) for name in linears for value in model.get_submodule(name).parameters()}
         shared = {id(value): value for value in (*model.parameters(), *model.buffers()) if id(value) not in changed}
@@ -103,7 +96,7 @@ class DenseSums:
         Raises:
             ValueError: a linear is not among all linears, or the pass is already past its layer.
         """
-        if not self._keeps(linears):
+        if not self._kept or not set(linears) <= set(self._kept[0]):
             self._kept = ()
             self._run.advance(self._run.layers_of(linears[0]).start)
             span = self._span(linears)
@@ -112,9 +105,6 @@ class DenseSums:
                 return
             self._kept = list(self._observed(span))
         yield from self._kept
-
-    def _keeps(self, linears: Sequence[str]) -> bool:
-        return bool(self._kept) and set(linears) <= set(self._kept[0])
 
     def _span(self, linears: Sequence[str]) -> list[str]:
         """Linears from the first of these on: at least these, and as many more as fit into memory."""
@@ -149,7 +139,7 @@ class TargetedCall:
         linear: module path.
         batch: number of the batch.
         number: which of the calls of the linear in the forward it is, from 0.
-        mask: the tokens of its input that are not padding, usually `[rows, positions]`.
+        mask: the tokens of its input that are not padding, usually `[batch, position]`.
         inputs: its inputs without padding, `[tokens, in]`.
         targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
     """
@@ -164,40 +154,40 @@ class TargetedCall:
 
 def calls_in_order(
     model: PreTrainedModel,
-    steps: Sequence[Sequence[str]],
+    linear_sets: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> Iterator[Iterator[TargetedCall]]:
-    """For each step, the calls of its linears on all batches; steps and calls run when they are requested.
+    """For each set of linears, their calls on all batches; sets and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
     model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
     linears before it lost.
 
-    The linears of a step must be changed between its request and that of the next step, whose calls are those of the
-    model as it is then. The calls of a step may be left unread, but must not be read after that.
+    The linears of a set are changed before the next set is requested, whose calls are computed with the changed model.
+    The calls of a set may be left unread, but cannot be read after the next set is requested.
 
     Args:
         model: the model; it is dense at the start.
-        steps: module paths of linears, in the order in which the model calls them; those of one step are called in the
-            same layer and do not depend on each other.
-        batches: inputs `[rows, ...]`.
+        linear_sets: module paths of linears, in the order in which the model calls them; those of one set are called in
+            the same layer and do not depend on each other.
+        batches: inputs `[batch, ...]`.
         sums: the sums y' + R' of the dense model.
-        on_progress: called with (steps, all steps).
+        on_progress: called with (sets, all sets).
 
     Raises:
         KeyError: a linear has no sums.
-        ValueError: a forward does not call a linear, or the steps are in another order than the calls.
+        ValueError: a forward does not call a linear, or the sets are in another order than the calls.
     """
     run = LayerwiseRun(model, batches)
     sums.start()
-    for number, linears in enumerate(steps):
-        on_progress(number, len(steps))
+    for number, linears in enumerate(linear_sets):
+        on_progress(number, len(linear_sets))
         run.advance(run.layers_of(linears[0]).start)
         observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
         yield _targeted(model, batches, observed, sums.of(linears))
-    on_progress(len(steps), len(steps))
+    on_progress(len(linear_sets), len(linear_sets))
 
 
 def _targeted(

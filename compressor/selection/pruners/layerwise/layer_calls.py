@@ -6,19 +6,17 @@ each reads the output of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.tasks.forwards import forward_arguments
 from compressor.units.find import evaluation_mode
-from compressor.units.layers import AroundLayer, outermost_layers, routed_forwards
+from compressor.units.layers import AroundLayer, outermost_layers, removed_afterwards, routed_forwards
 
 
 class EndForwardError(Exception):
@@ -30,7 +28,7 @@ def run_layers(model: PreTrainedModel, batch: Mapping[str, Tensor], around: Arou
 
     Args:
         model: a transformers model with its hooks and gates as they are; it is restored afterwards.
-        batch: inputs `[rows, ...]`.
+        batch: inputs `[batch, ...]`.
         around: runs or replaces each layer call.
 
     Returns:
@@ -59,7 +57,7 @@ class CallOrder:
 
     Args:
         model: a transformers model.
-        batch: inputs of one forward `[rows, ...]`; a few rows suffice.
+        batch: inputs of one forward `[batch, ...]`; a few rows suffice.
 
     Attributes:
         layer_calls: number of layer calls.
@@ -90,12 +88,3 @@ class CallOrder:
         if linear not in self._calls:
             raise ValueError(f"{linear}: no module that a forward calls; use the path of a linear of this model")
         return self._calls[linear]
-
-
-@contextmanager
-def removed_afterwards(handles: Iterator[RemovableHandle]) -> Iterator[None]:
-    """Register hooks, one for each handle; remove them on exit."""
-    with ExitStack() as undo:
-        for handle in handles:
-            undo.enter_context(handle)
-        yield

@@ -1,4 +1,4 @@
-"""Run a model layer by layer over many batches; only the latest layer output of each batch is held.
+"""Run a model layer by layer over many batches, of each of which only the latest layer output is held.
 
 Two runs, one over the dense model and one over a copy that is pruned on the way, see the inputs and outputs of the same
 linear side by side::
@@ -10,7 +10,7 @@ linear side by side::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
 from compressor.selection.pruners.layerwise.layer_calls import (
     CallOrder,
     EndForwardError,
     layer_groups,
-    removed_afterwards,
     run_layers,
 )
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
 from compressor.selection.pruners.layerwise.residual_sum import SumReader, readers_of
+from compressor.units.layers import removed_afterwards
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class LinearCall:
     Attributes:
         linear: module path.
         number: which of the calls of the linear in the forward it is, from 0.
-        input: x `[rows, positions, in]`.
-        output: y `[rows, positions, out]`; None if neither it nor a sum is observed.
-        sum: s = y + R `[rows, positions, out]`, R the residual stream; None if it is not observed.
+        input: x `[batch, position, in]`.
+        output: y `[batch, position, out]`; None if neither it nor a sum is observed.
+        sum: s = y + R `[batch, position, out]`, R the residual stream; None if it is not observed.
     """
 
     linear: str
@@ -58,7 +58,7 @@ class LayerwiseRun:
     Args:
         model: a transformers model. Weights and hooks may change between calls; changes of a layer before `start` have
             no effect any more.
-        batches: inputs `[rows, ...]` of each batch, with or without `labels`.
+        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
 
     Attributes:
         start: the layer call that the next forward starts at, from 0.
@@ -131,13 +131,7 @@ class LayerwiseRun:
                 pass
 
     def _forward(self, batch: int, stop: int, observation: _Observation) -> None:
-        """A forward from `start` on.
-
-        Args:
-            batch: number of the batch.
-            stop: the outputs of layer calls before this one are recorded.
-            observation: ends the forward, but not before layer call `stop`.
-        """
+        """A forward from `start` on, which records the outputs of the layer calls before `stop`."""
         latest = self._latest[batch]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
@@ -156,12 +150,9 @@ class LayerwiseRun:
 
 @dataclass
 class _PendingCall:
-    """A call of a linear whose sum is read by a later module call."""
+    """A call of a linear whose sum is read by the module at `path`, in the call that `remaining` counts down to."""
 
-    linear: str
-    number: int
-    input: Tensor
-    output: Tensor
+    call: LinearCall
     path: str
     remaining: int
 
@@ -170,9 +161,7 @@ class _PendingCall:
 class _Observation:
     """Collects the calls of some linears in one forward, and ends it after `expected` of them.
 
-    Attributes:
-        with_outputs: whether the outputs of linears without a reader are collected.
-        recorded: whether the outputs of layers that have to be recorded are; the forward does not end before.
+    The forward does not end before all layers on the way have been recorded (`recorded`).
     """
 
     readers: Mapping[str, SumReader | None]
@@ -208,17 +197,15 @@ class _Observation:
         else:
             path, nth = reader.calls[number]
             # An operation in place could change the output before its sum is read.
-            self.pending.append(_PendingCall(name, number, args[0], output.clone(), path, nth))
+            self.pending.append(_PendingCall(LinearCall(name, number, args[0], output.clone(), None), path, nth))
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        complete = []
-        for call in self.pending:
-            call.remaining -= call.path == name
-            if not call.remaining:
-                complete.append(call)
-        self.pending = [call for call in self.pending if call.remaining]
+        for pending in self.pending:
+            pending.remaining -= pending.path == name
+        complete = [pending.call for pending in self.pending if not pending.remaining]
+        self.pending = [pending for pending in self.pending if pending.remaining]
         for call in complete:
-            self._complete(LinearCall(call.linear, call.number, call.input, call.output, first_tensor(args, kwargs)))
+            self._complete(replace(call, sum=first_tensor(args, kwargs)))
 
     def _next_number(self, name: str) -> int:
         number = self.counts.get(name, 0)

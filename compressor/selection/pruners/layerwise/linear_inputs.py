@@ -1,4 +1,4 @@
-"""The inputs of many linears on calibration batches, without padding."""
+"""The inputs of linears on calibration batches: which of their tokens are padding, and which row they are of."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import padding_mask, token_mask
-from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards, run_layers
-from compressor.tasks.forwards import scored_logits_only
+from compressor.errors import ErrorCode, InputError
+from compressor.selection.pruners.layerwise.layer_calls import run_layers
+from compressor.tasks.forwards import decoder_mask, scored_logits_only
+from compressor.units.layers import removed_afterwards
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
-"""The weights of the tokens of one batch: for each linear, one tensor `[rows, positions]` for each of its calls."""
+"""The weights of the tokens of one batch: for each linear, one tensor `[batch, position]` for each of its calls."""
 InputObserver = Callable[[str, Tensor, Tensor], None]
 """Called with the path of a linear, its inputs `[tokens, in]` without padding, and their weights `[tokens]`."""
 
@@ -33,7 +34,7 @@ def collect_inputs(
 
     Args:
         model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
-        batch: inputs `[rows, ...]`, with or without `labels`.
+        batch: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
         observer: receives the inputs.
         weights: the weights of the batch, see `Sensitivity`; None: one for each token.
@@ -61,7 +62,7 @@ def count_tokens(
 
     Args:
         model: a transformers model.
-        batches: inputs `[rows, ...]`, with or without `labels`.
+        batches: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
     """
     tokens = dict.fromkeys(linears, 0)
@@ -86,3 +87,59 @@ def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> i
 
 def _elements(batch: Mapping[str, Tensor]) -> int:
     return next(iter(batch.values())).numel()
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor among the arguments of a module's forward; None if it has none."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+
+
+def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
+    """The tokens of a linear's input that are not padding.
+
+    All are where there is no mask (images), or the axes of the input differ from those of the mask. Tokens that are
+    flattened row by row are recognised.
+
+    Args:
+        model: a transformers model.
+        linear: module path of the linear.
+        batch: inputs of the model `[batch, ...]`, with or without `labels`.
+        shape: shape of the linear's input without its last axis, usually `[batch, position]`.
+
+    Returns:
+        Bool, of `shape`, on the device of the model.
+    """
+    mask = padding_mask(model, linear, batch)
+    if mask is not None and (mask.shape == shape or shape == (mask.numel(),)):
+        return mask.reshape(shape).to(model.device) != 0
+    return torch.ones(shape, dtype=torch.bool, device=model.device)
+
+
+def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask `[batch, position]` of a batch that is zero where the input of a linear is padding; None: there is none.
+
+    1. A module outside the encoder of an encoder-decoder: the mask of the decoder, see `decoder_mask`.
+    2. Any other module: the attention mask.
+    """
+    module = model.get_submodule(linear)
+    if not model.config.is_encoder_decoder or any(part is module for part in model.get_encoder().modules()):
+        return batch.get("attention_mask")
+    return decoder_mask(batch)
+
+
+def entries_per_row(linear: str, entries: int, rows: int) -> int:
+    """How many entries on the first axis of a linear's input belong to each row: windows, or tokens row by row.
+
+    Raises:
+        InputError: they do not belong to rows one after another, as in experts that read chosen tokens.
+    """
+    if entries % rows:
+        raise InputError(
+            f"{linear}: it reads {entries} tokens of {rows} rows, as experts do that read chosen tokens; how much a row"
+            " depends on it cannot be measured: leave it out of the groups",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            linear=linear,
+            entries=entries,
+            rows=rows,
+        )
+    return entries // rows

@@ -34,7 +34,7 @@ class Refit:
     ridge: float
 
 
-class RefitStatistics:
+class RefitSums:
     """Sums over tokens for the selection of inputs of a linear and for its refit.
 
     Products are computed on the device of the activations, in float64 for float64 activations and else in float32; the
@@ -75,27 +75,16 @@ class RefitStatistics:
         Args:
             inputs: inputs of the linear, `[..., inputs]`.
             targets: the outputs to reproduce, bias included, `[..., outputs]`; None exactly if there are no outputs.
-            weights: weight of each token, `[...]`, not negative; tokens of weight zero, such as padding, may hold
-                anything. None: one each.
+            weights: weight of each token, `[...]`, zero or more; tokens of weight zero, such as padding, may hold
+                anything. None: all tokens have the weight one.
 
         Raises:
             InputError: an input, target or weight, or a sum of their products, is NaN or infinite.
         """
-        tokens = inputs.shape[:-1]
-        expected = None if self.outputs is None else (*tokens, self.outputs)
-        if (
-            inputs.shape[-1] != self.inputs
-            or (None if targets is None else tuple(targets.shape)) != expected
-            or (weights is not None and weights.shape != tokens)
-        ):
-            raise ValueError(
-                f"inputs, targets and weights are {_shape(inputs)}, {_shape(targets)} and {_shape(weights)}; the"
-                f" linear has {self.inputs} inputs and {self.outputs} outputs"
-            )
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         columns = [inputs.to(dtype)]
         if self.has_ones:
-            columns.append(columns[0].new_ones(*tokens, 1))
+            columns.append(columns[0].new_ones(*inputs.shape[:-1], 1))
         if targets is not None:
             columns.append(targets.to(inputs.device, dtype))
         rows = torch.cat(columns, dim=-1).flatten(0, -2)
@@ -103,8 +92,6 @@ class RefitStatistics:
         if weights is not None:
             flat = weights.to(rows).flatten()
             self._check_finite(flat, "weights")
-            if (flat < 0).any():
-                raise ValueError("a token has a negative weight")
             rows, scales = rows[flat > 0], flat[flat > 0]
         size = self.inputs + self.has_ones
         scaled = rows * scales.sqrt()[:, None]
@@ -134,11 +121,7 @@ class RefitStatistics:
         Raises:
             InputError: the sums are not finite.
         """
-        if self._sums is None or self.outputs is None:
-            raise ValueError("a refit needs tokens with targets")
-        if start.shape != (self.outputs, self.inputs):
-            raise ValueError(f"the weight is {list(start.shape)}; the targets need {[self.outputs, self.inputs]}")
-        extended = extend(start, start_bias, self.has_ones)
+        extended = extend(start, start_bias)
         sums = self.gram
         gram, kept = sums.select(columns), sums.with_ones(columns)
         factor, ridge = factorize(gram.matrix, gram.damping, ridge)
@@ -162,7 +145,3 @@ class RefitStatistics:
             subject=subject,
             count=count,
         )
-
-
-def _shape(tensor: Tensor | None) -> list[int] | None:
-    return None if tensor is None else list(tensor.shape)

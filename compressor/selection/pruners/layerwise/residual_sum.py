@@ -1,7 +1,7 @@
-"""How the sum of a linear's output and the residual stream is observed, by experiment and not by family.
+"""Find where a model reads the sum of a linear's output and the residual stream, by experiment in any family.
 
-The sum itself has no module. The first module that reads it does: the norm of a post-norm model, the next sublayer, the
-next layer or the final norm of a pre-norm one.
+No module computes the sum, so it is observed at the first module that reads it: the norm of a post-norm model; the next
+sublayer, the next layer or the final norm of a pre-norm model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
-from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, removed_afterwards, run_layers
+from compressor.selection.pruners.layerwise.layer_calls import EndForwardError, run_layers
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
+from compressor.units.layers import removed_afterwards
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""
@@ -45,7 +46,7 @@ def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -
 
     Args:
         model: a transformers model, which is restored afterwards.
-        batch: inputs `[rows, ...]`; a few rows suffice.
+        batch: inputs `[batch, ...]`; a few rows suffice.
         linear: module path of the linear.
 
     Returns:
@@ -102,7 +103,7 @@ def _readings(
         module.register_forward_pre_hook(partial(on_module, name), with_kwargs=True)
         for name, module in model.named_modules()
     ]
-    with removed_afterwards(iter(hooks)):
+    with removed_afterwards(hooks):
         run_layers(model, batch, lambda number, layer, run: run())
     return calls
 

@@ -18,7 +18,7 @@ from compressor.selection.allocation import interpolate
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
-from compressor.selection.pruners.layerwise.refit import RefitStatistics
+from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.second_order import (
     Reconstruction,
@@ -51,8 +51,8 @@ class GroupChoice:
         bias: its bias `[outputs]`, float64; None for a linear without bias.
         grams: module path of a linear -> Gram matrix of its inputs.
         damp: share of the mean diagonal that is added to the diagonal.
-        metric: what the choice of units weights errors of the linear's outputs by, `[outputs, outputs]`; None: all
-            outputs alike. The weights that reproduce the outputs best do not depend on it.
+        metric: weights of errors of the linear's outputs in the choice of units, `[outputs, outputs]`; None: the
+            identity. The weights that reproduce the outputs best do not depend on it.
     """
 
     group: PrunableGroup
@@ -70,9 +70,16 @@ class GroupChoice:
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
-        group, step = self.group, self.group.step // self.group.bundle
+        group = self.group
+        together = group.multiple // group.bundle
         return removal_order(
-            self.weight, self.gram, group.bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
+            self.weight,
+            self.gram,
+            group.bundles,
+            together=together,
+            parts=group.parts,
+            damp=self.damp,
+            metric=self.metric,
         )
 
     def kept(self, count: int) -> tuple[int, ...]:
@@ -95,7 +102,7 @@ def require_tokens(model: PreTrainedModel, groups: Sequence[PrunableGroup], batc
     Args:
         model: the model.
         groups: the groups, each with its linear.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
 
     Raises:
         InputError: they have fewer.
@@ -130,7 +137,7 @@ def gather_grams(
     Args:
         model: the model.
         groups: the groups, each with its linear.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
         weights: weights of the tokens, see `Sensitivity`.
         on_progress: called with (batches, all batches).
 
@@ -141,19 +148,19 @@ def gather_grams(
         InputError: an activation is not finite.
     """
     linears = {str(group.linear): linear_of(model, group) for group in groups}
-    statistics = {
-        name: RefitStatistics(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
+    sums = {
+        name: RefitSums(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
 
     def observe(name: str, inputs: Tensor, scales: Tensor) -> None:
-        statistics[name].add(inputs, weights=scales)
+        sums[name].add(inputs, weights=scales)
 
     for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
         on_progress(number, len(batches))
         collect_inputs(model, batch, list(linears), observe, batch_weights)
     on_progress(len(batches), len(batches))
-    return {name: statistics.pop(name).gram for name in linears}  # sums are freed one by one
+    return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
 
 
 def choices_of(
@@ -162,8 +169,8 @@ def choices_of(
     grams: Mapping[str, Gram],
     metrics: Mapping[str, np.ndarray],
     damp: float,
-) -> list[GroupChoice]:
-    """The choice of each group, from the linear's present weights.
+) -> dict[str, GroupChoice]:
+    """Name of the group -> its choice, from the linear's present weights.
 
     Args:
         model: the model.
@@ -172,13 +179,13 @@ def choices_of(
         metrics: module path of the linear -> metric of its outputs, see `Sensitivity`; the identity is added to it.
         damp: share of the mean diagonal of a Gram matrix that is added to its diagonal.
     """
-    choices = []
+    choices = {}
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().to(torch.promote_types(linear_weight(linear).dtype, torch.float32))
         metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
-        choices.append(GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric))
+        choices[group.name] = GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric)
     return choices
 
 

@@ -16,7 +16,7 @@ from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import are_numbers, divergence, variances
 from compressor.tasks.forwards import scored_logits_only
-from compressor.units.layers import AroundLayer, Linear, linear_weight
+from compressor.units.layers import AroundLayer, Linear
 
 TEMPERATURE = 2.0
 """Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
@@ -34,7 +34,7 @@ class PartialKL:
 
     Args:
         model: a transformers model; its present outputs are the dense ones.
-        batches: inputs `[rows, ...]` of each batch, with or without `labels`.
+        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
         names: the outputs that the task scores, see `Task.outputs`.
         recorded_bytes: memory for outputs of layers; the batch that exceeds it is the last that is recorded.
     """
@@ -60,10 +60,10 @@ class PartialKL:
         Args:
             linear: module path of the linear.
             weight: its weight `[out, in]`.
-            bias: its bias `[out]`; None: as it is.
+            bias: its bias `[out]`; None: the bias that it has.
 
         Raises:
-            ValueError: a forward does not call the linear, or the shapes differ from its own.
+            ValueError: a forward does not call the linear.
         """
         start = self._order.of(linear)[0]
         module = self._model.get_submodule(linear)
@@ -124,25 +124,17 @@ class PartialKL:
 
 @contextmanager
 def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Iterator[None]:
-    """A linear with another weight; on exit it has its own tensors again.
+    """A linear with another weight; on exit it has its former tensors again.
 
     Args:
         module: `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
         weight: `[out, in]`.
-        bias: `[out]`; None: as it is.
-
-    Raises:
-        ValueError: a shape differs from the module's own, or there is a bias and the module has none.
+        bias: `[out]`; None: the bias that it has.
     """
     assert isinstance(module, Linear)
-    own_bias, shape = module.bias, linear_weight(module).shape
-    if weight.shape != shape:
-        raise ValueError(f"weight {tuple(weight.shape)}: the module has {tuple(shape)}")
-    if bias is not None and (not isinstance(own_bias, Tensor) or bias.shape != own_bias.shape):
-        raise ValueError(f"bias {tuple(bias.shape)}: the module has {getattr(own_bias, 'shape', None)}")
     changes = [(module.weight, weight.T if isinstance(module, Conv1D) else weight)]
-    if bias is not None and isinstance(own_bias, Tensor):
-        changes.append((own_bias, bias))
+    if bias is not None:
+        changes.append((module.bias, bias))
     former = [(parameter, parameter.data) for parameter, _ in changes]
     try:
         for parameter, tensor in changes:

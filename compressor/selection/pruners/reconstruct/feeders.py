@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.forward import first_tensor
-from compressor.selection.pruners.layerwise.layer_calls import CallOrder, removed_afterwards, run_layers
-from compressor.units.layers import is_linear
+from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
+from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
+from compressor.units.layers import is_linear, removed_afterwards
 
 _ROWS = 2
 """Rows on which feeders are searched."""
@@ -29,15 +29,17 @@ def feeders_of(
     Cases without feeders:
         1. The linear is outside layers.
         2. Experts, which are called for a part of the tokens each.
-        3. Linears that read the output of an encoder, as keys and values of a cross-attention do.
+        3. Linears that read the output of an encoder, e.g. keys and values of a cross-attention.
 
     Args:
         model: a transformers model.
         linears: module paths of the linears that groups end in.
-        batch: inputs of one forward `[rows, ...]`; a few rows are used.
+        batch: inputs of one forward `[batch, ...]`; a few rows are used.
     """
     example = {name: value[:_ROWS] for name, value in batch.items()}
-    recorder = _FeederRecorder(set(linears), _numbers_of_tokens(example))
+    # The numbers of tokens that a flattened input of all rows may have.
+    numbers = {value.shape[0] * value.shape[1] for value in example.values() if value.dim() == 2}
+    recorder = _FeederRecorder(set(linears), numbers)
     order = CallOrder(model, example)
     with removed_afterwards(recorder.hooks(model)):
         run_layers(model, example, lambda number, layer, run: run())
@@ -49,22 +51,12 @@ def feeders_of(
     return feeders
 
 
-def _numbers_of_tokens(batch: Mapping[str, Tensor]) -> set[int]:
-    """The numbers of tokens that a flattened input of all rows may have."""
-    return {value.shape[0] * value.shape[1] for value in batch.values() if value.dim() == 2}
-
-
 @dataclass
 class _FeederRecorder:
-    """Collects the feeders of linears in one forward.
+    """Collects the feeders of the linears `ends` in one forward, at the first call of each.
 
-    Attributes:
-        ends: module paths of the linears.
-        numbers: numbers of tokens of all rows.
-        feeders: module paths of the feeders at the first call of each linear.
-        calls: module path and input of the linears that were called since the last one of `ends`. Inputs are
-            held, so that equal addresses mean equal tensors.
-        encoded: outputs of an encoder.
+    `calls` holds the inputs of the linears that were called since the last one of `ends`, so that equal addresses mean
+    equal tensors.
     """
 
     ends: set[str]

@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.forward import entries_per_row, token_mask, without_parameter_gradients
-from compressor.selection.pruners.layerwise.layer_calls import removed_afterwards
+from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row, token_mask
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
+from compressor.units.layers import gradients_of, removed_afterwards
 
 FLOOR = 0.1
 """Uniform weight added to each token, as a share of the mean."""
@@ -60,7 +60,7 @@ class Sensitivity:
 
     Attributes:
         weights: for each batch and linear, one tensor for each call of the linear with the weight of each token,
-            `[rows, positions]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
+            `[batch, position]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
             one; padded tokens have weight zero.
         metrics: for each linear, the sum of the Fisher information over all tokens, `[out, out]`, float64; its mean
             eigenvalue is one.
@@ -98,7 +98,7 @@ def sensitivity_of(
 
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
-        batches: inputs `[rows, ...]`, with or without `labels`.
+        batches: inputs `[batch, ...]`, with or without `labels`.
         linears: module paths.
         names: the outputs that the task scores, see `Task.outputs`.
         seed: seed of the draws.
@@ -111,7 +111,7 @@ def sensitivity_of(
     weights: list[dict[str, list[Tensor]]] = []
     masks: list[dict[str, Tensor]] = []
     metrics: dict[str, Tensor] = {}
-    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
+    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
         draws = Draws(generator, several_answers(model.config), number_deviations(model, batches))
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))

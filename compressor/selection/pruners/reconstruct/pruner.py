@@ -85,10 +85,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         if not has_grams:
             gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, progress_of(1))
             grams = StoredGrams.write(path, gathered)
-        self._choices = {
-            choice.group.name: choice
-            for choice in choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
-        }
+        self._choices = choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, path = self.inputs, self.stored_file(_CURVES, ".json")

@@ -14,7 +14,7 @@ from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
-from compressor.selection.pruners.layerwise.refit import RefitStatistics
+from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.reconstruct.choice import GroupChoice
 from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, linear_at, linear_sizes, linear_weight
@@ -64,7 +64,7 @@ def refit_in_order(
         model: the model, whose linears are changed.
         choices: the units of each group, in the order in which the model calls them.
         counts: name of the group -> number of units that are kept.
-        batches: calibration inputs `[rows, ...]`.
+        batches: calibration inputs `[batch, ...]`.
         weights: weights of the tokens, see `Sensitivity`.
         sums: the sums y' + R' of the dense model, of all linears.
         feeders: path of the linear that a group ends in -> paths of its feeders, see `feeders_of`.
@@ -77,24 +77,24 @@ def refit_in_order(
     Raises:
         InputError: an activation is not finite.
     """
-    steps: list[tuple[Sequence[str], GroupChoice]] = []
+    refits: list[tuple[Sequence[str], GroupChoice]] = []
     # In a layer that is called several times, inputs differ from the dense model's even before the first group.
     inputs_are_dense = all(len(calls) == 1 for calls in weights[0].values())
     for choice in choices:
         linear, count = str(choice.group.linear), counts[choice.group.name]
         if count and feeders[linear] and not inputs_are_dense:
-            steps.append((feeders[linear], choice))
-        steps.append(((linear,), choice))
+            refits.append((feeders[linear], choice))
+        refits.append(((linear,), choice))
         inputs_are_dense = inputs_are_dense and count == choice.group.counts[-1]
-    calls_of_steps = calls_in_order(model, [linears for linears, _ in steps], batches, sums, on_progress)
+    calls_of_refits = calls_in_order(model, [linears for linears, _ in refits], batches, sums, on_progress)
     used: dict[str, Damping] = {}
-    for (linears, choice), calls in zip(steps, calls_of_steps, strict=True):
+    for (linears, choice), calls in zip(refits, calls_of_refits, strict=True):
         name = choice.group.name
         if choice.group.linear in linears:
-            step = _refit(linear_of(model, choice.group), choice, counts[name], calls, weights, ridge)
+            damping = _refit(linear_of(model, choice.group), choice, counts[name], calls, weights, ridge)
         else:
-            step = _refit_feeders(model, linears, choice, calls, weights, ridge)
-        used[name] = used.get(name, step).maximum(step)
+            damping = _refit_feeders(model, linears, choice, calls, weights, ridge)
+        used[name] = used.get(name, damping).maximum(damping)
     return used
 
 
@@ -114,14 +114,14 @@ def _refit(
     if not len(columns) and not has_ones:
         set_weights(linear, np.zeros(choice.weight.shape), None)
         return Damping(choice.removal.damp, ridge)
-    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
+    sums = RefitSums(len(columns), len(choice.weight), has_ones=has_ones, name=choice.group.name)
     index = torch.from_numpy(columns)
     for call in calls:
         scales = _weights_of(call, choice, weights)
-        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
+        sums.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales)
     start = choice.reconstruction(count)
     weight = np.zeros_like(start.weight)
-    refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+    refit = sums.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
     weight[:, columns] = refit.weight
     set_weights(linear, weight, refit.bias)
     return Damping(max(choice.removal.damp, start.damp), refit.ridge)
@@ -137,22 +137,22 @@ def _refit_feeders(
 ) -> Damping:
     """Refit the feeders of one group.
 
-    The answer depends on a token's neurons as it does on the output of the feed-forward at this token. Keys and values
-    of a token serve the queries of all others, so that the tokens of heads count alike.
+    The neurons of a token have the weight of the feed-forward's output at this token. Keys and values of a token serve
+    the queries of all tokens, so that all tokens of heads have equal weights.
     """
     linears = {name: linear_at(model, name) for name in feeders}
-    statistics = {
-        name: RefitStatistics(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
+    sums = {
+        name: RefitSums(*linear_sizes(linear), has_ones=linear.bias is not None, name=name)
         for name, linear in linears.items()
     }
     for call in calls:
         scales = None if choice.group.type == "heads" else _weights_of(call, choice, weights)
-        statistics[call.linear].add(call.inputs, call.targets, scales)
+        sums[call.linear].add(call.inputs, call.targets, scales)
     used = Damping(choice.damp, ridge)
     for name, linear in linears.items():
         weight = linear_weight(linear).detach().double().cpu().numpy()
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
-        refit = statistics[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
+        refit = sums[name].solve(weight, bias, np.arange(weight.shape[1]), ridge=ridge)
         set_weights(linear, refit.weight, refit.bias)
         used = used.maximum(Damping(choice.damp, refit.ridge))
     return used

@@ -111,13 +111,3 @@ def test_a_replaced_weight_is_restored_after_an_error(module: nn.Module) -> None
         module(x.T)
     assert module.weight.data_ptr() == pointer
     assert torch.equal(module.weight, before)
-
-
-def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="weight"), with_weight(nn.Linear(4, 3), torch.ones(4, 3)):
-        pass
-    with (
-        pytest.raises(ValueError, match="bias"),
-        with_weight(nn.Linear(4, 3, bias=False), torch.ones(3, 4), torch.ones(3)),
-    ):
-        pass

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.layerwise.forward import token_mask
+from compressor.selection.pruners.layerwise.linear_inputs import token_mask
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.units import find_groups
