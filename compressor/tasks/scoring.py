@@ -1,4 +1,4 @@
-"""Batches and samples of a data set, and the statistics of its rows, from a PyTorch model or an engine."""
+"""Batches and samples of examples, and their statistics, computed by a PyTorch model or an engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from compressor.tasks.base import Forward, Task
 from compressor.tasks.data import draw_rows
 
 BATCH_SIZE = 32
-"""Rows of a batch in which rows are scored."""
+"""Examples of a batch in which examples are scored."""
 
 
 def batches(
     task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Collated batches of rows of similar length, longest first, with the index of each row in `examples`."""
+    """Collated batches of examples of similar length, longest first, with the index of each example."""
     for indices in rows_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
@@ -30,14 +30,14 @@ def statistics(
     batch_size: int = BATCH_SIZE,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """`Task.measure` of every row in the order of `examples`, `[examples, k]`, summarized by `Task.summarize`.
+    """`Task.measure` of all examples in their order, `[examples, k]`, summarized by `Task.summarize`.
 
     Args:
-        task: collates the rows and measures them.
-        examples: encoded rows.
-        forward: runs one batch.
-        batch_size: rows per batch.
-        progress: called after each batch with its number of rows.
+        task: collates and measures examples.
+        examples: the examples.
+        forward: runs a batch.
+        batch_size: examples of a batch.
+        progress: called after each batch with its number of examples.
     """
     order: list[int] = []
     measured = []
@@ -50,9 +50,9 @@ def statistics(
 
 
 def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
-    """Row numbers of batches of similar length, which need little padding.
+    """Indices of batches of examples of similar length, which need little padding.
 
-    The longest rows come first, so that a lack of memory shows in the first batch.
+    The longest examples come first, so that the first batch shows a lack of memory.
     """
     order = np.argsort(-np.asarray(examples["length"][:]), kind="stable")
     for start in range(0, len(order), batch_size):
@@ -60,19 +60,19 @@ def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
 
 
 def compares_answers(task: Task) -> bool:
-    """Whether answers of two engines are compared one by one: the task defines `answer_ids`."""
+    """Whether single answers of engines are compared: the task defines `answer_ids`."""
     return type(task).answer_ids is not Task.answer_ids
 
 
 def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
-    """Rows that stand for all where models are compared: drawn at random; all if there are no more than `count`.
+    """A sample of examples by which models are compared, drawn at random.
 
-    Of rows that are read in order these are the first ones. Rows that only have a metric together are all taken.
+    The first examples are taken if the task reads them in order, and all if the metric needs groups of examples.
 
     Args:
-        task: what the rows are for.
-        examples: encoded rows.
-        count: number of rows to draw.
+        task: the task that reads the examples.
+        examples: the examples.
+        count: number of examples to draw.
         seed: seed of the draw.
     """
     if task.in_order:
