@@ -283,6 +283,15 @@ class Task(ABC):
         """
         return None
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
+        """The labels for which a model with these logits answers every example rightly; None: the task has none.
+
+        Args:
+            logits: the logits of a batch.
+            examples: its encoded rows, whose labels are placeholders.
+        """
+        return None
+
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """The most texts or windows that the model reads for an example, and the most tokens of a text or window."""
         return 1, max(examples["length"][:], default=1)

@@ -81,7 +81,14 @@ class Data:
         return replace(self, task=task)
 
 
-def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
+def open_data(
+    request: RowsConfig,
+    folder: ModelFolder,
+    seed: int = 0,
+    *,
+    drawn_rows: int | None = None,
+    answer: Callable[[Task, Dataset], Dataset | None] | None = None,
+) -> Data:
     """Read, check, encode and divide the rows of a run.
 
     Rows that exceed the memory are memory-mapped (`RowStore`).
@@ -93,6 +100,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         drawn_rows: maximum number of training rows that the run draws. It does not read their labels, which these rows
             and further splits of the same data may lack; only some of many rows are encoded, and the caller checks
             files that rows refer to (`Task.check_files`). None: the run reads all training rows, with labels.
+        answer: gives evaluation and test rows without labels those that a model answers, see `scoring.with_answers`;
+            None: they have none.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -103,12 +112,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
-    unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
+    unlabelled = _learn_labels(
+        task, splits, request, allows_unlabelled=drawn_rows is not None, answers_missing=answer is not None
+    )
     tables = IdTables.of(folder.model, folder.processor)
     encoded = {
         name: encode_rows(task, split, tables, is_labelled=name not in unlabelled)
         for name, split in splits.items()
-        if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
+        if name != "test" or name not in unlabelled or answer  # nothing but the metric is computed on test rows
     }
     further = None
     if request.unlabelled_data is not None:
@@ -123,7 +134,13 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
-    notes += _fill_splits(encoded, splits, unlabelled, seed, task)
+    if "eval" in unlabelled and "test" not in splits:
+        unlabelled += ("test",)
+    notes += _fill_splits(encoded, splits, () if answer else unlabelled, seed, task)
+    if answer is not None:
+        answered, answer_notes = _answer(encoded, unlabelled, answer, task)
+        unlabelled = tuple(split for split in unlabelled if split not in answered)
+        notes += answer_notes
     if further is not None:
         encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
     scored: dict[Split, Dataset] = {
@@ -143,6 +160,34 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
     train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
     return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, "eval" in scored)
+
+
+def _answer(
+    encoded: dict[Split, Dataset],
+    unlabelled: Sequence[Split],
+    answer: Callable[[Task, Dataset], Dataset | None],
+    task: Task,
+) -> tuple[list[Split], list[Note]]:
+    """Label evaluation and test examples that have no labels, or drop test examples that cannot be labelled.
+
+    Returns:
+        The splits that are labelled, and notes on them.
+    """
+    answered: list[Split] = []
+    notes = []
+    for name in (name for name in ("eval", "test") if name in unlabelled):
+        labelled = answer(task, encoded[name])
+        if labelled is not None:
+            encoded[name] = labelled
+            answered.append(name)
+            text = (
+                f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
+                f" right, so that {task.metric} is the agreement with it"
+            )
+            notes.append(Note(text=text, code=NoteCode.ANSWERS_AS_LABELS))
+        elif name == "test":
+            del encoded[name]
+    return answered, notes
 
 
 def _open_further(
@@ -179,7 +224,12 @@ def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) 
 
 
 def _learn_labels(
-    task: Task, splits: Mapping[Split, SourceRows], request: RowsConfig, *, allows_unlabelled: bool
+    task: Task,
+    splits: Mapping[Split, SourceRows],
+    request: RowsConfig,
+    *,
+    allows_unlabelled: bool,
+    answers_missing: bool = False,
 ) -> tuple[Split, ...]:
     """Learn the labels of the first split that has some; returns the splits before it.
 
@@ -196,7 +246,8 @@ def _learn_labels(
             break
         except InputError as error:
             is_last = len(unlabelled) == len(splits) - 1
-            needs_labels = not allows_unlabelled or named.get(name) is not None
+            is_scored = named.get(name) is not None and not answers_missing
+            needs_labels = not allows_unlabelled or is_scored
             if error.code is not ErrorCode.COLUMN_MISSING or needs_labels or (is_last and request.label_column):
                 raise
             unlabelled.append(name)

@@ -146,6 +146,10 @@ class ClassLabels(LabelledRows):
         """The predicted class of each example."""
         return logits.argmax(-1)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The predicted class of each example."""
+        return [int(index) for index in logits.argmax(-1)]
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """A correlation needs examples of two classes; F1 of two classes needs an example of class 1."""
         labels, of_class_1 = set(examples["labels"][:]), self._metric.compute is f1 and self.config.num_labels == 2

@@ -101,6 +101,11 @@ class Regression(LabelledTexts):
         parts = (values.reshape(len(labels), -1) for values in (logits, labels))
         return np.concatenate(list(parts), axis=1, dtype=np.float64)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The predicted number of each example, or its numbers."""
+        numbers: list[list[float]] = logits.reshape(len(examples), -1).astype(np.float64).tolist()
+        return numbers if isinstance(self.placeholder, list) else [values[0] for values in numbers]
+
     def score(self, statistics: np.ndarray) -> float:
         """The mean of the metric over the numbers of an example."""
         predicted, labels = np.split(statistics, 2, axis=1)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from compressor.silence_libraries import quiet_hub
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.data import draw_rows
+from compressor.tasks.forwards import LABELS, forward_arguments
 
 BATCH_SIZE = 32
 """Examples of a batch in which examples are scored."""
@@ -57,6 +62,33 @@ def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
     order = np.argsort(-np.asarray(examples["length"][:]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()
+
+
+def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Dataset | None:
+    """Examples whose labels are the answers of a model, so that the metric of another is its agreement with it.
+
+    Args:
+        task: what the examples are for.
+        examples: encoded rows, whose labels are placeholders.
+        model: the model.
+
+    Returns:
+        The examples; None where the task has no labels that make answers right (`Task.labels_of`).
+    """
+    labels: list[Any] = [None] * len(examples)
+    model.eval()
+    for indices in rows_by_length(examples, BATCH_SIZE):
+        rows = [examples[index] for index in indices]
+        batch = task.collate(rows)
+        task.pop_labels(batch, len(rows))
+        with torch.no_grad():
+            answers = task.labels_of(task.logits(model(**forward_arguments(model, batch))), rows)
+        if answers is None:
+            return None
+        for index, answer in zip(indices, answers, strict=True):
+            labels[index] = answer
+    with quiet_hub():  # a column is added to a copy, with a progress bar
+        return examples.remove_columns(LABELS).add_column(LABELS, labels)
 
 
 def compares_answers(task: Task) -> bool:

@@ -276,6 +276,13 @@ class SentenceSimilarity(Task):
         cosines = (unit_rows(first) * unit_rows(second)).sum(1, dtype=np.float64)
         return np.stack([cosines, labels[:, 0]], axis=-1)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[float] | None:
+        """The cosine of each pair; None for single texts, and for retrieval, which compares all texts."""
+        labels = self.collate(examples)[self.label_name].numpy()
+        if self.retrieves or (labels[:, 2] == _ABSENT).any():
+            return None
+        return [float(cosine) for cosine in self.per_example(logits, labels)[:, 0]]
+
     def reference_text(self, example: Mapping[str, Any]) -> str:
         """The label of a pair."""
         return f"{example['labels']:.4g}"

@@ -125,6 +125,10 @@ class SeveralClasses(LabelledRows):
         digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in self._assigned(logits))
         return np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        """The assigned classes of each example."""
+        return [list(map(float, row)) for row in self._assigned(logits.reshape(len(examples), -1))]
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """F1 and average precision need an example of a class."""
         is_empty = all(max(label, default=0) < _PRESENT for label in examples["labels"][:])

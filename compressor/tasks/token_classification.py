@@ -203,6 +203,14 @@ class TokenClassification(TokenLabels):
         """The ids, and zero for each except special tokens."""
         return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The predicted class of each token that is scored."""
+        rows = zip(logits.argmax(-1).tolist(), (example["labels"] for example in examples), strict=True)
+        return [
+            [IGNORED if label == IGNORED else answer for answer, label in zip(classes, labels, strict=False)]
+            for classes, labels in rows
+        ]
+
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
         """`entity_counts` of an example, or the numbers of correct tags and of all."""
         predicted = logits.argmax(-1)
