@@ -218,8 +218,8 @@ def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data
     else:
         return
     raise InputError(
-        f"--max-drop {max_drop:g}: the {rows} rows have no labels, which the metric is computed from; name their column"
-        f" (--label-column), or rows that have labels ({flag_of(field)})",
+        f"--max-drop {max_drop:g}: the {rows} rows have no labels, and {data.task.name} cannot take the answers of the"
+        f" whole model as labels; name rows that have labels ({flag_of(field)})",
         code=ErrorCode.COLUMN_MISSING,
         field=field,
         value=max_drop,

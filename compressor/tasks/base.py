@@ -45,6 +45,7 @@ class Task(ABC):
         label_name: the key of the labels in a collated batch, `[examples, ...]`.
         model_task: for a custom task, the value of `--task` with which a model folder is loaded; None: it is loaded as
             the class that it was saved as.
+        scores_agreement: whether labels are what the whole model answers, so that the metric is the agreement with it.
         notes: how rows are read and scored; complete after all rows are encoded.
         set_aside_by: column of the examples; examples with equal values there are set aside together for another
             split. None: examples are set aside independently.
@@ -64,6 +65,7 @@ class Task(ABC):
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
+        self.scores_agreement = False
         self.notes: tuple[Note, ...] = ()
         self.set_aside_by: str | None = None
         self.beams = 1
@@ -77,7 +79,7 @@ class Task(ABC):
     @property
     def metric(self) -> str:
         """Name of the metric that `score` computes, e.g. `accuracy`."""
-        return self._metric.name
+        return f"agreement ({self._metric.name})" if self.scores_agreement else self._metric.name
 
     @property
     def metric_unit(self) -> MetricUnit:

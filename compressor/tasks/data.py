@@ -139,6 +139,7 @@ def open_data(
     notes += _fill_splits(encoded, splits, () if answer else unlabelled, seed, task)
     if answer is not None:
         answered, answer_notes = _answer(encoded, unlabelled, answer, task)
+        task.scores_agreement = bool(answered) and not {"eval", "test"} & (encoded.keys() - {*answered})
         unlabelled = tuple(split for split in unlabelled if split not in answered)
         notes += answer_notes
     if further is not None:
@@ -182,7 +183,7 @@ def _answer(
             answered.append(name)
             text = (
                 f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
-                f" right, so that {task.metric} is the agreement with it"
+                " right, and the metric is the agreement with it; if a column holds labels, name it (--label-column)"
             )
             notes.append(Note(text=text, code=NoteCode.ANSWERS_AS_LABELS))
         elif name == "test":

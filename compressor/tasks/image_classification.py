@@ -158,14 +158,14 @@ class ImageClassification(ClassLabels, ImageRows):
 
         For top-5 accuracy, 1 if the true class is among the five with the largest logits, else 0, `[batch, 1]`.
         """
-        if self.metric != "top5":
+        if self._metric.name != "top5":
             return super().per_example(logits, labels)
         largest = np.argsort(-logits, axis=-1, kind="stable")[:, :_TOP]
         return (largest == labels[:, None]).any(1, keepdims=True).astype(np.float64)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
         """The best score of the same class for every example; None for top-5 accuracy."""
-        return None if self.metric == "top5" else super().constant_score(statistics)
+        return None if self._metric.name == "top5" else super().constant_score(statistics)
 
 
 class MultiLabelImages(SeveralClasses, ImageRows):
