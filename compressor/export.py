@@ -1,4 +1,4 @@
-"""Export a gated model to `reference.onnx`, with gates as named initializers: the reference for the shrunk graph."""
+"""Export a model with gates to `reference.onnx`: the gated graph, whose gates are named initializers."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def export_reference(
     fixed: Collection[str] = (),
     example: ExampleRows | None = None,
 ) -> None:
-    """Write the gated model as ONNX: every head of every site is multiplied by its gate.
+    """Write a gated model as ONNX: every head of every site is multiplied by its gate.
 
     Gates are initializers `<site>.head_gate` `[heads, 1]`; weights have the names of the state dict. Batch and sequence
-    are dynamic. Language models are exported without key/value cache. Models with segment memory return new memories if
-    `memory_0`, ... are among the inputs; their length is dynamic. Weights are in `<path>.data`.
+    are dynamic. Language models are exported without key/value cache. Models with segment memory return new memories,
+    of dynamic length, if `memory_0`, ... are among the inputs. Weights are in `<path>.data`.
 
     Args:
         model: a transformers model; its state is restored.
@@ -68,29 +68,21 @@ def export_reference(
         opset: 18, or 23, which has an `Attention` operator for `sdpa`.
         attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.
         fixed: names of inputs of which only the batch is dynamic, e.g. images of one size.
-        example: rows that the graph carries, so that engines of it are tried and timed on inputs that the model can
-            have; None: those are random.
+        example: examples that the graph carries, from which inputs of trials and timing are generated; None: these are
+            random.
 
     Raises:
-        UsageError: an unsupported opset, or a name of `fixed` that is no input.
+        UsageError: an unsupported opset, or a name in `fixed` that is not an input.
         InputError: the plan belongs to another model, or the model cannot be exported.
         SiteRefusedError: the attention of the family cannot be gated in this form.
         OSError: the disk is full or the folder cannot be written; no file remains.
     """
     if opset not in OPSETS:
-        raise UsageError(
-            f"opset {opset} is not supported; use {OPSETS[0]} or {OPSETS[1]}",
-            code=ErrorCode.OUT_OF_RANGE,
-            field="opset",
-            value=opset,
-        )
+        text = f"opset {opset} is not supported; use {OPSETS[0]} or {OPSETS[1]}"
+        raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="opset", value=opset)
     if unknown := sorted(set(fixed) - inputs.keys()):
-        raise UsageError(
-            f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}",
-            code=ErrorCode.INVALID_VALUE,
-            field="fixed",
-            value=unknown,
-        )
+        text = f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}"
+        raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="fixed", value=unknown)
     bare = unwrap(model)
     with _deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
@@ -127,21 +119,21 @@ def export_reference(
 def rewrite_reference(
     source: str | os.PathLike[str], model: PreTrainedModel, plan: Plan, path: str | os.PathLike[str]
 ) -> bool:
-    """Write the reference graph of a plan from that of another plan of the same model, without exporting it again.
+    """Write the gated graph of a plan from that of another plan of the same model, without an export.
 
-    The operators of a reference graph depend on a plan only through its masks. Gates and weights are initializers, and
+    The operators of a gated graph depend on a plan only through its masks. Gates and weights are initializers, which
     get the values of the plan and of the model, whose weights may have been trained since.
 
     Args:
-        source: a reference graph of the model, whose plan has no masks.
+        source: a gated graph of the model, whose plan has no masks.
         model: the model.
-        plan: one entry for each site of the model.
+        plan: an entry for each site of the model.
         path: the file to write.
 
     Returns:
-        Whether the file was written. It was not if the plan has masks, or if the graph lacks a gate of the plan or has
-        a weight of another size; then `export_reference` is needed. The caller has to compare the file with the gated
-        model, since an exporter may have computed a constant from a weight.
+        Whether the file was written. If not, the plan has masks, or the graph lacks a gate of the plan or has a weight
+        of another size, and `export_reference` is needed. The caller has to compare the file with the gated model,
+        since an exporter may have computed a constant from a weight.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; no file remains.
@@ -175,38 +167,28 @@ def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: C
         return OnnxExporter().export(model, sample, config).program
     except Exception as error:  # model code can raise any type while torch traces it
         reason = (str(error).strip() or "no message").splitlines()[0]
-        raise InputError(
-            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason})",
-            code=ErrorCode.EXPORT_FAILED,
-            family=family(model),
-            reason=reason,
-        ) from error
+        text = f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason})"
+        raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(model), reason=reason) from error
 
 
 def _dynamic_shapes(sample: Mapping[str, Tensor], fixed: Collection[str]) -> dict[str, dict[int, Any]]:
-    """The dynamic axes of each input: all, or only the first of those that are fixed otherwise."""
+    """The dynamic axes of each input: all axes, or only the first of inputs in `fixed`."""
     return {name: dict.fromkeys(range(1 if name in fixed else value.dim()), Dim.AUTO) for name, value in sample.items()}
 
 
 def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the inputs, changed so that every batch and sequence axis and every mask remains in the graph.
 
-    The exporter treats an axis of length one as a constant and a mask of ones as no mask. Therefore a single row is
-    doubled, and the last position of the last row is masked. Memories with fewer than two positions get two; the graph
-    does not depend on their length.
+    The exporter treats an axis of length one as a constant, and a mask of ones as no mask. Therefore a single example
+    is duplicated, the last position of the last example is masked, and memories get at least two positions.
     """
     sample = {name: value.clone() for name, value in inputs.items()}
     if all(len(value) == 1 for value in sample.values()):
         sample = {name: torch.cat([value, value]) for name, value in sample.items()}
     for name, value in sample.items():
         if value.dim() == 2 and value.shape[1] == 1:
-            raise InputError(
-                f"{name}: an axis of one position would be constant in the graph; give inputs of two or more",
-                code=ErrorCode.OUT_OF_RANGE,
-                input=name,
-                value=1,
-                minimum=2,
-            )
+            text = f"{name}: an axis of one position would be constant in the graph; give inputs of two or more"
+            raise InputError(text, code=ErrorCode.OUT_OF_RANGE, input=name, value=1, minimum=2)
         if name.startswith("memory_") and value.shape[1] < 2:
             sample[name] = value.new_zeros(len(value), 2, value.shape[2])
         if name.endswith("attention_mask") and value.dim() == 2 and bool((value != 0).all()):
@@ -224,7 +206,7 @@ def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 
 @contextlib.contextmanager
 def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without key/value cache; restores the state, without additions of the exporter, on exit."""
+    """Inside, the model is in evaluation mode; on exit its state is restored, without additions of the exporter."""
     had_forward = "forward" in vars(model)
     try:
         with evaluation_mode(model):
@@ -235,10 +217,7 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _clean_up(program: ir.Model, model: PreTrainedModel, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Drop the outputs that no task reads, name the axes, and remove the metadata of the exporter.
-
-    The shapes of the example's inputs are `sizes`.
-    """
+    """Drop outputs that no task reads, name axes by the shapes of inputs, and remove the exporter's metadata."""
     outputs = program.graph.outputs
     kept = kept_outputs(model, [value.name or "" for value in outputs])
     if len(kept) < len(outputs):
@@ -261,9 +240,9 @@ def _clean_up(program: ir.Model, model: PreTrainedModel, sizes: Mapping[str, Seq
 
 
 def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Map torch's symbols (`s72`) to readable names: `batch`, and the lengths `sequence`, `memory` and others.
+    """Readable names of torch's symbols (`s72`): `batch`, and lengths such as `sequence` and `memory`.
 
-    Two symbols get one name only where both axes have one size in the example: a runtime reuses buffers by names.
+    Two symbols get the same name only if both axes have the same size: a runtime reuses buffers by names.
     """
     names: dict[str, str] = {}
     size_of: dict[str, int | None] = {}
@@ -277,20 +256,20 @@ def _axis_names(inputs: Iterable[ir.Value], sizes: Mapping[str, Sequence[int]]) 
 
 
 def _axis_name(value: ir.Value, axis: int) -> str | None:
-    """The name of an axis of an input; None if it has none."""
+    """The name of an axis of an input, or None."""
     side = (value.name or "").partition("_")[0]
     is_length = axis == 1 and (side == "memory" or len(value.shape or ()) == 2 or value.name == "inputs_embeds")
     return "batch" if axis == 0 else _LENGTHS.get(side, "sequence") if is_length else None
 
 
 _LENGTHS = {"memory": "memory", "decoder": "decoder_sequence", "qformer": "qformer_sequence"}
-"""First word of an input's name -> the name of its length, where that is not the length of the text."""
+"""First word of an input's name -> the name of its length, if that is not the length of the text."""
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
     """A dimension with the symbols of its expression renamed."""
     if isinstance(dim, int) or dim.value is None:
         return dim
-    if dim.value.isdecimal():  # the exporter found a symbolic axis to be constant
+    if dim.value.isdecimal():  # a symbolic axis that the exporter knows to be constant
         return int(dim.value)
     return ir.SymbolicDim(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), dim.value))

@@ -41,6 +41,8 @@ class NoteCode(StrEnum):
     SPLIT_CHOSEN = "split-chosen"
     """Evaluation or test rows are a split of the training data that was recognized by its name."""
     ROWS_UNLABELLED = "rows-unlabelled"
+    ANSWERS_AS_LABELS = "answers-as-labels"
+    """Rows without labels are scored by what the whole model answers."""
     """Training rows without labels, which are enough to choose units under a budget."""
     ROWS_DRAWN = "rows-drawn"
     """Only some of many training rows were encoded, because a run needs no more."""

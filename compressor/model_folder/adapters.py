@@ -1,4 +1,4 @@
-"""The adapter of a model folder: small weights that peft trained for the weights of a base, and merges into them."""
+"""Adapters of peft: find that of a model folder, and merge it into the weights of its base."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from transformers.utils import ModelOutput
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.model_folder.configuration import CONFIG, read_json
 from compressor.model_folder.model_class import label_count
-from compressor.model_folder.weight_checks import check_finite, first_names, has_weights
+from compressor.model_folder.weight_checks import check_finite, has_weights
 from compressor.models.forward_changes import copy_of
 from compressor.silence_libraries import one_line, quiet_tools
+from graph_passes.errors import listed
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _TASKS = {
@@ -33,9 +34,9 @@ _TASKS = {
 }
 """peft's name of a task -> optimum's name, and the end of the name of peft's class."""
 _WRAPPED = "base_model.model."
-"""What peft puts before the name of a tensor of the base."""
+"""Prefix of the names of the base's tensors in peft."""
 _TOLERANCE = 1e-4
-"""Largest difference of outputs by merging, as a share of the largest output."""
+"""Largest difference between outputs before and after merging, as a share of the largest output."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Adapter:
 
     Attributes:
         path: its folder.
-        base: the folder of the weights that it changes, which may be the same.
+        base: the folder of the weights that it changes; may be the same.
         settings: the entries of its configuration.
         shapes: the shapes of its tensors by name.
     """
@@ -66,16 +67,16 @@ class Adapter:
 
     @property
     def whole(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of tensors of the base that it replaces, by their name there; those of its own are among them."""
+        """The shapes of its tensors by name; a tensor that replaces one of the base has the same name there."""
         return {name.removeprefix(_WRAPPED): shape for name, shape in self.shapes.items()}
 
     @property
     def config_folder(self) -> Path:
-        """The folder of the configuration of the model."""
+        """The folder of the model's configuration."""
         return self.path if (self.path / CONFIG).is_file() else self.base
 
     def fit_labels(self, cls: Any, config: PretrainedConfig) -> None:
-        """Set the number of classes of a configuration to that of the head which the adapter brings."""
+        """Set the number of classes of a configuration to that of the adapter's head."""
         if self.settings.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
             count = label_count(cls, config, self.whole)
             if count is not None and count != config.num_labels:
@@ -87,11 +88,11 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
 
     Args:
         path: the folder.
-        remote: whether the code of the folder runs, which then decides on adapters in folders inside.
+        remote: whether the code of the folder runs; it decides on adapters in subfolders.
 
     Raises:
-        InputError: a file of the adapter is missing, damaged or pickled, its base is not on this machine, or the folder
-            has adapters in folders inside, of which none is chosen.
+        InputError: a file of the adapter is missing, damaged or pickled, its base is not on this machine, or adapters
+            are in subfolders, so that none is chosen.
     """
     file = path / ADAPTER_CONFIG
     if not file.is_file():
@@ -101,13 +102,11 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
         return None
     settings = read_json(file)
     if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
-        raise InputError(
+        text = (
             f"{file}: has no peft_type and is not an adapter of peft; merge the adapter with the library that wrote it,"
-            " and save the model as a whole",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=file,
-            field="peft_type",
+            " and save the model as a whole"
         )
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, field="peft_type")
     shapes = _shapes(path)
     base = path if has_weights(path) else _base(file, settings)
     if base != path and (base / ADAPTER_CONFIG).is_file():
@@ -124,7 +123,7 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
 
 
 def source_folders(path: Path) -> tuple[Path, ...]:
-    """The folders whose files a model folder is read from: its own, and that of the base of its adapter.
+    """The folders that are read for a model: its own, and that of the base of its adapter.
 
     Raises:
         InputError: the adapter cannot be used, see `find_adapter`.
@@ -146,17 +145,15 @@ def _check_strays(path: Path) -> None:
 
 
 def _check_inner(path: Path) -> None:
-    """Raise InputError for adapters in the folders of a folder; checkpoints of a training are earlier states."""
+    """Raise InputError for adapters in subfolders other than checkpoints of a training."""
     inner = sorted(file.parent.name for file in path.glob(f"*/{ADAPTER_CONFIG}"))
     names = [name for name in inner if not name.startswith("checkpoint-")]
     if names:
-        raise InputError(
-            f"{path}: has adapters in its folders {first_names(names)}, and nothing says which one is used; give that"
-            f" folder as the model, e.g. {path / names[0]}, or move them out to use the model without them",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=path,
-            adapters=tuple(names),
+        text = (
+            f"{path}: has adapters in its folders {listed(names, 3)}, and nothing says which one is used; give that"
+            f" folder as the model, e.g. {path / names[0]}, or move them out to use the model without them"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, adapters=tuple(names))
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -171,24 +168,18 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
             path=pickled,
         )
     if not file.is_file():
-        raise InputError(
-            f"{file}: missing, but {ADAPTER_CONFIG} describes it; copy it too",
-            code=ErrorCode.FILE_MISSING,
-            path=file,
-        )
+        text = f"{file}: missing, but {ADAPTER_CONFIG} describes it; copy it too"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=file)
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file}: is damaged or truncated ({one_line(error)}); copy or download it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=file,
-        ) from error
+        text = f"{file}: is damaged or truncated ({one_line(error)}); copy or download it again"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file) from error
 
 
 def _base(file: Path, settings: Mapping[str, Any]) -> Path:
-    """The folder of the base of an adapter without weights beside it; raise InputError if it is not on this machine."""
+    """The folder of the base that an adapter names; raise InputError if it is not on this machine."""
     name = settings.get("base_model_name_or_path")
     folders = [Path(name), file.parent / name] if isinstance(name, str) and name else []
     for folder in folders:
@@ -200,18 +191,15 @@ def _base(file: Path, settings: Mapping[str, Any]) -> Path:
     merging = (
         f"from peft import {cls} as M; M.from_pretrained('{file.parent}').merge_and_unload().save_pretrained('merged')"
     )
-    raise InputError(
+    text = (
         f"{file}: {problem}, and nothing is downloaded; write the base's folder into base_model_name_or_path, or merge"
-        f' where it can be loaded, and copy the tokenizer to the result: python -c "{merging}"',
-        code=ErrorCode.FILE_MISSING,
-        path=file,
-        field="base_model_name_or_path",
-        value=name,
+        f' where it can be loaded, and copy the tokenizer to the result: python -c "{merging}"'
     )
+    raise InputError(text, code=ErrorCode.FILE_MISSING, path=file, field="base_model_name_or_path", value=name)
 
 
 def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
-    """The model with the adapter in its weights, which is proven to compute what the two compute together.
+    """Merge an adapter into the weights of a model; the outputs of a forward prove that it computes the same.
 
     Args:
         adapter: the adapter.
@@ -229,11 +217,11 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
         text = f"{file}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
         raise TargetMissingError.of_package("peft", "adapters", text, path=file) from error
     with quiet_tools():
-        together = _wrap(peft, adapter, model).eval()
+        wrapped = _wrap(peft, adapter, model).eval()
         expected = _outputs(model, inputs)
         try:
-            merged: PreTrainedModel = together.merge_and_unload(safe_merge=True)
-        except Exception as error:  # the methods of peft have their own errors of what they cannot merge
+            merged: PreTrainedModel = wrapped.merge_and_unload(safe_merge=True)
+        except Exception as error:  # each method of peft has errors of its own
             raise _unmergeable(adapter, f"cannot be merged ({one_line(error)})") from error
     if any(type(module).__module__.startswith("peft.") for module in merged.modules()):
         raise _unmergeable(adapter, "leaves layers of its own in the model")
@@ -250,23 +238,19 @@ def _read_settings(peft: Any, adapter: Adapter) -> Any:
     try:
         config = peft.PeftConfig.from_pretrained(adapter.path)
     except Exception as error:  # an unknown method, or values of any kind
-        raise InputError(
+        text = (
             f"{file}: peft {peft.__version__} cannot read it ({one_line(error)}); correct it, or install the peft that"
-            f" wrote it ({adapter.settings.get('peft_version') or 'newer'})",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=file,
-            reason=one_line(error),
-        ) from error
+            f" wrote it ({adapter.settings.get('peft_version') or 'newer'})"
+        )
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, reason=one_line(error)) from error
     known = {field.name for field in dataclasses.fields(config)}
     unknown = sorted(name for name, value in adapter.settings.items() if value and name not in known)
     if unknown:
-        raise InputError(
+        text = (
             f"{file}: peft {peft.__version__} does not know {unknown[0]}, so the adapter would be another one; install"
-            f" the peft that wrote it ({adapter.settings.get('peft_version') or 'newer'})",
-            code=ErrorCode.UNSUPPORTED,
-            path=file,
-            field=unknown[0],
+            f" the peft that wrote it ({adapter.settings.get('peft_version') or 'newer'})"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=file, field=unknown[0])
     if getattr(config, "megatron_config", None):
         # peft imports the module that the entry megatron_core names.
         raise _unmergeable(adapter, "is for parallel layers of Megatron (megatron_config)")
@@ -277,39 +261,37 @@ def _read_settings(peft: Any, adapter: Adapter) -> Any:
 
 
 def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
-    """The model with the layers of the adapter, as peft makes it; raise InputError if they do not fit."""
+    """The model with the layers of the adapter; raise InputError if they do not fit."""
     file = adapter.path / ADAPTER_CONFIG
     config = _read_settings(peft, adapter)
-    # peft's class of a task replaces the head, which not every adapter brings, and which older ones do not list.
+    # peft's class of a task replaces the head, which not every adapter has, and which older adapters do not list.
     replaces = not adapter.whole.keys().isdisjoint(model.state_dict())
     cls = peft.MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type if replaces else None, peft.PeftModel)
     try:
-        together = cls(model, config)
+        wrapped = cls(model, config)
         mapping = getattr(model, "_checkpoint_conversion_mapping", {})
-        result = together.load_adapter(adapter.path, "default", torch_device="cpu", key_mapping=mapping)
+        result = wrapped.load_adapter(adapter.path, "default", torch_device="cpu", key_mapping=mapping)
     except Exception as error:  # the errors of a wrong base depend on the method
         reason = f"its weights lack {error.args[0]}" if isinstance(error, KeyError) else one_line(error)
-        raise InputError(
+        text = (
             f"{file}: the adapter does not fit the model in {adapter.base} ({reason}); name the base that it"
-            " was trained on (base_model_name_or_path)",
-            code=ErrorCode.FILE_MISMATCH,
-            path=file,
-            reason=reason,
-        ) from error
-    missing, others = sorted(result.missing_keys), sorted(result.unexpected_keys)
-    if missing or others:
-        parts = [f"has {first_names(others)}, which the model lacks"] * bool(others)
-        parts += [f"lacks {first_names(missing)}"] * bool(missing)
+            " was trained on (base_model_name_or_path)"
+        )
+        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=file, reason=reason) from error
+    missing, unexpected = sorted(result.missing_keys), sorted(result.unexpected_keys)
+    if missing or unexpected:
+        parts = [f"has {listed(unexpected, 3)}, which the model lacks"] * bool(unexpected)
+        parts += [f"lacks {listed(missing, 3)}"] * bool(missing)
         raise InputError(
             f"{adapter.path / ADAPTER_WEIGHTS}: does not fit the model in {adapter.base}: it {' and '.join(parts)};"
             f" name the base that it was trained on (base_model_name_or_path in {ADAPTER_CONFIG})",
             code=ErrorCode.FILE_MISMATCH,
             path=adapter.path / ADAPTER_WEIGHTS,
             tensors=tuple(missing),
-            unexpected=tuple(others),
+            unexpected=tuple(unexpected),
         )
-    check_finite(adapter.path, together)
-    return together
+    check_finite(adapter.path, wrapped)
+    return wrapped
 
 
 def _unmergeable(adapter: Adapter, reason: str) -> InputError:
@@ -324,7 +306,7 @@ def _unmergeable(adapter: Adapter, reason: str) -> InputError:
 
 
 def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs that are tensors of numbers, of a copy: some models change when they run, and proofs follow."""
+    """The floating-point outputs of a copy of a model, since some models change when they run."""
     with torch.no_grad():
         output = copy_of(model)(**inputs)
     values = output.to_tuple() if isinstance(output, ModelOutput) else output
@@ -332,7 +314,7 @@ def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tenso
 
 
 def _difference(expected: list[Tensor], outputs: list[Tensor]) -> float:
-    """The largest difference of outputs as a share of the largest value of that output; NaN where one is no number."""
+    """The largest difference of outputs, as a share of the largest value of the output; may be NaN."""
     shares = [
         (after - before).abs().max() / before.abs().max() for before, after in zip(expected, outputs, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""The files that an application needs beside an engine are copied: configuration, tokenizer or processor, licence.
+"""Copy the files that an application needs beside an engine: configuration, tokenizer or processor, licence.
 
-Folders of sentence-transformers have further files, and the library looks for engines under names of its own. Files of
-a model folder that are neither read nor copied are named, unless they are known to change nothing.
+Folders of sentence-transformers have further files, and the library looks for engines under names of its own. Notes
+name the files of a model folder that are neither read nor copied, except those without effect on the model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.configuration import MODULES
+from compressor.model_folder.configuration import CONFIG, MODULES, read_json, read_object
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_modules import module_folders, save_layers
 from compressor.models.classifiers import has_default_names, several_answers
 from compressor.models.rerankers import ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
+from graph_passes.errors import listed
 
 THRESHOLD_FILES = "*thresholds.json"
 """Files with the probabilities from which a classifier assigns its classes."""
@@ -45,9 +46,8 @@ _HARMLESS = (
     *("compress.toml", "plan.json", "plan.safetensors", "maps.safetensors", "report.*", "run-report.*"),
     *("training.json", "engine.*", "blocks/"),
 )
-"""Names of files and folders without effect on the model as it is read. Weights that are read are safetensors, of which
-those in other formats are copies."""
-_LISTED = 5
+"""Names of files and folders without effect on the model that is loaded. Weights in other formats than safetensors are
+copies."""
 _LIBRARY_NAMES = {
     "engine.xml": "openvino/openvino_model.xml",
     "engine.bin": "openvino/openvino_model.bin",
@@ -80,17 +80,15 @@ def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
     unread = [name for name in names if not any(fnmatch(name, pattern) for pattern in known)]
     unread = [name for name in unread if not name.endswith("/") or any((folder / name).iterdir())]
     if unread:
-        more = f" and {len(unread) - _LISTED} more" if len(unread) > _LISTED else ""
-        listed = f"{', '.join(unread[:_LISTED])}{more}"
-        text = f"{folder}: {listed} are neither read nor copied, because nothing in the folder refers to them"
+        text = f"{folder}: {listed(unread, 5)} are neither read nor copied, because no file refers to them"
         yield Note(text=text, code=NoteCode.FILES_UNREAD)
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
 
-    Weights of dense layers are written too: the library loads them beside every engine. Heads that other libraries run
-    are copied unread. Where an adapter is in another folder than its base, its files replace those of the base.
+    Weights of dense layers are written too, because the library loads them with every engine. Heads that other
+    libraries run are copied unread. Files of an adapter replace those of its base in another folder.
     """
     for source in filter(None, (folder.base, folder.path)):
         modules = (f"{path}/config.json" for path in module_folders(source))
@@ -100,7 +98,7 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
                     copy = out / file.relative_to(source)
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, copy)
-    _save_labels(folder, out / "config.json")
+    _save_labels(folder, out / CONFIG)
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
         save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
     if isinstance(folder.model, ModuleReranker):
@@ -108,15 +106,12 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
 
 
 def link_library_files(out: Path) -> None:
-    """Give an engine for OpenVINO the name by which sentence-transformers finds it, where the folder is one of its own.
+    """Link an engine for OpenVINO under the name that sentence-transformers loads, if the folder is one of the library.
 
-    Folders of older rerankers have no `modules.json`; the library's settings in `config.json` tell them apart.
-    The ONNX backend of the library reads `model.onnx`, which is in every output folder. Links take no space; an earlier
-    engine's are replaced.
+    Folders of older rerankers have no `modules.json`, but settings of the library in `config.json`. The library's ONNX
+    backend reads `model.onnx`, which is in every output folder. Links of an earlier engine are replaced.
     """
-    config = out / "config.json"
-    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    if not (out / MODULES).is_file() and _LIBRARY_SETTINGS.isdisjoint(settings):
+    if not (out / MODULES).is_file() and _LIBRARY_SETTINGS.isdisjoint(read_object(out / CONFIG, required=False)):
         return
     for name, library_name in _LIBRARY_NAMES.items():
         link = out / library_name
@@ -130,11 +125,8 @@ def link_library_files(out: Path) -> None:
 
 
 def _save_labels(folder: ModelFolder, file: Path) -> None:
-    """Write class names that were learned from rows, so that the labels of other rows are mapped in the same way.
-
-    Whether a row has several answers is written too, where `--task` says so: applications read it.
-    """
-    config = json.loads(file.read_text(encoding="utf-8"))
+    """Write class names that were learned from labels, so that later runs map them alike, and a `problem_type`."""
+    config = read_json(file)
     names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
     has_names = not has_default_names(folder.config) and config.get("id2label") != names
     has_problem = several_answers(folder.config) and config.get("problem_type") != folder.config.problem_type

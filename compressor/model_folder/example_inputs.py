@@ -37,35 +37,35 @@ _NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
 
 Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
-_PLACES = "image_embeds_position_mask"
-"""Input of Kosmos-2 with the places of an image in the text."""
+_IMAGE_MASK = "image_embeds_position_mask"
+"""Input of Kosmos-2 that is one at the tokens of an image."""
 _PAIRS = ("question-answering", "multiple-choice")
-"""Tasks whose rows are two texts."""
+"""Tasks whose examples are two texts."""
 _ROWS, _LENGTH = 4, 32
 """Rows that a graph carries, and their maximum number of tokens."""
 _ATTEMPTS = 16
-"""Ordinary tokens of a vocabulary that are tried as a text."""
+"""Number of ordinary tokens that are tried as a text."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
     """Keyword arguments of the model's forward.
 
-    Text has the special tokens where the rows of the task have them, else where the tokenizer puts them, around a pair
-    of texts where the model distinguishes two; the ids `[batch, seq]` int64 between them are those of other tokens.
-    The last of two rows or more is padded on the right, so that the mask has an effect. The places of an image come
-    before it (BLIP-2, Kosmos-2). Images have the size that the processor of a classifier makes; other images and sound
-    have that of the configuration. A model with segment memory gets memories as long as positions permit beside `seq`
-    tokens, and no mask: streams have no padding. If the folder has an example (`--example-inputs`), its rows are used
+    Token ids `[batch, seq]` int64 have special tokens where the examples of the task have them, else where the
+    tokenizer puts them, around two texts if the model distinguishes two; ordinary tokens are random. The last of
+    several examples is padded on the right, so that the mask has an effect. Tokens of an image precede the text
+    (BLIP-2, Kosmos-2). Images have the size that the processor of a classifier returns, other images and sound that of
+    the configuration. A model with segment memory gets the longest memories that its positions permit with `seq`
+    tokens, and no mask, since streams have no padding. If the folder has an example (`--example-inputs`), it is used
     instead.
 
     Args:
         folder: a loaded folder.
-        batch: rows.
-        seq: tokens per row, of source and target alike.
+        batch: examples.
+        seq: tokens of an example, of source and target alike.
         seed: the same seed gives the same inputs.
 
     Raises:
-        InputError: the model reads fewer than `seq` tokens, or needs an input that no rule makes up.
+        InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
     """
     if folder.example:
         rows = _rows_of_example(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
@@ -83,7 +83,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     missing = sorted(_required(parameters) - set(inputs))
     if missing or not inputs:
         name = missing[0] if missing else model.main_input_name
-        raise _cannot_make(folder, f"needs {name}, which no rule makes up", input=name)
+        raise _cannot_make(folder, f"needs {name}, which no rule generates", input=name)
     if folder.task == "multiple-choice":
         inputs = {name: value.unsqueeze(1).repeat(1, 2, *(1,) * (value.dim() - 1)) for name, value in inputs.items()}
     if isinstance(model.config, SegmentConfig):
@@ -92,12 +92,12 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
 
 def example_rows(folder: ModelFolder) -> ExampleRows:
-    """The rows that a graph of the model carries: those of its example, else some that are made up."""
+    """The inputs that a graph of the model carries: those of its example, else `example_inputs`."""
     if folder.example:
         return _rows_of_example(folder, _ROWS)
     inputs = example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH))
     rows = _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
-    return dataclasses.replace(rows, image_positions=len(_image_places(folder.config)))
+    return dataclasses.replace(rows, image_positions=len(_image_tokens(folder.config)))
 
 
 def _rows_of_example(folder: ModelFolder, count: int) -> ExampleRows:
@@ -125,10 +125,10 @@ def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError
 
 
 def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
-    """The inputs that a model needs, as far as they can be made up."""
+    """The inputs that a model needs, as far as they can be generated."""
     model, inputs = folder.model, dict[str, Tensor]()
     needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
-    reads_text = two_towers or len(_image_places(model.config)) > 0
+    reads_text = two_towers or len(_image_tokens(model.config)) > 0
     if "input_ids" in needed or (reads_text and "input_ids" in parameters):
         inputs |= _text(folder, batch, seq, parameters)
     request = InputRequest(model, batch, seq, needed, inputs)
@@ -144,10 +144,10 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     return inputs
 
 
-def _image_places(config: PretrainedConfig) -> Tensor:
-    """Ids `[position]` of the tokens before a text in whose place a model puts what its queries read of the image.
+def _image_tokens(config: PretrainedConfig) -> Tensor:
+    """Ids `[position]` of the tokens before a text that a model replaces by states of the image.
 
-    BLIP-2 knows the places by their token, Kosmos-2 by a mask.
+    BLIP-2 replaces a token of its own, Kosmos-2 the tokens of a mask.
     """
     token = getattr(config, "image_token_index", None) if hasattr(config, "qformer_config") else None
     reads_images = hasattr(getattr(config, "vision_config", None), "image_size")  # not patches, as Kosmos-2.5
@@ -156,11 +156,11 @@ def _image_places(config: PretrainedConfig) -> Tensor:
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
-    """Names of the inputs that a model needs: those without a default, its main input, and the future of a series.
+    """Names of the inputs that a model needs.
 
-    Patches of images come with their positions and their mask, which have defaults in some classes all the same.
-    Where the class names a main input that its forward lacks, it is the first input that a forward has by that name
-    elsewhere: text or signals.
+    These are its parameters without a default, its main input, and the future of a time series; and with patches of
+    images their positions and mask, which have defaults in some classes. If the forward lacks the main input that its
+    class names, text or the first signal is the main input.
     """
     main = model.main_input_name
     mains = {main} if isinstance(main, str) else set(main)
@@ -174,16 +174,16 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
 
 
 def token_limit(model: PreTrainedModel) -> int | None:
-    """Maximum number of tokens in a row of a model's input; None if positions are relative."""
+    """Maximum number of tokens of an example; None if positions are relative."""
     config = text_config(model.config)
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
-    # RoBERTa and related families count positions from the padding id on, and leave that many table rows unused.
+    # RoBERTa and related families count positions from the padding id on, so that earlier ones are unused.
     tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     paddings = (getattr(table, "padding_idx", None) for table in tables)
     offsets = [padding + 1 for padding in paddings if padding is not None]
-    return int(limit * extension(config)) - max(offsets, default=0) - len(_image_places(model.config))
+    return int(limit * extension(config)) - max(offsets, default=0) - len(_image_tokens(model.config))
 
 
 def takes_text(folder: ModelFolder) -> bool:
@@ -208,20 +208,14 @@ def _required(parameters: Parameters) -> set[str]:
 
 
 def _has_two_towers(config: PretrainedConfig) -> bool:
-    """Whether text and images, or sound, are separate inputs, as for CLIP, rather than in place of text tokens."""
-    takes_places = any(
-        hasattr(config, f"{name}_token_{kind}") for name in ("image", "audio") for kind in ("id", "index")
-    )
+    """Whether images or sound are separate inputs, as for CLIP, instead of replacing tokens of a text."""
+    replaces = any(hasattr(config, f"{name}_token_{kind}") for name in ("image", "audio") for kind in ("id", "index"))
     has_tower = hasattr(config, "vision_config") or hasattr(config, "audio_config")
-    return hasattr(config, "text_config") and has_tower and not takes_places
+    return hasattr(config, "text_config") and has_tower and not replaces
 
 
 def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
-    """Token ids `[batch, seq]` after the places of an image, and the mask and token types if the model reads them.
-
-    Raises:
-        InputError: the model reads fewer than `seq` tokens.
-    """
+    """Token ids `[batch, seq]` after the tokens of an image, and the mask and token types if the model reads them."""
     limit = token_limit(folder.model)
     if limit is not None and seq > limit:
         raise InputError(
@@ -237,22 +231,22 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
     mask, ids = torch.from_numpy(row["attention_mask"]), torch.from_numpy(row["input_ids"])
     is_ordinary = torch.from_numpy(~np.isin(row["input_ids"], list(layout.markers))) & (mask == 1)
     ids = torch.where(is_ordinary, _drawn(ordinary, batch, seq), ids)
-    places = _image_places(folder.config)
-    ids = torch.cat([places.expand(batch, -1), ids], dim=1)
-    mask = nn.functional.pad(mask, (len(places), 0), value=1)
+    image = _image_tokens(folder.config)
+    ids = torch.cat([image.expand(batch, -1), ids], dim=1)
+    mask = nn.functional.pad(mask, (len(image), 0), value=1)
     inputs = {"input_ids": ids}
     if "attention_mask" in parameters:
         inputs["attention_mask"] = mask
-    if _PLACES in parameters and len(places):
-        inputs[_PLACES] = (torch.arange(ids.shape[1]) < len(places)).expand(batch, -1)
+    if _IMAGE_MASK in parameters and len(image):
+        inputs[_IMAGE_MASK] = (torch.arange(ids.shape[1]) < len(image)).expand(batch, -1)
     if takes_token_types(folder.model, _text_tokenizer(folder)):
         types = torch.from_numpy(row["token_type_ids"])
-        inputs["token_type_ids"] = nn.functional.pad(types, (len(places), 0))
+        inputs["token_type_ids"] = nn.functional.pad(types, (len(image), 0))
     return inputs
 
 
 def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tensor]:
-    """Memories `[batch, memory, hidden]`, as long as positions permit beside `seq` tokens; empty without memory."""
+    """The longest memories `[batch, memory, hidden]` that positions permit with `seq` tokens; empty without memory."""
     if not isinstance(config, SegmentConfig) or not config.memory_length:
         return {}
     length = min(config.memory_length, config.max_position_embeddings - seq)
@@ -282,8 +276,8 @@ def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
 
     Args:
         folder: a loaded folder.
-        batch: rows.
-        seq: tokens per row; None: the model has one size.
+        batch: examples.
+        seq: tokens of an example; None: the model has a single size.
     """
     return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
 
@@ -296,21 +290,16 @@ def example_feeds_by_size(
 
 
 def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The arrays of an .npz file as inputs of a model, `[row, ...]` each, with equally many rows.
-
-    Floating-point arrays become float32, integers int64.
+    """The arrays of an .npz file as inputs of a model, `[example, ...]` float32 or int64, with equally many examples.
 
     Raises:
-        InputError: the file is missing or damaged, an array is not an input of the model, or rows are missing.
+        InputError: the file is missing or damaged, an array is not an input of the model, or arrays have no examples or
+            differ in their number.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(
-            f"{path}: no such file; write the inputs of the model with numpy.savez",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-            field="example_inputs",
-        )
+        text = f"{path}: no such file; write the inputs of the model with numpy.savez"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=path, field="example_inputs")
     arrays = read_arrays(path)
     parameters = list(inspect.signature(model.forward).parameters)
     for name, array in arrays.items():
@@ -340,7 +329,7 @@ def _mismatch(path: Path, name: str, problem: str) -> InputError:
 
 
 def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
-    """How a row of text is laid out, with placeholders for its ordinary tokens, and the ids of those."""
+    """A text with its special tokens and placeholders for ordinary ones, and the ids of ordinary tokens."""
     config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
     pair = folder.task in _PAIRS or takes_token_types(folder.model, tokenizer)
     size = vocabulary_size(config, folder.model)
@@ -348,18 +337,17 @@ def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
     layout = folder.layout or _tokenizer_layout(tokenizer, ordinary, pair=pair)
     if layout is None or (folder.layout is None and not layout.markers):
         first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
-        text, markers = int(ordinary[0]), frozenset(token for token in (first, last) if token is not None)
+        text, markers = int(ordinary[0]), [token for token in (first, last) if token is not None]
         ids = np.array([token for token in (first, text, text, last) if token is not None])
         types = (np.arange(len(ids)) >= len(ids) / 2).astype(np.int64)
-        row = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
-        layout = ExampleRows({name: array[None] for name, array in row.items()}, markers - {text})
+        layout = _row_of_ids(ids, types, np.isin(ids, markers), text)
     layout = dataclasses.replace(layout, padding=_special_id(config, tokenizer, size, "pad") or 0)
     unmarked = np.setdiff1d(ordinary, list(layout.markers))
     return layout, unmarked if len(unmarked) else ordinary
 
 
 def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:
-    """One row that a tokenizer makes of a text or a pair; None where it cannot encode a token of its vocabulary."""
+    """A text or a pair that a tokenizer encodes; None if it cannot encode tokens of its vocabulary."""
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         return None
     for number in np.linspace(len(ordinary) - 1, 0, min(_ATTEMPTS, len(ordinary)), dtype=int):
@@ -368,7 +356,7 @@ def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> Ex
                 text = tokenizer.decode([int(ordinary[number])])
                 texts = (text, text) if pair else (text,)
                 row = tokenizer(*texts, return_special_tokens_mask=True, return_token_type_ids=True)
-        except Exception:  # tokenizers are free-form: a text that one cannot encode can raise any error
+        except Exception:  # a text that a tokenizer cannot encode can raise any error
             continue
         ids, is_marker = np.array(row["input_ids"]), np.array(row["special_tokens_mask"], bool)
         if np.count_nonzero(~is_marker) >= len(texts):
@@ -378,14 +366,14 @@ def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> Ex
 
 
 def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> ExampleRows | None:
-    """The layout that most rows of a task have, with a placeholder for its ordinary tokens.
+    """The layout that most examples of a task have: special tokens, and placeholders for ordinary ones.
 
     Args:
-        rows: encoded rows, with their ids as `input_ids`; of a row of several windows or texts, the first is read.
+        rows: examples with `input_ids`, of which the first window or text is read.
         folder: its special and added tokens are markers, except that of unknown words.
 
     Returns:
-        One row; None where no row has an ordinary token.
+        One example; None if no example has an ordinary token.
     """
     config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
     placeholder = int(_ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
@@ -406,7 +394,7 @@ def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> Examp
 
 
 def _first_row(content: Any) -> np.ndarray:
-    """The first list of numbers in a cell; empty where there is none."""
+    """The first list of numbers in a cell; empty for another cell."""
     while isinstance(content, Sequence) and content and isinstance(content[0], Sequence | np.ndarray):
         content = content[0]
     array = np.array([] if content is None else content)
@@ -420,12 +408,12 @@ def _row_of_ids(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, place
 
 
 def _text_tokenizer(folder: ModelFolder) -> Any:
-    """The tokenizer of a folder, which a processor of several inputs contains; None, or another processor, without."""
+    """The tokenizer of a folder, which may be a part of its processor; its processor, or None, without a tokenizer."""
     return getattr(folder.processor, "tokenizer", folder.processor)
 
 
 def _marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
-    """Ids of a configuration and a tokenizer that texts do not consist of, because they have meanings of their own."""
+    """Ids of special and added tokens, by the configuration and the tokenizer."""
     values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
     ids = [item for value in values for item in (value if isinstance(value, list) else [value])]
     added = getattr(tokenizer, "added_tokens_decoder", None)
@@ -434,16 +422,14 @@ def _marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
 
 
 def _ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndarray:
-    """Ids below `size` of tokens without a meaning of their own, which texts consist of; all where there are none."""
+    """Ids below `size` that are not those of special or added tokens; all ids if no others exist."""
     known = len(tokenizer) if hasattr(tokenizer, "convert_ids_to_tokens") else size
     ordinary = np.setdiff1d(np.arange(min(size, known)), list(_marker_ids(config, tokenizer)))
     return ordinary if len(ordinary) else np.arange(size)
 
 
 def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
-    """Number of ids that a model reads; that of the decoder in a configuration of two parts.
-
-    Where the configuration has none, it is the size of the first table of embeddings.
+    """Number of ids that a model, or its decoder, reads: that of the configuration, else of the first embeddings.
 
     Raises:
         InputError: the model has no embeddings.

@@ -1,4 +1,4 @@
-"""Hashes of the function that a model computes, and of its single parameters."""
+"""Hashes of a model, and of each of its parameters."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
 
 
 def record_weights(plan: Plan, original: Mapping[str, str], model: PreTrainedModel) -> Plan:
-    """The plan with a record of its weights, by which they are known in graphs of other exporters.
+    """The plan with a record of its weights, by which they are recognized in graphs of other exporters.
 
     Args:
         plan: the plan.
-        original: fingerprints of the weights that the run began with, see `weight_fingerprints`.
+        original: fingerprints of the weights at the start of the run, see `weight_fingerprints`.
         model: the model, with the weights of the plan.
     """
     fitted = {name: values for name, values in weight_fingerprints(model).items() if name in original}

@@ -31,15 +31,15 @@ class ModelFolder:
         task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
         family: transformers' model type, e.g. `bert`.
         notes: facts for the reader, e.g. tensors of the folder that the model does not use.
-        example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
-        sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
-        own_task: the custom task that reads its rows; None: that of `task` does.
-        image_size: size of the images that the processor of an image classifier makes; None for other models.
-        layout: a row of its task, by which example inputs are laid out; None: as the tokenizer lays out texts.
-        load_again: loads the folder again, as it is before anything ran on it; None: it was not loaded from files.
+        example: inputs of the model `[example, ...]` by name, which `example_inputs` returns; empty: it generates them.
+        sentence: the modules around the encoder of a folder of sentence-transformers; None for other folders.
+        own_task: the custom task that reads its rows; None: the task named `task` does.
+        image_size: size of the images that the processor of an image classifier returns; None for other models.
+        layout: an example of its task, whose special tokens example inputs have; None: those of the tokenizer.
+        load_again: loads the folder again, with a model that has not run; None: it was not loaded from files.
         base: the folder of the weights, if `path` holds an adapter for them; None: they are in `path`.
-        needs_weights: whether an output folder is of use only with a file of the weights: no file of the folder holds
-            them as they are loaded, or a library runs them under a head that is copied.
+        needs_weights: whether an output folder needs a file of the weights: no file of this folder holds them as they
+            are loaded, or a library runs them with a head that is copied.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class ModelFolder:
 
     @property
     def surroundings(self) -> dict[str, str]:
-        """What the answers depend on besides weights and configuration, by name: for keys of what is learned."""
+        """What answers depend on besides weights and configuration, by name; a part of the keys of stored results."""
         pooling = ", ".join(getattr(self.model, "settings", ())) or None
         source = None if self.own_task is None else self.own_task.source
         parts = {"pooling": pooling, "answers": several_answers(self.config), "task_source": source}

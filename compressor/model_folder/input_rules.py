@@ -1,7 +1,7 @@
-"""Random inputs that are no text: images and sound, and by rules patches of images, time series, embeddings and masks.
+"""Random inputs other than text: images and sound, and by rules patches of images, time series, embeddings and masks.
 
-A rule makes the inputs whose names match its pattern. Each input has one row per row of the batch; towers that read the
-patches of all images in one sequence (`grid_thw`) have no rule, since their graphs run with one number of images only.
+A rule generates the inputs whose names match its pattern. The first axis of each input is the batch; towers that read
+the patches of all images in one sequence (`grid_thw`) have no rule, since their graphs run with one number of images.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _AUDIO: dict[str, type[optimum.DummyAudioInputGenerator]] = {
     "audio-spectrogram-transformer": optimum.ASTDummyAudioInputGenerator,
     "speech_to_text": optimum.Speech2TextDummyAudioInputGenerator,
 }
-"""Generators for families whose sound is neither `[batch, features, frames]` nor `[batch, samples]`."""
+"""Generators for families whose sound is neither `[batch, feature, frame]` nor `[batch, sample]`."""
 
 _VISION_PARTS = ("vision_config", "backbone_config", "encoder")
 _AUDIO_PARTS = ("audio_config", "encoder_config", "encoder")
 _FEATURE_COUNTS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_size", "input_dim")
 _FRAME_COUNTS = ("num_frames", "frames_per_clip")
 PATCH_POSITIONS = frozenset(("spatial_shapes", "pixel_position_ids"))
-"""Inputs that say where each patch of an image is."""
+"""Inputs with the position of each patch in its image."""
 
 
 def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
@@ -41,7 +41,7 @@ def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> 
         name: one of `SIGNALS`.
         model: the model that reads it.
         task: optimum's name of the model's task.
-        batch: rows.
+        batch: examples.
     """
     if name in (IMAGES, VIDEOS):
         return _example_images(name, model, task, batch)
@@ -92,10 +92,10 @@ class InputRequest:
 
     Attributes:
         model: the model.
-        batch: rows.
-        seq: positions per row.
+        batch: examples.
+        seq: positions of an example.
         needed: names of all inputs that the model needs.
-        inputs: the inputs that exist already.
+        inputs: the inputs that were generated before.
     """
 
     model: PreTrainedModel
@@ -111,12 +111,12 @@ class InputRequest:
 
     @property
     def has_patches(self) -> bool:
-        """Whether images are cut into patches before the model, which reads where each patch is."""
+        """Whether the model reads patches of images and their positions."""
         return bool(self.needed & PATCH_POSITIONS)
 
     @property
     def side(self) -> int:
-        """Patches on each side of an image: two of those that are merged."""
+        """Patches on each side of an image: two after they are merged."""
         return 2 * self.size("spatial_merge_size", 2)
 
     @property
@@ -132,23 +132,21 @@ class InputRequest:
 
 
 Rule = Callable[[InputRequest], Tensor | None]
-"""Makes an input; None where the rule does not apply to the model."""
+"""Generates an input; None where the rule does not apply to the model."""
 
 
 def make_inputs(request: InputRequest, names: Iterable[str]) -> dict[str, Tensor]:
-    """The inputs among `names` that some rule can make."""
+    """The inputs among `names` that some rule can generate."""
     inputs: dict[str, Tensor] = {}
     for name in names:
-        rules = (rule for pattern, rule in RULES if re.fullmatch(pattern, name))
-        tensors = (rule(request) for rule in rules)
-        tensor = next((tensor for tensor in tensors if tensor is not None), None)
-        if tensor is not None:
+        tensors = (rule(request) for pattern, rule in RULES if re.fullmatch(pattern, name))
+        if (tensor := next((tensor for tensor in tensors if tensor is not None), None)) is not None:
             inputs[name] = tensor
     return inputs
 
 
 def _first(model: nn.Module, kinds: type | tuple[type, ...]) -> nn.Module | None:
-    """The first module of a model, in the order of their definition, of some kinds."""
+    """The first module of some kinds, in the order of definition."""
     return next((module for module in model.modules() if isinstance(module, kinds)), None)
 
 
@@ -161,7 +159,7 @@ def _patches(request: InputRequest) -> Tensor | None:
 
 
 def _embeddings(request: InputRequest) -> Tensor | None:
-    """Embeddings `[batch, position, width]`, as wide as what the first layer reads."""
+    """Embeddings `[batch, position, width]` of the width that the first layer reads."""
     match _first(request.model, (nn.Linear, nn.LayerNorm)):
         case nn.Linear(in_features=width) | nn.LayerNorm(normalized_shape=(width, *_)):
             return torch.randn(request.batch, request.seq, width)
@@ -176,7 +174,7 @@ def _series(request: InputRequest, points: int | None = None) -> Tensor:
 
 
 def _time_features(request: InputRequest, points: int | None = None) -> Tensor:
-    """What is known of each point of a time series, `[batch, point, feature]`."""
+    """Features of each point of a time series, `[batch, point, feature]`."""
     return torch.randn(request.batch, points or request.history, request.size("num_time_features", 0))
 
 
@@ -190,7 +188,7 @@ def _feature_mask(request: InputRequest) -> Tensor | None:
 
 
 def _query_text(request: InputRequest) -> Tensor | None:
-    """Token ids `[batch, position]` of the text that a query transformer reads beside an image."""
+    """Token ids `[batch, position]` of the text that a query transformer reads with an image."""
     config = getattr(request.model.config, "qformer_config", None)
     return None if config is None else torch.randint(config.vocab_size, (request.batch, request.seq))
 
@@ -216,4 +214,4 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"future_values", lambda request: _series(request, request.future)),
     (r"future_time_features", lambda request: _time_features(request, request.future)),
 )
-"""(Pattern of a name, how an input of this name is made); the first rule that applies to the model makes it."""
+"""(Pattern of a name, rule for inputs of this name); the first rule that applies to the model generates an input."""

@@ -1,8 +1,7 @@
-"""Load a model folder, whose faults are reported before any other stage runs, also afresh: as it is before any forward.
+"""Load a model folder, and load it again as a reference of proofs.
 
-Some models change themselves when they run, e.g. the attention of BigBird at the first short text, or the frequencies
-of dynamic rotary embeddings. What has run before a proof must not matter to it, so that its reference is a model on
-which nothing has run.
+Some models change when they run, e.g. the attention of BigBird at the first short text, or the frequencies of dynamic
+rotary embeddings. The reference of a proof is therefore a model that has not run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.own_tasks import load_own_task
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
@@ -39,7 +38,13 @@ from compressor.model_folder.processor import (
     require_processor,
     set_padding_token,
 )
-from compressor.model_folder.sentence_modules import module_folders, read_reranker_modules, read_sentence_modules
+from compressor.model_folder.sentence_modules import (
+    RerankerModules,
+    SentenceModules,
+    module_folders,
+    read_reranker_modules,
+    read_sentence_modules,
+)
 from compressor.model_folder.weight_checks import WeightFiles, check_finite, check_weight_files
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import copy_of
@@ -53,10 +58,36 @@ SENTENCE_SIMILARITY = "sentence-similarity"
 _ENCODER = "feature-extraction"
 """Names of the tasks of an encoder with and without pooling."""
 _EXAMPLE = (2, 8)
-"""Rows and tokens of the inputs by which a merged adapter is proven."""
+"""Examples and tokens of the inputs by which a merged adapter is proven."""
+_NEED_WEIGHTS = (NoteCode.FILES_COPIED, NoteCode.PREFIX_REMOVED)
+"""Notes on folders whose output needs a file of the weights; see `ModelFolder.needs_weights`."""
 _unused = WeakKeyDictionary[nn.Module, tuple[PreTrainedModel, Mapping[str, int]]]()
-"""Model of a run -> the model of its folder, loaded again, on which nothing runs; and the names of the parameters that
-the two share, because they are equal, with the checksums of what is shared."""
+"""Model of a run -> the model of its folder, loaded again, which never runs; and the names of the parameters that both
+share because they are equal, with their checksums."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Where the parts of a model folder are, which an adapter divides among two folders.
+
+    Attributes:
+        path: the folder.
+        adapter: its adapter; None: it has none.
+        config: the folder of the configuration.
+        weights: the files of the weights.
+        remote: whether Python files of the folder run.
+    """
+
+    path: Path
+    adapter: Adapter | None
+    config: Path
+    weights: WeightFiles
+    remote: bool
+
+    @property
+    def modules(self) -> Path:
+        """The folder that lists modules of sentence-transformers, if one does."""
+        return self.path if (self.path / MODULES).is_file() else self.weights.folder
 
 
 def load_unchanged(
@@ -71,16 +102,14 @@ def load_unchanged(
 ) -> ModelFolder:
     """Load a model folder with the modules that transformers gives it; see `load`.
 
-    The model of a folder of sentence-transformers is a `SentenceEncoder`.
-
     Args:
         path: the folder.
         task: the task of the model, if its class does not determine it, or a custom task.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
         needs_processor: raise an error for a text model without a tokenizer.
-        example_inputs: an .npz file with one array `[row, ...]` for each input, for a model whose inputs cannot be made
-            up; None: they are made up.
+        example_inputs: an .npz file with an array `[example, ...]` for each input, for a model whose inputs cannot be
+            generated; None: they are generated.
         pool_in_graph: whether the exported graph of a sentence encoder pools.
 
     Raises:
@@ -90,14 +119,44 @@ def load_unchanged(
     own_task = load_own_task(task)
     if own_task is not None:
         task = own_task.task_class.model_task
-    path = Path(path)
+    parts = _find_parts(Path(path), allow_pickle, trust_remote_code)
+    with quiet_transformers():
+        config = load_config(parts.config, trust_remote_code)
+        cls, name, modules = _choose_class(parts, config, task)
+        supplied = () if parts.adapter is None else parts.adapter.whole
+        model, notes = load_network(
+            parts.weights, cls, config, remote=parts.remote, with_summary=modules is None, supplied=supplied
+        )
+        processor = _load_processor(parts, name, trust_remote_code)
+    if needs_processor and model.main_input_name == "input_ids":
+        require_processor(processor, parts.path)
+    set_padding_token(model, name, processor)
+    reads_images = name == IMAGE_CLASSIFICATION and processor is not None
+    folder = ModelFolder(
+        path=parts.path,
+        model=model,
+        processor=processor,
+        config=model.config,
+        fingerprint="",
+        task=name,
+        family=model.config.model_type,
+        notes=notes,
+        example={} if example_inputs is None else read_example(example_inputs, model),
+        own_task=own_task,
+        image_size=processed_size(parts.path, model, processor) if reads_images else None,
+    )
+    return _complete(folder, parts, modules, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
+
+
+def _find_parts(path: Path, allow_pickle: bool, trust_remote_code: bool) -> _Parts:
+    """Find the files of a folder; raise InputError where they cannot be used or run code without permission."""
     adapter = find_adapter(path, remote=trust_remote_code)
-    config_folder = path if adapter is None else adapter.config_folder
-    weights_folder = path if adapter is None else adapter.base
-    raw = read_config(config_folder)
-    if weights_folder != config_folder:
-        read_config(weights_folder)
-    if raw.get("auto_map") and not trust_remote_code:
+    config, weights = (path, path) if adapter is None else (adapter.config_folder, adapter.base)
+    raw = read_config(config)
+    if weights != config:
+        read_config(weights)
+    has_code = bool(raw.get("auto_map"))
+    if has_code and not trust_remote_code:
         raise InputError(
             f"{path}: the folder has its own Python code (auto_map in config.json), which runs only with permission;"
             " read it, then add --trust-remote-code",
@@ -105,72 +164,63 @@ def load_unchanged(
             path=path,
             field="trust_remote_code",
         )
-    files = check_weight_files(weights_folder, raw, allow_pickle)
-    remote = bool(raw.get("auto_map")) and trust_remote_code
-    with quiet_transformers():
-        config = load_config(config_folder, trust_remote_code)
-        modules_folder = path if (path / MODULES).is_file() else weights_folder
-        reranker = read_reranker_modules(modules_folder) if task in (None, *SEQUENCE_CLASSIFIERS) else None
-        cls, name = model_class(
-            config_folder,
-            config,
-            task,
-            remote,
-            adapter_task=None if adapter is None else adapter.task,
-            head=None if reranker is None else reranker.head,
-        )
-        if adapter is not None and not remote:
-            adapter.fit_labels(cls, config)
-        # A reranker of sentence-transformers has modules too, and is a classifier with one class.
-        has_modules = name == _ENCODER and task is None and (modules_folder / MODULES).is_file()
-        sentence = read_sentence_modules(modules_folder) if has_modules or name == SENTENCE_SIMILARITY else None
-        supplied = () if adapter is None else adapter.whole
-        with_summary = sentence is None and reranker is None
-        model, network_notes, is_renamed = load_network(
-            files, cls, config, remote=remote, with_summary=with_summary, supplied=supplied
-        )
-        images = name == IMAGE_CLASSIFICATION
-        processor = load_processor(path, trust_remote_code, images=images)
-        if processor is None and adapter is not None:
-            processor = load_processor(adapter.base, trust_remote_code, images=images)
-    if needs_processor and model.main_input_name == "input_ids":
-        require_processor(processor, path)
-    set_padding_token(model, name, processor)
-    size = processed_size(path, model, processor) if images and processor is not None else None
-    example = {} if example_inputs is None else read_example(example_inputs, model)
-    folder = ModelFolder(
-        path=path,
-        model=model,
-        processor=processor,
-        config=model.config,
-        fingerprint="",
-        task=name,
-        family=model.config.model_type,
-        example=example,
-        own_task=own_task,
-        image_size=size,
+    return _Parts(path, adapter, config, check_weight_files(weights, raw, allow_pickle), has_code)
+
+
+def _choose_class(
+    parts: _Parts, config: PretrainedConfig, task: str | None
+) -> tuple[Any, str, SentenceModules | RerankerModules | None]:
+    """The class to load, the name of its task, and the modules of sentence-transformers around the model."""
+    adapter = parts.adapter
+    reranker = read_reranker_modules(parts.modules) if task in (None, *SEQUENCE_CLASSIFIERS) else None
+    cls, name = model_class(
+        parts.config,
+        config,
+        task,
+        parts.remote,
+        adapter_task=None if adapter is None else adapter.task,
+        head=None if reranker is None else reranker.head,
     )
-    check_finite(weights_folder, model)
-    if adapter is not None:
-        model = merge_adapter(adapter, model, make_inputs(folder, *_EXAMPLE))
-    modules = sentence or reranker
+    if adapter is not None and not parts.remote:
+        adapter.fit_labels(cls, config)
+    # A reranker of sentence-transformers has modules too, and is a classifier with one class.
+    has_modules = name == _ENCODER and task is None and (parts.modules / MODULES).is_file()
+    if has_modules or name == SENTENCE_SIMILARITY:
+        return cls, name, read_sentence_modules(parts.modules)
+    return cls, name, reranker
+
+
+def _load_processor(parts: _Parts, task: str, trust_remote_code: bool) -> Any:
+    """The tokenizer or processor of a folder, else that of the base of its adapter; None if neither has one."""
+    folders = [parts.path] if parts.adapter is None else [parts.path, parts.adapter.base]
+    loaded = (load_processor(folder, trust_remote_code, images=task == IMAGE_CLASSIFICATION) for folder in folders)
+    return next((processor for processor in loaded if processor is not None), None)
+
+
+def _complete(
+    folder: ModelFolder, parts: _Parts, modules: SentenceModules | RerankerModules | None, **options: bool
+) -> ModelFolder:
+    """A folder whose adapter is merged into its model, and whose modules surround it."""
+    model, weights, sentence = folder.model, parts.weights.folder, None
+    check_finite(weights, model)
+    if parts.adapter is not None:
+        model = merge_adapter(parts.adapter, model, make_inputs(folder, *_EXAMPLE))
     if modules is not None:
-        model = modules.wrap(modules_folder, model, processor, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
-    if sentence is not None:
-        name = SENTENCE_SIMILARITY
-    logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
-    file_notes = _file_notes(path, files, adapter, processor)
-    has_head = any(note.code is NoteCode.FILES_COPIED for note in file_notes)
+        model = modules.wrap(parts.modules, model, folder.processor, **options)
+        sentence = modules if isinstance(modules, SentenceModules) else None
+    notes = (*_adapter_notes(parts.adapter), *folder.notes, *_file_notes(parts, folder.processor))
+    task = folder.task if sentence is None else SENTENCE_SIMILARITY
+    logger.debug("%s: loaded %s for %s", folder.path, type(model).__name__, task)
     return replace(
         folder,
         model=model,
         config=model.config,
         fingerprint=fingerprint(model),
-        task=name,
+        task=task,
         sentence=sentence,
-        notes=(*_adapter_notes(adapter), *network_notes, *file_notes),
-        base=None if weights_folder == path else weights_folder,
-        needs_weights=adapter is not None or is_renamed or has_head,
+        notes=notes,
+        base=None if weights == folder.path else weights,
+        needs_weights=parts.adapter is not None or any(note.code in _NEED_WEIGHTS for note in notes),
     )
 
 
@@ -184,8 +234,9 @@ def _adapter_notes(adapter: Adapter | None) -> tuple[Note, ...]:
     return (Note(text=text, code=NoteCode.ADAPTER_MERGED),)
 
 
-def _file_notes(path: Path, files: WeightFiles, adapter: Adapter | None, processor: Any) -> tuple[Note, ...]:
+def _file_notes(parts: _Parts, processor: Any) -> tuple[Note, ...]:
     """Notes on the files of the folder, and of that of its weights, that are not read."""
+    path, files, adapter = parts.path, parts.weights, parts.adapter
     notes: list[Note] = []
     for folder in dict.fromkeys((path, files.folder)):
         read = [*COMPANIONS, *vocabulary_files(processor)]
@@ -203,8 +254,8 @@ def _file_notes(path: Path, files: WeightFiles, adapter: Adapter | None, process
 def load(path: str | Path, **options: Any) -> ModelFolder:
     """Load a model folder; nothing is downloaded.
 
-    The model has the forms in which it can be exported; `fresh_model` has those of the folder. The model of a folder of
-    sentence-transformers is a `SentenceEncoder`.
+    Modules that cannot be exported are replaced; `fresh_model` keeps them. The model of a folder of
+    sentence-transformers is a `SentenceEncoder`, or a `ModuleReranker`.
 
     Args:
         path: the folder.
@@ -220,13 +271,11 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
 
 
 def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedModel:
-    """The model of a folder, loaded afresh: nothing has run on it.
+    """The model of a folder, loaded again; it has not run.
 
     Args:
-        folder: the folder. One that was not loaded from files has no other model than its own, which is copied with its
-            weights at the first call.
-        trained: whether its weights are those of `folder.model`, which were trained; otherwise they are those of the
-            files.
+        folder: the folder. The model of a folder that was not loaded from files is copied at the first call.
+        trained: whether the weights are those of `folder.model`, instead of those of the files.
 
     Raises:
         InputError: the folder cannot be loaded again.
@@ -246,7 +295,7 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
 
 
 def _is_unchanged(model: nn.Module, shared: Mapping[str, int]) -> bool:
-    """Whether all shared parameters have the values that they were shared with."""
+    """Whether no shared parameter has changed since it was shared."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return all(_checksum(parameters[name]) == checksum for name, checksum in shared.items())
 
@@ -260,17 +309,13 @@ def _load_unused(folder: ModelFolder) -> tuple[PreTrainedModel, Mapping[str, int
     return model, {name: _checksum(parameter) for name, parameter in shared.items()}
 
 
-def _share_equal_weights(model: nn.Module, other: nn.Module) -> dict[str, nn.Parameter]:
-    """Let a model have the parameters of another one where both are equal, so that one copy is in memory.
-
-    Returns:
-        Their names in the model, and the parameters.
-    """
+def _share_equal_weights(model: nn.Module, source: nn.Module) -> dict[str, nn.Parameter]:
+    """Replace parameters of a model by equal ones of `source`, to keep one copy in memory; returns them by name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    others = dict(other.named_parameters(remove_duplicate=False))
+    parameters = dict(source.named_parameters(remove_duplicate=False))
     shared = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        twin = others.get(name)
+        twin = parameters.get(name)
         if twin is not None and twin.shape == parameter.shape and torch.equal(twin.to(parameter.device), parameter):
             path, _, leaf = name.rpartition(".")
             setattr(modules[path], leaf, twin)
@@ -279,6 +324,6 @@ def _share_equal_weights(model: nn.Module, other: nn.Module) -> dict[str, nn.Par
 
 
 def _checksum(parameter: nn.Parameter) -> int:
-    """A checksum of the values; versions of tensors miss what is written to `parameter.data`."""
+    """A checksum of the values; a tensor's version counter misses what is written to `parameter.data`."""
     values = parameter.detach().cpu().contiguous().reshape(-1)
     return zlib.crc32(values.view(torch.uint8).numpy().data)

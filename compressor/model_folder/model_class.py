@@ -1,4 +1,4 @@
-"""The class as which a model folder is loaded, and the task that follows from it."""
+"""The class of the model in a folder, and its task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RENAMED = {"text-generation": "causal-lm"}
 """Optimum's name of a task -> its name in this package, where they differ."""
 
 _KINDS = {"multi-label-classification": AnswerKind.CLASSES, "regression": AnswerKind.NUMBERS}
-"""Task of a classifier -> what its logits stand for, where these are not one class of several."""
+"""Task of a classifier -> kind of its answers, if these are not single classes."""
 
 
 def model_class(
@@ -40,9 +40,9 @@ def model_class(
 ) -> tuple[Any, str]:
     """The class to load, and the name of its task.
 
-    Without `task` it is the class that `config.architectures` names. With `task` it is the class that transformers has
-    for this family and task; if there is none, the named class, provided that it is of that task. The task of an
-    adapter decides where the named class is of another one: adapters are often trained on a model without their head.
+    Without `task` it is the class that `config.architectures` names. With `task` it is the class of transformers for
+    this family and task, else the named class if it is of that task. The task of an adapter takes precedence over that
+    of the named class: adapters are often trained on a model without their head.
 
     Args:
         folder: the model folder, for error messages.
@@ -50,8 +50,8 @@ def model_class(
         task: the requested task, or None.
         remote: whether the code of the folder may run.
         adapter_task: optimum's name of the task of an adapter, or None.
-        head: for a classifier whose head is added to a model of another task, the name of this task, and the number of
-            outputs; None: other models.
+        head: for a classifier whose head is added to a model of another task, the name of that task, and the number of
+            outputs; None for other models.
 
     Raises:
         InputError: the folder names no class of transformers or `compressor.models`, or a class whose task is unknown.
@@ -102,16 +102,13 @@ def model_class(
 
 
 def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
-    """The task whose class needs no other tensors than these, and the name of the class; None: there is no such task.
-
-    Of several, it is the one whose class uses most of the tensors.
-    """
+    """The task whose class uses most of these tensors and needs no further ones, and the name of the class, or None."""
     fitting = []
     for entry in TASKS:
         try:
             cls, task = _class_for_task(entry.name, copy.deepcopy(config), None, remote=False)
             needed = set(_empty(cls, config).state_dict())
-        except Exception:  # families without a class for the task, and configurations that a class cannot be built from
+        except Exception:  # the family has no class for the task, or the configuration does not suit the class
             continue
         needed -= _tied(cls, needed)
         if needed <= set(names):
@@ -120,15 +117,12 @@ def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[s
 
 
 def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
-    """The class of a family that has exactly these tensors, and its task; None unless there is one alone.
-
-    Classes are those that the auto classes of transformers have for the family; it is the one that its task loads.
-    """
+    """The class with exactly these tensors, and its task; None if no or several classes of the family have them."""
     fitting = []
     for cls in _registered_classes(config.model_type):
         try:
             tensors = set(_empty(cls, config).state_dict())
-        except Exception:  # a configuration that the class cannot be built from
+        except Exception:  # the configuration does not suit the class
             continue
         if (task := _infer_task(cls)) is not None and tensors - _tied(cls, tensors) <= set(names) <= tensors:
             fitting.append((cls, task))
@@ -149,29 +143,29 @@ def _registered_classes(family: str) -> list[type[PreTrainedModel]]:
 
 
 def _tied(cls: Any, names: Collection[str]) -> set[str]:
-    """Tensors that a file may lack, because they are those of others."""
+    """Tensors that a file may lack, because they are tied to others."""
     patterns = tuple(getattr(cls, "_tied_weights_keys", None) or ())
     return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
 
 
 def label_count(cls: Any, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]) -> int | None:
-    """The number of classes of a head with tensors of these shapes, by name; None: none depends on that number."""
+    """The number of classes of a head with tensors of these shapes, by name; None if no tensor depends on it."""
     try:
-        one, two = (
+        single, double = (
             {name: tuple(tensor.shape) for name, tensor in _empty(cls, config, num_labels=count).state_dict().items()}
             for count in (1, 2)
         )
-    except Exception:  # a configuration that the class cannot be built from, which loading it reports
+    except Exception:  # the configuration does not suit the class, which loading reports
         return None
     for name, shape in shapes.items():
-        sizes = zip(one.get(name, ()), two.get(name, ()), shape, strict=False)
+        sizes = zip(single.get(name, ()), double.get(name, ()), shape, strict=False)
         if (count := next((size for first, second, size in sizes if first != second), None)) is not None:
             return count
     return None
 
 
 def _empty(cls: Any, config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
-    """A model without values."""
+    """A model on the device `meta`."""
     config = copy.deepcopy(config)
     for name, value in settings.items():
         setattr(config, name, value)
@@ -206,11 +200,7 @@ def _class_for_task(
 
 
 def _declare_kind(task: str, config: PretrainedConfig) -> None:
-    """Write what the outputs of a head stand for into its configuration, where several are named as classes or numbers.
-
-    Raises:
-        UsageError: the configuration declares something else.
-    """
+    """Write the kind of answers of a task into a configuration; raise UsageError if that declares another kind."""
     kind, declared = _KINDS[task], getattr(config, "problem_type", None)
     if kind is AnswerKind.NUMBERS and config.num_labels == 1:
         return
@@ -227,7 +217,7 @@ def _declare_kind(task: str, config: PretrainedConfig) -> None:
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
-    """The auto class of transformers for a task; raise UsageError if there is none."""
+    """The auto class of transformers for a task; raise UsageError if it has none."""
     try:
         return TasksManager.get_model_class_for_task(optimum_task, model_type=config.model_type)
     except (KeyError, ValueError) as error:
@@ -247,7 +237,7 @@ def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> 
 
 
 def _class_of_family(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class that an auto class loads for a family; of several, the one that the configuration names; else None."""
+    """The class that an auto class loads for a family, or that of several which the configuration names; or None."""
     classes = loader._model_mapping.get(type(config), None)
     if isinstance(classes, (tuple, list)):
         named = [cls for cls in classes if cls.__name__ in (config.architectures or [])]
@@ -263,13 +253,13 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
         return str(TasksManager.infer_task_from_model(cls))
     except ValueError:
         if cls.__name__.endswith("ForImageClassification"):
-            return "image-classification"  # optimum lacks families with several such classes, as DeiT has
-        # An additional class of its family, such as CLIP's text model with projection, which no auto class loads.
+            return "image-classification"  # optimum lacks families with several such classes, e.g. DeiT
+        # A class that no auto class loads, such as CLIP's text model with projection.
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
 
 
 def _task_name(optimum_task: str, config: PretrainedConfig) -> str:
-    """The name of a task in this package; that of a classifier follows from what its logits stand for."""
+    """The name of a task in this package; that of a classifier depends on the kind of its answers."""
     kinds = {kind: name for name, kind in _KINDS.items()}
     if optimum_task == "text-classification" and answer_kind(config) in kinds:
         return kinds[answer_kind(config)]

@@ -1,4 +1,4 @@
-"""The network of a model folder with its weights in float32, complete or refused by the names of its tensors."""
+"""Load the weights of a model folder in float32; errors name tensors that are missing or have other shapes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.model_class import class_of_tensors, label_count, task_of_tensors
-from compressor.model_folder.weight_checks import WeightFiles, first_names
+from compressor.model_folder.weight_checks import WeightFiles
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
+from graph_passes.errors import listed
 
 _WRAPPERS = (
     *("_orig_mod", "module", "_module", "_forward_module"),
     *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
 )
-"""Attributes under which compiled, parallel and checkpointed modules hold the module that they wrap."""
+"""Attributes in which compiled, parallel and checkpointed modules hold the module that they wrap."""
 _WRAPPER = re.compile(rf"(?<![^.])(?:{'|'.join(_WRAPPERS)})\.")
 _GENERATION = "generation_config.json"
 
@@ -35,28 +36,27 @@ def load_network(
     remote: bool = False,
     with_summary: bool = True,
     supplied: Collection[str] = (),
-) -> tuple[PreTrainedModel, tuple[Note, ...], bool]:
+) -> tuple[PreTrainedModel, tuple[Note, ...]]:
     """Load the weights of a folder.
 
-    Prefixes of names that a wrapped model leaves, such as `_orig_mod.`, are removed if nothing is missing then.
+    Prefixes of names of a wrapped model, such as `_orig_mod.`, are removed if no tensor is missing afterwards.
 
     Args:
         files: the files of the weights.
         cls: the class, or an auto class.
         config: the configuration.
         remote: whether the code of the folder may run.
-        with_summary: whether a layer that summarizes a text is loaded where the class leaves a choice; encoders whose
-            tokens are pooled are often saved without it.
+        with_summary: whether the pooling layer of a class is loaded if it is optional (`add_pooling_layer`); encoders
+            of sentence-transformers are often saved without it.
         supplied: names of tensors that an adapter supplies, which the files may lack.
 
     Returns:
-        The model, float32 and in evaluation mode; notes, e.g. on tensors that it does not use; and whether the names of
-        the tensors in the files are others than those of the model.
+        The model, float32 and in evaluation mode; and notes, e.g. on tensors that it does not use.
 
     Raises:
         InputError: the weights cannot be read, or some are missing or have other shapes.
     """
-    options: dict[str, Any] = {"trust_remote_code": True} if remote else {}  # a parameter of auto classes alone
+    options: dict[str, Any] = {"trust_remote_code": True} if remote else {}  # only auto classes have this parameter
     if not with_summary and "add_pooling_layer" in inspect.signature(cls.__init__).parameters:
         options["add_pooling_layer"] = False
     source: dict[str, Any] = {"pretrained_model_name_or_path": files.folder, "use_safetensors": not files.pickled}
@@ -85,11 +85,10 @@ def load_network(
         raise _missing_error(files, model, sorted(missing), info, of_adapter=bool(supplied))
     if wrong:
         raise _shape_error(files, type(model), config, wrong)
-    is_renamed = bool(notes)
     if unused := sorted(info["unexpected_keys"]):
         text = f"{len(unused)} tensors of {files.folder} are not used by {cls.__name__}, e.g. {unused[0]}"
         notes = (*notes, Note(text=text, code=NoteCode.TENSORS_UNUSED))
-    return model.float().eval(), notes, is_renamed
+    return model.float().eval(), notes
 
 
 def _read(
@@ -103,12 +102,12 @@ def _read(
             local_files_only=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            # Where peft is installed, transformers wraps the layers of an adapter that it finds in this subfolder.
+            # With peft installed, transformers would wrap the layers of an adapter in this subfolder.
             adapter_kwargs={"subfolder": "none"},
             **options,
         )
     except Exception as error:
-        # E.g. sizes that contradict each other, a damaged pickle.
+        # E.g. contradicting sizes, or a damaged pickle.
         raise InputError(
             f"{files.folder}: the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and"
             " configuration together",
@@ -120,17 +119,17 @@ def _read(
 
 
 def _faults(info: Mapping[str, Any], supplied: Collection[str]) -> tuple[set[str], list[tuple[str, Any, Any]]]:
-    """The names of missing tensors, and those of other shapes with that of the file and of the model."""
+    """The names of missing tensors; and names of tensors of other shapes, with the shapes of file and model."""
     missing = {name for name in info["missing_keys"] if name not in supplied}
     return missing, sorted(entry for entry in info["mismatched_keys"] if entry[0] not in supplied)
 
 
 def _without_wrappers(names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Prefixes that may be removed, each with the names in the file and without it.
+    """Prefixes that may be removed, each with a map of names in the file to names without it.
 
     Cases:
         1. Wrappers of modules, anywhere in a name: `encoder._orig_mod.layer.0.weight`.
-        2. Then what all names begin with: the attribute by which another module held the model.
+        2. Then the common first part of all names: the attribute in which another module held the model.
     """
     current = {name: _WRAPPER.sub("", name) for name in names}
     removed = list(dict.fromkeys(part for name in names for part in _WRAPPER.findall(name)))
@@ -147,38 +146,38 @@ def _without_wrappers(names: Sequence[str]) -> Iterator[tuple[str, dict[str, str
 def _missing_error(
     files: WeightFiles, model: PreTrainedModel, missing: list[str], info: Mapping[str, Any], *, of_adapter: bool
 ) -> InputError:
-    """The error of tensors that the model needs and the files lack, which shows what the files have instead."""
-    name, others = type(model).__name__, sorted(info["unexpected_keys"])
+    """The error of tensors that the model needs and the files lack; it shows what the files have instead."""
+    name, unexpected = type(model).__name__, sorted(info["unexpected_keys"])
     prefix = f"{model.base_model_prefix}."
     is_head = not any(tensor.startswith(prefix) or model.base_model is model for tensor in missing)
     if of_adapter:
         advice = "the adapter was trained on random ones, so train it again with their layers in modules_to_save"
     elif (fitting := _fitting_class(model.config, list(files.tensors()))) is not None:
         fitting_class, task = fitting
-        # Weights without any head are those of a classifier that was never saved, or of an encoder alone.
+        # Weights without a head are those of an encoder, or of a classifier whose head was not saved.
         lacks_head = is_head and task == "feature-extraction"
         advice = f"these are the weights of {fitting_class}, so name its task (--task {task})"
         advice += ", or fine-tune and save that head first" if lacks_head else ""
     elif is_head:
         advice = "fine-tune and save that head first, or name the task for which the folder was saved (--task)"
-    elif others:
+    elif unexpected:
         advice = f"save the model again with {name}.save_pretrained, or rename the tensors"
     else:
         advice = "copy the file of the whole model"
-    content = f"has {first_names(others)}, which {name} does not know, but " if others else "has "
+    content = f"has {listed(unexpected, 3)}, which {name} does not know, but " if unexpected else "has "
     return InputError(
-        f"{files.path}: {content}no weights for {first_names(missing)}, which {'it' if others else name} needs;"
+        f"{files.path}: {content}no weights for {listed(missing, 3)}, which {'it' if unexpected else name} needs;"
         f" {advice}",
         code=ErrorCode.WEIGHTS_MISSING,
         path=files.path,
         tensors=tuple(missing),
-        unexpected=tuple(others),
+        unexpected=tuple(unexpected),
         model_class=name,
     )
 
 
 def _fitting_class(config: PretrainedConfig, names: Sequence[str]) -> tuple[str, str] | None:
-    """The class whose weights have these names, also behind the prefixes of wrappers, and its task; None: unknown."""
+    """The class whose weights have these names, with or without prefixes of wrappers, and its task; or None."""
     forms: list[Collection[str]] = [names, *(renamed.values() for _, renamed in _without_wrappers(names))]
     exact = (class_of_tensors(config, form) for form in forms)
     part = (fitting[::-1] for form in forms if (fitting := task_of_tensors(config, form)) is not None)
@@ -191,10 +190,10 @@ def _shape_error(
     """The error of tensors that have another shape than the configuration says.
 
     Cases:
-        1. The head has another number of classes than the configuration names; a head of another task is one of these.
-        2. Others: weights and configuration are those of two models.
+        1. The head has another number of classes than the configuration names, as a head of another task may have.
+        2. Weights and configuration are those of two models.
     """
-    shapes = first_names([f"{tensor} {list(shape)}, not {list(needed)}" for tensor, shape, needed in wrong])
+    shapes = listed([f"{tensor} {list(shape)}, not {list(needed)}" for tensor, shape, needed in wrong], 3)
     count = label_count(cls, config, {tensor: tuple(shape) for tensor, shape, _ in wrong})
     details: dict[str, Any] = {
         "code": ErrorCode.FILE_MISMATCH,
@@ -204,7 +203,7 @@ def _shape_error(
     }
     pairs = [pair for _, shape, needed in wrong for pair in zip_longest(needed, shape)]
     classes = (int(config.num_labels or 0), count)
-    if count is None or not all(size == other or (size, other) == classes for size, other in pairs):
+    if count is None or not all(size == saved or (size, saved) == classes for size, saved in pairs):
         return InputError(
             f"{files.path}: has other shapes than config.json says: {shapes}; copy both from the same model", **details
         )
@@ -212,7 +211,7 @@ def _shape_error(
         f"{files.path}: the head has {count} {'output' if count == 1 else 'outputs'}, and config.json names"
         f" {config.num_labels} classes ({shapes}); name {count} there (id2label and label2id)"
     )
-    saved = next(iter(config.architectures or ()), cls.__name__)
-    if saved != cls.__name__:
-        message = f"{message}, or omit --task, since the folder is one of {saved}"
+    named = next(iter(config.architectures or ()), cls.__name__)
+    if named != cls.__name__:
+        message = f"{message}, or omit --task, since the folder is one of {named}"
     return InputError(message, **details, classes=count)

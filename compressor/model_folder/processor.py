@@ -1,4 +1,4 @@
-"""The tokenizer or processor of a model folder, and the images of one size that an image processor makes."""
+"""The tokenizer or processor of a model folder, and the size of the images that an image processor returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
 IMAGE_CLASSIFICATION = "image-classification"
 _BLANK_SIZES = ((96, 64), (64, 96))
-"""Width and height of the images that show which size a processor makes: one is wide, one is high."""
+"""Width and height of a wide and a high image, by which the size that a processor returns is known."""
 ImageSize = tuple[int, int, int]
 """Channels, height and width of an image."""
 
@@ -33,7 +33,7 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
     Args:
         path: the folder.
         trust_remote_code: run the Python files of the folder.
-        images: return the image processor alone, where a processor consists of several.
+        images: return the image processor alone if the processor has several parts.
 
     Raises:
         InputError: its files cannot be read.
@@ -43,26 +43,22 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
     except ImportError:
         return None  # only runs that read rows need the libraries of a processor; see `require_processor`
     except Exception as error:
-        # The files of tokenizers and processors are free-form: any value can raise any error.
-        raise InputError(
-            f"{path}: its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            reason=one_line(error),
-        ) from error
+        # Any value in the files of a tokenizer or processor can raise any error.
+        text = f"{path}: its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, reason=one_line(error)) from error
 
 
 def require_processor(processor: Any, path: Path, *, images: bool = False) -> None:
-    """Raise an error where `load_processor` has returned None.
+    """Raise an error if `load_processor` returned None.
 
     Args:
-        processor: what it has returned.
+        processor: what it returned.
         path: the folder.
-        images: whether it was the image processor alone.
+        images: whether the image processor was loaded alone.
 
     Raises:
-        InputError: the folder has none.
-        TargetMissingError: a library that it needs is not installed.
+        InputError: the folder has no processor.
+        TargetMissingError: a library that the processor needs is not installed.
     """
     if processor is not None:
         return
@@ -85,7 +81,7 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
 
 
 def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
-    """What the files of a folder describe; None without such files."""
+    """The tokenizer or processor of a folder; None without its files."""
     files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
     if not any((path / name).is_file() for name in files):
         return None
@@ -94,7 +90,7 @@ def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
 
 
 def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None:
-    """Set the padding token of a classifier that has none: it classifies at the last token that is not padding.
+    """Set the padding token of a classifier without one, since it classifies at the last token that is not padding.
 
     Tokenizers of language models often have no padding token; their end token is used instead.
 
@@ -118,7 +114,7 @@ def pixels_of(content: bytes, processor: Any) -> Tensor:
         processor: an image processor of transformers.
 
     Raises:
-        Exception: the content is not an image, or the processor refuses it; both raise errors of any type.
+        Exception: the content is not an image, or the processor refuses it; the error may have any type.
     """
     import PIL.Image  # not installed on a machine that only reads texts
 
@@ -127,7 +123,7 @@ def pixels_of(content: bytes, processor: Any) -> Tensor:
 
 
 def image_settings(processor: Any) -> dict[str, Any]:
-    """The settings by which a processor makes pixels, without the name of its class.
+    """The settings of an image processor, without the name of its class.
 
     Args:
         processor: an image processor of transformers.
@@ -136,7 +132,7 @@ def image_settings(processor: Any) -> dict[str, Any]:
 
 
 def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
-    """The size of the images that the processor of a folder makes.
+    """The size of the images that the processor of a folder returns.
 
     Args:
         path: the folder, for error messages.
@@ -144,7 +140,7 @@ def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageS
         processor: its image processor.
 
     Raises:
-        InputError: it makes images of several sizes, or of one that the model cannot read.
+        InputError: it returns images of several sizes, or of a size that the model cannot read.
     """
     import PIL.Image
 
@@ -152,7 +148,7 @@ def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageS
     try:
         shapes = {tuple(_process(PIL.Image.new("RGB", size), processor).shape) for size in _BLANK_SIZES}
     except Exception as error:
-        # The settings of a processor are free-form: any value can raise any error.
+        # Any setting of a processor can raise any error.
         text = f"an image cannot be processed ({one_line(error)}); copy the file of the model again"
         raise _refuse(file, text, ErrorCode.FILE_UNREADABLE) from error
     (shape, *further) = sorted(shapes)

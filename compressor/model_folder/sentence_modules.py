@@ -1,4 +1,4 @@
-"""The files by which sentence-transformers describes what surrounds an encoder: pooling, layers and prompts.
+"""Read the files of sentence-transformers that describe the modules around an encoder, and its prompts.
 
 A sentence encoder has a pooling and, possibly, dense layers and normalisation. A reranker has a pooling and a head of
 layers, or is a language model that answers.
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.configuration import MODULES, damaged, invalid, read_json, read_object, unsupported
+from compressor.model_folder.configuration import CONFIG, MODULES, damaged, read_json, read_object
 from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
 from compressor.models.pooled_encoder import ACTIVATIONS, POOLINGS, DenseLayer, NormLayer
 from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
@@ -27,12 +27,12 @@ from compressor.silence_libraries import one_line
 
 EMBEDDING, SCORES = "sentence_embedding", "scores"
 """The library's names of what modules after the pooling read and write."""
-LIBRARY_CONFIG, TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
+_LIBRARY_CONFIG, _TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 """Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
-TRANSFORMER, POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
-_ORDER = re.compile(f"{TRANSFORMER} {POOLING}( {_DENSE})*( {_NORMALIZE})?")
-_MODULES = f"{TRANSFORMER}, {POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
+_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
+_ORDER = re.compile(f"{_TRANSFORMER} {_POOLING}( {_DENSE})*( {_NORMALIZE})?")
+_ENCODER_ORDER = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
 _DEFAULT_PROMPT = "default_prompt_name"
 _USUAL_PROMPTS = ("query", "document")
@@ -50,7 +50,7 @@ _NORM, _DROPOUT = "LayerNorm", "Dropout"
 _ANSWERS = "LogitScore"
 _LAYERS = (_DENSE, _NORM, _DROPOUT)
 _RERANKER = "CrossEncoder"
-_RERANKER_MODULES = f"{TRANSFORMER}, {POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
+_RERANKER_ORDER = f"{_TRANSFORMER}, {_POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
 _WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
 _NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
 
@@ -62,8 +62,8 @@ class SentenceTexts:
     Attributes:
         max_tokens: maximum number of tokens of a text; None: that of tokenizer and model.
         lower_case: whether texts are converted to lower case before the tokenizer.
-        prompts: texts that are put before others, by name, e.g. `query`.
-        default_prompt: name of the prompt of texts without another; None: there is none.
+        prompts: prefixes of texts, by name, e.g. `query`.
+        default_prompt: name of the prompt of texts for which no prompt is named; None: they have none.
     """
 
     max_tokens: int | None = None
@@ -76,7 +76,7 @@ class SentenceTexts:
 
         Args:
             text: a text.
-            names: names of the prompt that is put before it, the first that exists; else the default prompt.
+            names: names of its prompt, of which the first that exists is used; else the default prompt.
         """
         name = next((name for name in (*names, self.default_prompt) if name is not None and name in self.prompts), None)
         prompted = ("" if name is None else self.prompts[name]) + text
@@ -85,7 +85,7 @@ class SentenceTexts:
 
 @dataclass(frozen=True)
 class SentenceModules(SentenceTexts):
-    """What surrounds the encoder of a folder of sentence-transformers.
+    """The modules around the encoder of a folder of sentence-transformers, and how its texts are prepared.
 
     Attributes:
         pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
@@ -105,28 +105,21 @@ class SentenceModules(SentenceTexts):
         Raises:
             InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
         """
-        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        _prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
         model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
         for part in self.dense:
             model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
         return model.eval()
 
 
-def prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int | None) -> None:
-    """Give a tokenizer, if there is one, the maximum length of a folder.
-
-    Raises:
-        InputError: the first token is pooled, and the tokenizer pads on the left.
-    """
+def _prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int | None) -> None:
+    """Set the maximum length of a tokenizer; raise InputError if it pads on the left, and the first token is pooled."""
     if pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
-        raise InputError(
+        text = (
             f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
-            " with padding on the right",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=path,
-            field="padding_side",
-            value="left",
+            " with padding on the right"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="padding_side", value="left")
     if processor is not None and max_tokens is not None:
         processor.model_max_length = min(processor.model_max_length, max_tokens)
 
@@ -138,12 +131,12 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
         InputError: a file is missing or damaged, or the folder has a module or a pooling that is not supported.
     """
     modules = _supported_modules(folder)
-    (_, pooling), *others = modules[1:]
+    (_, pooling), *layers = modules[1:]
     return SentenceModules(
-        pooling=pooling_of(folder / pooling / "config.json"),
-        normalize=any(name == _NORMALIZE for name, _ in others),
-        dense=tuple(path for name, path in others if name == _DENSE),
-        **text_settings(folder),
+        pooling=_pooling_of(folder / pooling / CONFIG),
+        normalize=any(name == _NORMALIZE for name, _ in layers),
+        dense=tuple(path for name, path in layers if name == _DENSE),
+        **_text_settings(folder),
     )
 
 
@@ -155,40 +148,36 @@ def read_sentence_texts(folder: Path) -> SentenceTexts | None:
     Raises:
         InputError: a file that describes the texts is damaged.
     """
-    if POOLING not in (str(module.get("type")).rpartition(".")[2] for module in listed_modules(folder)):
+    if _POOLING not in (name for name, _ in _listed_modules(folder)):
         return None
-    classes = read_object(folder / "config.json", required=False).get("architectures")
-    library_class = read_object(folder / LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
+    classes = read_object(folder / CONFIG, required=False).get("architectures")
+    library_class = read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
     if library_class != "SentenceTransformer" or _CLASSIFIER in str(classes):
         return None
-    return SentenceTexts(**text_settings(folder))
+    return SentenceTexts(**_text_settings(folder))
 
 
-def text_settings(folder: Path) -> dict[str, Any]:
-    """The attributes of `SentenceTexts` by name.
-
-    Raises:
-        InputError: a file is damaged, or a value is not what the library writes.
-    """
-    settings = read_object(folder / TEXT_CONFIG, required=False)
-    prompting = read_object(folder / LIBRARY_CONFIG, required=False)
+def _text_settings(folder: Path) -> dict[str, Any]:
+    """The attributes of `SentenceTexts`; raise InputError for a value that the library does not write."""
+    settings = read_object(folder / _TEXT_CONFIG, required=False)
+    prompting = read_object(folder / _LIBRARY_CONFIG, required=False)
     max_tokens = settings.get("max_seq_length")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         problem = "is not a positive whole number"
-        raise invalid(folder / TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    file, prompts, default = folder / LIBRARY_CONFIG, prompting.get("prompts") or {}, prompting.get(_DEFAULT_PROMPT)
+        raise _invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
+    file, prompts, default = folder / _LIBRARY_CONFIG, prompting.get("prompts") or {}, prompting.get(_DEFAULT_PROMPT)
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise invalid(file, "prompts", prompts, "is not an object of names and texts")
+        raise _invalid(file, "prompts", prompts, "is not an object of names and texts")
     names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
     if default is not None and default not in names:
-        raise invalid(file, _DEFAULT_PROMPT, default, f"is not the name of a prompt ({', '.join(names)})")
+        raise _invalid(file, _DEFAULT_PROMPT, default, f"is not the name of a prompt ({', '.join(names)})")
     lower_case = bool(settings.get("do_lower_case", False))
     return {"max_tokens": max_tokens, "lower_case": lower_case, "prompts": prompts, "default_prompt": default}
 
 
 def module_folders(folder: Path) -> tuple[str, ...]:
     """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
-    paths = [PurePosixPath(str(module["path"])) for module in listed_modules(folder) if "path" in module]
+    paths = [PurePosixPath(path) for _, path in _listed_modules(folder)]
     return tuple(str(path) for path in paths if path.parts and _is_inside(path))
 
 
@@ -197,68 +186,67 @@ def _is_inside(path: PurePosixPath) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def listed_modules(folder: Path) -> list[dict[str, Any]]:
-    """The entries of the file of modules; empty where it is missing, damaged or of another program."""
+def _listed_modules(folder: Path) -> list[tuple[str, str]]:
+    """The class and path of each module; empty where the file of modules is missing, damaged or of another program."""
     try:
         modules = read_json(folder / MODULES)
     except InputError:
         return []
-    return [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    entries = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    return [(str(entry.get("type")).rpartition(".")[2], str(entry.get("path", ""))) for entry in entries]
 
 
 def _supported_modules(folder: Path) -> list[tuple[str, str]]:
-    """The class of each module and its path in the folder, in order."""
+    """The class and path of each module; raise InputError unless they are those of a sentence encoder."""
     file = folder / MODULES
     if not file.is_file():
-        raise InputError(
-            f"{folder}: no {MODULES}, which says how tokens are pooled; {_SAVE}",
-            code=ErrorCode.FILE_MISSING,
-            path=file,
-        )
-    modules = read_json(file)
-    if not isinstance(modules, list) or not all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-        for module in modules
+        problem = f"{folder}: no {MODULES}, which says how tokens are pooled; {_SAVE}"
+        raise InputError(problem, code=ErrorCode.FILE_MISSING, path=file)
+    entries = read_json(file)
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path"), str)
+        for entry in entries
     ):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
-    names, paths = [module["type"].rpartition(".")[2] for module in modules], [module["path"] for module in modules]
-    unknown = next((name for name in names if name not in (TRANSFORMER, POOLING, _DENSE, _NORMALIZE)), None)
+    modules = _listed_modules(folder)
+    names = [name for name, _ in modules]
+    unknown = next((name for name in names if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE)), None)
     if unknown is not None:
-        text = f"the module {unknown} is not supported; use a model that consists of {_MODULES}"
-        raise unsupported(file, "type", unknown, text)
+        text = f"the module {unknown} is not supported; use a model that consists of {_ENCODER_ORDER}"
+        raise _unsupported(file, "type", unknown, text)
     if not _ORDER.fullmatch(" ".join(names)):
         listed = ", ".join(names)
-        text = f"the modules are {listed or 'missing'}; use a model that consists of {_MODULES}, in this order"
-        raise unsupported(file, "type", listed, text)
-    require_inside(folder, paths)
-    return list(zip(names, paths, strict=True))
+        text = f"the modules are {listed or 'missing'}; use a model that consists of {_ENCODER_ORDER}, in this order"
+        raise _unsupported(file, "type", listed, text)
+    _require_inside(folder, [path for _, path in modules])
+    return modules
 
 
-def require_inside(folder: Path, paths: Sequence[str]) -> None:
-    """Raise InputError unless the first of the modules is in the folder itself, and the others are inside of it."""
+def _require_inside(folder: Path, paths: Sequence[str]) -> None:
+    """Raise InputError unless the first module is in the folder itself, and the others are below it."""
     file = folder / MODULES
     outside = next((path for path in paths if not _is_inside(PurePosixPath(path))), None)
     if outside is not None:
-        raise unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
+        raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[0]:
         text = f"the encoder is in the folder {paths[0]}, not in that of {MODULES}; {_SAVE}"
-        raise unsupported(file, "path", paths[0], text)
+        raise _unsupported(file, "path", paths[0], text)
 
 
-def pooling_of(file: Path) -> str:
-    """The name of the pooling."""
+def _pooling_of(file: Path) -> str:
+    """The name of the pooling; raise InputError for one that is not supported."""
     config = read_object(file, required=True)
     modes = _modes(file, config)
     unknown = next((mode for mode in modes if mode not in POOLINGS), None)
     if unknown is not None:
         text = f"the pooling {unknown} (pooling_mode) is not supported; use one of {', '.join(POOLINGS)}"
-        raise unsupported(file, "pooling_mode", unknown, text)
+        raise _unsupported(file, "pooling_mode", unknown, text)
     if len(modes) > 1:
         text = f"the poolings {' and '.join(modes)} are joined (pooling_mode); use a model with one of them"
-        raise unsupported(file, "pooling_mode", "+".join(modes), text)
+        raise _unsupported(file, "pooling_mode", "+".join(modes), text)
     if not config.get("include_prompt", True):
         text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
-        raise unsupported(file, "include_prompt", False, text)
+        raise _unsupported(file, "include_prompt", False, text)
     return modes[0]
 
 
@@ -267,31 +255,31 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
     for key, value in flags.items():
         if not isinstance(value, bool):
-            raise invalid(file, key, value, "is neither true nor false")
+            raise _invalid(file, key, value, "is neither true nor false")
         if value and key not in _MODE_FLAGS:
             text = f"the pooling {key} is not supported; use a model with one of {', '.join(_MODE_FLAGS)}"
-            raise unsupported(file, key, value, text)
+            raise _unsupported(file, key, value, text)
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in _MODE_FLAGS.items() if flags.get(key)] if flags else ["mean"]
         if not modes:
-            raise invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
+            raise _invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        raise invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
+        raise _invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
     return modes
 
 
 @dataclass(frozen=True)
 class RerankerModules:
-    """What follows the encoder of a reranker.
+    """The modules of a reranker after its encoder.
 
     Attributes:
         pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
-        layers: the class and the folder of each layer of the head, in order; dropout is left out.
+        layers: the class and the folder of each layer of the head, in order, without dropout.
         outputs: number of scores.
         max_tokens: maximum number of tokens of a pair; None: that of tokenizer and model.
-        answers: for a language model that answers, its tokens and how it reads a pair; None: an encoder with a head.
+        answers: of a language model that answers: its tokens, and how it reads a pair; None: an encoder with a head.
     """
 
     pooling: str
@@ -313,7 +301,7 @@ class RerankerModules:
         Raises:
             InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
         """
-        prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
+        _prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
         if self.answers is not None:
             try:
                 return CausalReranker(encoder, self.answers).eval()
@@ -328,7 +316,7 @@ class RerankerModules:
         layers: list[HeadLayer] = []
         for number, (name, folder) in enumerate(self.layers, 1):
             if name == _NORM:
-                layers.append(load_norm_layer(path / folder, width, allow_pickle=allow_pickle))
+                layers.append(_load_norm_layer(path / folder, width, allow_pickle=allow_pickle))
                 continue
             writes = SCORES if number == len(self.layers) else EMBEDDING
             layer = load_dense_layer(path / folder, width, allow_pickle=allow_pickle, writes=writes)
@@ -344,49 +332,40 @@ def read_reranker_modules(folder: Path) -> RerankerModules | None:
     Raises:
         InputError: a file is missing or damaged, or the folder has other modules.
     """
-    modules = listed_modules(folder)
-    names = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    if names == [TRANSFORMER, _ANSWERS]:
-        return _of_language_model(folder, str(modules[1].get("path", "")))
-    if POOLING not in names or not _is_reranker(folder):
+    modules = _listed_modules(folder)
+    names = [name for name, _ in modules]
+    if names == [_TRANSFORMER, _ANSWERS]:
+        return _of_language_model(folder, modules[1][1])
+    if _POOLING not in names or not _is_reranker(folder):
         return None
-    paths = [str(module.get("path", "")) for module in modules]
-    require_inside(folder, paths)
-    dense = [path for name, path in zip(names, paths, strict=True) if name == _DENSE]
-    if names[:2] != [TRANSFORMER, POOLING] or not set(names[2:]) <= set(_LAYERS) or names[-1] != _DENSE:
-        text = f"the modules of the reranker are {', '.join(names)}; use one that consists of {_RERANKER_MODULES}"
-        raise unsupported(folder / MODULES, "type", ",".join(names), text)
-    outputs = read_object(folder / dense[-1] / "config.json", required=True).get("out_features")
+    _require_inside(folder, [path for _, path in modules])
+    dense = [path for name, path in modules if name == _DENSE]
+    if names[:2] != [_TRANSFORMER, _POOLING] or not set(names[2:]) <= set(_LAYERS) or names[-1] != _DENSE:
+        text = f"the modules of the reranker are {', '.join(names)}; use one that consists of {_RERANKER_ORDER}"
+        raise _unsupported(folder / MODULES, "type", ",".join(names), text)
+    outputs = read_object(folder / dense[-1] / CONFIG, required=True).get("out_features")
     if type(outputs) is not int or outputs < 1:
-        raise InputError(
-            f"{folder / dense[-1]}: the number of scores (out_features) is {outputs!r}; copy the file again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=folder / dense[-1],
-            field="out_features",
-        )
-    settings = text_settings(folder)
+        problem = f"{folder / dense[-1]}: the number of scores (out_features) is {outputs!r}; copy the file again"
+        raise InputError(problem, code=ErrorCode.FILE_UNREADABLE, path=folder / dense[-1], field="out_features")
+    settings = _text_settings(folder)
     if settings["default_prompt"] is not None and settings["prompts"].get(settings["default_prompt"]):
         text = "the reranker puts a prompt before its texts (default_prompt_name); use one without"
-        raise unsupported(folder / LIBRARY_CONFIG, _DEFAULT_PROMPT, settings["default_prompt"], text)
-    layers = tuple((name, path) for name, path in zip(names, paths, strict=True) if name in (_DENSE, _NORM))
-    pooling = pooling_of(folder / paths[1] / "config.json")
+        raise _unsupported(folder / _LIBRARY_CONFIG, _DEFAULT_PROMPT, settings["default_prompt"], text)
+    layers = tuple((name, path) for name, path in modules if name in (_DENSE, _NORM))
+    pooling = _pooling_of(folder / modules[1][1] / CONFIG)
     return RerankerModules(pooling, layers, outputs, settings["max_tokens"])
 
 
 def _of_language_model(folder: Path, module: str) -> RerankerModules:
-    """The modules of a language model that scores by the logits of answers.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
-    require_inside(folder, ["", module])
-    file = folder / module / "config.json"
+    """The modules of a language model that scores by the logits of answers."""
+    _require_inside(folder, ["", module])
+    file = folder / module / CONFIG
     config = read_object(file, required=True)
     positive, negative = config.get("true_token_id"), config.get("false_token_id")
     if type(positive) is not int or type(negative) not in (int, type(None)):
-        raise invalid(file, "true_token_id", (positive, negative), "are not the numbers of two tokens")
-    settings = text_settings(folder)
-    processing = read_object(folder / TEXT_CONFIG, required=False).get("processing_kwargs")
+        raise _invalid(file, "true_token_id", (positive, negative), "are not the numbers of two tokens")
+    settings = _text_settings(folder)
+    processing = read_object(folder / _TEXT_CONFIG, required=False).get("processing_kwargs")
     template = processing.get("chat_template") if isinstance(processing, dict) else None
     arguments = {name: value for name, value in (template or {}).items() if name != "restore_suffix"}
     prompt = settings["prompts"].get(settings["default_prompt"], "")
@@ -395,9 +374,9 @@ def _of_language_model(folder: Path, module: str) -> RerankerModules:
 
 def _is_reranker(folder: Path) -> bool:
     """Whether a folder with a pooling is a reranker: the library's settings say so, or a dense layer writes scores."""
-    if read_object(folder / LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
+    if read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
         return True
-    configs = (folder / path / "config.json" for path in module_folders(folder))
+    configs = (folder / path / CONFIG for path in module_folders(folder))
     return any(read_object(file, required=False).get("module_output_name") == SCORES for file in configs)
 
 
@@ -414,7 +393,7 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
         InputError: a file is missing or damaged, the weights are pickled without permission or of another width, or the
             activation is not supported.
     """
-    file = folder / "config.json"
+    file = folder / CONFIG
     config = read_object(file, required=True)
     activation = _activation(file, config, writes)
     tensors = _tensors(folder, allow_pickle)
@@ -438,7 +417,7 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
     return layer
 
 
-def load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLayer:
+def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLayer:
     """The layer of a module that normalises embeddings; see `load_dense_layer`."""
     tensors = _tensors(folder, allow_pickle)
     weight, bias = tensors.get(_NORM_WEIGHT), tensors.get(_NORM_BIAS)
@@ -469,15 +448,15 @@ def _activation(file: Path, config: Mapping[str, object], writes: str) -> str:
         value = config.get(key) or EMBEDDING
         if value != name:
             text = f"the layer does not map embeddings to {writes} ({key} is {value!r}); use a model whose layers do"
-            raise unsupported(file, key, value, text)
+            raise _unsupported(file, key, value, text)
     path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(path, str):
-        raise invalid(file, "activation_function", path, "is not the name of a class")
+        raise _invalid(file, "activation_function", path, "is not the name of a class")
     package, _, name = path.rpartition(".")
     if name not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
         supported = ", ".join(ACTIVATIONS)
         text = f"the activation {path} (activation_function) is not supported; use one of torch.nn: {supported}"
-        raise unsupported(file, "activation_function", path, text)
+        raise _unsupported(file, "activation_function", path, text)
     return name
 
 
@@ -496,11 +475,18 @@ def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
     return tensors
 
 
+def _invalid(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a key whose value the library does not write, e.g. because it "is not a text"."""
+    text = f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again"
+    return InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, field=name, value=value)
+
+
+def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
+    """The error of a value that the library writes, and that cannot be used here; the problem says what to use."""
+    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)
+
+
 def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-    return InputError(
-        f"{folder}: the weights are {shapes or 'missing'}, where {expected} is needed; save the model again with"
-        " sentence-transformers (SentenceTransformer.save_pretrained)",
-        code=ErrorCode.FILE_MISMATCH,
-        path=folder,
-    )
+    text = f"{folder}: the weights are {shapes or 'missing'}, where {expected} is needed; {_SAVE}"
+    return InputError(text, code=ErrorCode.FILE_MISMATCH, path=folder)

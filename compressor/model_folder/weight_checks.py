@@ -1,9 +1,8 @@
-"""Check weight files before anything is built from them: present, complete, safe to read, and finite."""
+"""Check the weight files of a folder: present, complete, safe to read, and finite."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.configuration import damaged, read_json
 from compressor.silence_libraries import one_line
 
 SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
-_LISTED = 3
 _LFS = b"version https://git-lfs"
-"""Beginning of the file that Git LFS leaves in place of a large one."""
+"""Beginning of a pointer of Git LFS, which stands for a large file."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class WeightFiles:
 
     Attributes:
         folder: the folder.
-        name: the file that transformers opens first: that of all tensors, or an index of shards.
+        name: the file that transformers opens first: all tensors, or an index of shards.
         shards: the files with tensors.
         pickled: whether they are pickled.
     """
@@ -41,11 +40,11 @@ class WeightFiles:
 
     @property
     def path(self) -> Path:
-        """The path of the file that is opened first."""
+        """The path of `name`."""
         return self.folder / self.name
 
     def tensors(self) -> dict[str, Any]:
-        """Name -> tensor; those of safetensors are slices, which are read when they are used."""
+        """Name -> tensor; slices, which are read on use, of safetensors."""
         tensors: dict[str, Any] = {}
         for file in (self.folder / shard for shard in self.shards):
             if self.pickled:
@@ -57,7 +56,7 @@ class WeightFiles:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights under one of the names by which transformers finds them."""
+    """Whether a folder has weights under a name that transformers searches for."""
     return any((folder / name).is_file() for name in (SAFE_WEIGHTS, _SAFE_INDEX, PICKLED_WEIGHTS, _PICKLED_INDEX))
 
 
@@ -78,11 +77,8 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
     if name is None:
         unsupported = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_FORMATS)
         hint = f"; the format of {unsupported[0]} is not supported" if unsupported else ""
-        raise InputError(
-            f"{folder}: no weights; save the model there as {SAFE_WEIGHTS} (model.save_pretrained){hint}",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / SAFE_WEIGHTS,
-        )
+        text = f"{folder}: no weights; save the model there as {SAFE_WEIGHTS} (model.save_pretrained){hint}"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / SAFE_WEIGHTS)
     pickled = not name.endswith((".safetensors", ".safetensors.index.json"))
     if pickled and not allow_pickle:
         raise InputError(
@@ -95,60 +91,37 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
     files = _shards(folder, name) if name.endswith(".index.json") else [name]
     for file in files:
         if not (folder / file).is_file():
-            raise InputError(
-                f"{folder / file}: missing, but listed in {name}; copy every shard of the model",
-                code=ErrorCode.FILE_MISSING,
-                path=folder / file,
-            )
+            text = f"{folder / file}: missing, but listed in {name}; copy every shard of the model"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / file)
         if not pickled:
             _check_header(folder / file)
     return WeightFiles(folder, name, tuple(files), pickled)
 
 
-def first_names(names: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are, for a message."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{', '.join(names[:_LISTED])}{more}"
-
-
 def check_finite(folder: Path, model: nn.Module) -> None:
-    """Check that every value of the model's state is finite.
-
-    Raises:
-        InputError: NaN or infinity in a tensor.
-    """
+    """Raise InputError if a tensor of the model has a value that is NaN or infinite."""
     for name, tensor in model.state_dict().items():
         # The sum is NaN or infinite if any value is, and needs no copy; a finite tensor can overflow it.
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
-            raise InputError(
+            text = (
                 f"{folder}: {count} of {tensor.numel()} values of {name} are NaN or infinite; use a checkpoint from"
-                " before the training diverged",
-                code=ErrorCode.NOT_FINITE,
-                path=folder,
-                tensor=name,
-                count=count,
+                " before the training diverged"
             )
+            raise InputError(text, code=ErrorCode.NOT_FINITE, path=folder, tensor=name, count=count)
 
 
 def _shards(folder: Path, name: str) -> list[str]:
     """The files that an index lists; raise InputError unless all of them are in the folder of the index."""
+    index = read_json(folder / name)
     try:
-        files = sorted(set(json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{folder / name}: is not an index of shards ({one_line(error)}); copy it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=folder / name,
-        ) from error
+        files = sorted(set(index["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(folder / name, ValueError("no index of shards")) from error
     for file in files:
         if not isinstance(file, str) or Path(file).name != file:
-            raise InputError(
-                f"{folder / name}: lists {file!r} outside the folder; shards must be in the folder of their index",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=folder / name,
-                value=file,
-            )
+            text = f"{folder / name}: lists {file!r} outside the folder; shards must be in the folder of their index"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=folder / name, value=file)
     return files
 
 
@@ -167,12 +140,8 @@ def _check_header(file: Path) -> None:
             if is_pointer
             else f"is damaged or truncated ({one_line(error)}); copy or download it again"
         )
-        raise InputError(
-            f"{file}: {reason}",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=file,
-            is_pointer=is_pointer,
-        ) from error
+        text = f"{file}: {reason}"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, is_pointer=is_pointer) from error
     if quantized is not None:
         raise InputError(
             f"{file}: {quantized} is stored in integers of 8 bits, so the weights are quantized; give the model from"

@@ -1,10 +1,10 @@
-"""BigBird's block-sparse attention as full attention with a mask, which is the same function at every length.
+"""BigBird's block-sparse attention as full attention with a mask: the same function at every length.
 
-transformers' models with `attention_type` block_sparse attend to all positions of a short text, for which they replace
-their attention modules for good: what follows depends on the texts before. Above that length, the query positions of a
-block see the blocks beside it, the first and the last block; those of the first and the last block see all. Outside of
-training, the randomly drawn blocks are copies of the first block, whose positions therefore count several times.
-Outputs of query positions that are padding are zero.
+At a short text, transformers' models with `attention_type` block_sparse replace their attention modules by full
+attention for good, so that later outputs depend on earlier texts. For longer texts, queries of a block attend to the
+adjacent blocks, and to the first and the last block; queries of the first and the last block attend to all. In
+evaluation, the randomly drawn blocks are copies of the first block, whose positions therefore count several times.
+Outputs at padding are zero.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class BlockMask:
     """The mask of block-sparse attention.
 
     Attributes:
-        block: positions of a block.
-        drawn: number of drawn blocks.
+        block: number of positions of a block.
+        drawn: number of randomly drawn blocks.
     """
 
     block: int
@@ -35,11 +35,11 @@ class BlockMask:
 
     @property
     def full_length(self) -> int:
-        """The maximum length up to which all positions are visible, in tokens."""
+        """The maximum number of tokens of a text whose positions are all visible."""
         return (5 + 2 * self.drawn) * self.block
 
     def scores(self, states: Tensor) -> Tensor:
-        """What is added to the scores, `[1, 1, query, key]`, for hidden states `[batch, position, width]`."""
+        """The summand of attention scores, `[1, 1, query, key]`, for hidden states `[batch, position, width]`."""
         positions = torch.arange(states.shape[1], device=states.device)
         blocks = torch.div(positions, self.block, rounding_mode="floor")
         query, key, last = blocks[:, None], blocks[None], blocks[-1]
@@ -50,32 +50,32 @@ class BlockMask:
         return torch.where(positions[-1] >= self.full_length, scores, 0.0)[None, None]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of a module of full attention, with the mask added: a forward pre-hook."""
-        states, mask, *others = (*args, kwargs.pop("attention_mask", None)) if len(args) < 2 else args
+        """Add the mask to the arguments of full attention: a forward pre-hook."""
+        states, mask, *rest = (*args, kwargs.pop("attention_mask", None)) if len(args) < 2 else args
         scores = self.scores(states)
-        if mask is not None:  # the sum of two lowest numbers is minus infinity, whose softmax may be NaN
+        if mask is not None:  # the sum of two minima is minus infinity, whose softmax may be NaN
             scores = (mask + scores).clamp(min=torch.finfo(scores.dtype).min)
-        return (states, scores, *others), kwargs
+        return (states, scores, *rest), kwargs
 
     def zero_padding(self, module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs of a module of full attention, with zeros for queries that are padding: a forward hook."""
-        context, *others = output
+        """Set outputs of full attention to zero at padding: a forward hook."""
+        context, *rest = output
         states, scores = args[:2]
-        # The first position sees all others that are no padding.
+        # The first position attends to all positions except padding.
         visible = scores[:, 0, 0] > torch.finfo(scores.dtype).min / 2
         is_full = torch.arange(states.shape[1], device=states.device)[-1] < self.full_length
-        return (context * (visible | is_full)[..., None].to(context.dtype), *others)
+        return (context * (visible | is_full)[..., None].to(context.dtype), *rest)
 
 
 def attend_by_masks(model: nn.Module) -> tuple[Note, ...]:
-    """Let the block-sparse attentions of a model be full attentions with a mask; returns a note where there are any.
+    """Replace block-sparse attention of a model by full attention with a mask; returns a note if there is any.
 
-    Weights and their names stay. In training nothing is drawn, as in evaluation.
+    Weights and their names stay. No blocks are drawn in training.
     """
     masks = []
     owners: list[Any] = list(model.modules())
     for owner in owners:
-        # The outermost module changes the attentions inside of it.
+        # The outermost module replaces the attention modules inside.
         if getattr(owner, "attention_type", None) != _SPARSE or not hasattr(owner, "set_attention_type"):
             continue
         config: Any = owner.config

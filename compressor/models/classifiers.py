@@ -1,4 +1,4 @@
-"""What a classifier's configuration says of its logits `[rows, outputs]`: what they stand for, and the class names."""
+"""The kind of a classifier's answers, and the names of its classes, by its configuration."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from transformers import PretrainedConfig
 
 
 class AnswerKind(StrEnum):
-    """The answers of a classifier to a row; the values are those of `problem_type`, from which transformers' loss
-    follows too."""
+    """The answers of a classifier to an example; values are those of `problem_type`, which selects the loss."""
 
     CLASS = "single_label_classification"
-    """One class of several."""
+    """A class."""
     CLASSES = "multi_label_classification"
     """Any number of classes."""
     NUMBERS = "regression"
-    """One number for each output."""
+    """A number for each output."""
 
 
 def answer_kind(config: PretrainedConfig) -> AnswerKind:
-    """The kind of a classifier; one number where a single output is not declared as a class."""
+    """The kind of a classifier's answers; a single output is a number unless it is declared as a class."""
     problem = getattr(config, "problem_type", None)
     if problem == AnswerKind.CLASSES:
         return AnswerKind.CLASSES
@@ -31,14 +30,14 @@ def answer_kind(config: PretrainedConfig) -> AnswerKind:
 
 
 def several_answers(config: PretrainedConfig) -> AnswerKind | None:
-    """The kind of a classifier whose answer to a row is any number of classes or several numbers; None for others."""
+    """The kind of answers that are any number of classes, or several numbers; None for other classifiers."""
     kind = answer_kind(config)
     is_several = kind is AnswerKind.CLASSES or (kind is AnswerKind.NUMBERS and (config.num_labels or 0) > 1)
     return kind if is_several else None
 
 
 def class_names(config: PretrainedConfig) -> list[str]:
-    """The name of every class of a model in order; the number of one that has no name."""
+    """The name, or else the number, of every class of a model in order."""
     names: Mapping[Any, str] = config.id2label or {}
     return [str(names.get(index, index)) for index in range(int(config.num_labels or 0))]
 

@@ -1,14 +1,14 @@
-"""Functions of transformers are exported in forms whose graph runs at any length, and with any number of images.
+"""Forms of functions of transformers whose exported graph runs at any length, and with any number of images.
 
 The recurrences of linear attention and state space models loop over positions or chunks, or cut padding off if there is
-any; torch.export keeps the loop and the branch of the example. Their forms do the same arithmetic, with the operator
-`scan` in place of a loop.
+any; torch.export keeps the loop and the branch of the example. Their forms do the same arithmetic with the operator
+`scan` instead of a loop.
 
-SigLIP 2 resizes the table of positions image by image, in a loop that torch.export unrolls for the example's batch.
-Bilinear resizing with antialiasing is a weighted mean of the table for each patch, which is one product for all images.
+SigLIP 2 resizes the position embeddings of each image in a loop, which torch.export unrolls for the example's batch.
+Bilinear resizing with antialiasing is a weighted mean of the embeddings for each patch, i.e. a matmul for all images.
 
 Dynamic rotary embeddings (NTK) recompute their frequencies in a branch on the longest text so far, which torch.export
-cannot trace. Their form computes both frequencies from the present text alone, and selects by its length.
+cannot trace. Their form computes both frequencies for the present text, and selects by its length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Function = Callable[..., Any]
 
 
 def cut_to_length(chunk_scan: Function) -> Function:
-    """Mamba 2, whose output is cut to the length of the text even if the example has no padding of its last chunk."""
+    """Mamba 2 with its output cut to the length of the text, even if the example's last chunk has no padding."""
 
     @functools.wraps(chunk_scan)
     def scan_and_cut(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def cut_to_length(chunk_scan: Function) -> Function:
 
 
 def _step(state: Tensor, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """One position of a recurrence: the next state, and a copy of it as the output."""
+    """A position of a recurrence: the next state, and a copy of it as output."""
     decay, update = inputs
     state = decay * state + update
     return state, state.clone()
@@ -112,7 +112,7 @@ def linear_recurrence(_: Function) -> Function:
 
 
 def chunk_by_chunk(rule: Function) -> Function:
-    """A delta rule as a `scan` of its chunks, each of which starts from the state after the one before."""
+    """A delta rule as a `scan` of its chunks, each of which starts from the state after the previous chunk."""
 
     @functools.wraps(rule)
     def scan_chunks(
@@ -146,7 +146,7 @@ def chunk_by_chunk(rule: Function) -> Function:
 
 
 def _chunks(part: Tensor, count: int, size: int) -> Tensor:
-    """The chunks of `[batch, position, ...]`, the last one padded by zeros, as `[chunk, batch, position, ...]`."""
+    """The chunks of `[batch, position, ...]`, the last padded by zeros, as `[chunk, batch, position, ...]`."""
     rest = part.shape[2:]
     padded = nn.functional.pad(part, (0, 0) * len(rest) + (0, count * size - part.shape[1]))
     return padded.reshape(part.shape[0], count, size, *rest).transpose(0, 1)
@@ -163,7 +163,7 @@ def resize_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_
     Args:
         positional_embeddings: the table, `[row, column, width]`.
         spatial_shapes: rows and columns of the patches of each image, `[image, 2]`.
-        max_length: patches per image; those beyond `rows * columns` are padding and get the embedding of the first.
+        max_length: patches of an image; those beyond `rows * columns` are padding and get the embedding of the first.
 
     Returns:
         `[image, patch, width]`, as `torch.nn.functional.interpolate` (`bilinear`, `antialias=True`) resizes the table;
@@ -181,10 +181,10 @@ def resize_positions(positional_embeddings: Tensor, spatial_shapes: Tensor, max_
 
 
 def _weights(targets: Tensor, sizes: Tensor, count: int) -> Tensor:
-    """Weights of `count` positions in the mean for each patch, `[image, patch, position]`, which sum to one.
+    """Weights of `count` positions in the mean of each patch, `[image, patch, position]`, with sum one.
 
-    They fall linearly with the distance from the patch, over one position, or over a patch's width where the axis
-    shrinks. `targets` `[image, patch]` are positions after resizing, `sizes` `[image, 1]` their numbers.
+    They fall linearly with the distance from the patch, over the larger of a position and a patch. `targets` `[image,
+    patch]` are positions after resizing, `sizes` `[image, 1]` their numbers.
     """
     scale = count / sizes.to(torch.float32)
     centers = (targets.to(torch.float32) + 0.5) * scale
@@ -196,10 +196,7 @@ def _weights(targets: Tensor, sizes: Tensor, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def frequencies_by_length(model: nn.Module) -> Iterator[None]:
-    """While inside, dynamic rotary embeddings depend on the present text alone, as in a model just loaded.
-
-    On exit the modules have their former frequencies and types.
-    """
+    """Inside, dynamic rotary embeddings depend only on the present text; frequencies and types are restored on exit."""
     with contextlib.ExitStack() as undo:
         for module in model.modules():
             kinds = getattr(module, "rope_type", None)
@@ -217,7 +214,7 @@ def _buffer_name(layer_type: str | None, name: str) -> str:
 
 @contextlib.contextmanager
 def _by_length(module: Any, layer_types: list[str | None]) -> Iterator[None]:
-    """One module in the form; `layer_types` are those with dynamic frequencies, None: all layers."""
+    """`frequencies_by_length` of a module and its types of layers with dynamic frequencies (None: all layers)."""
     former = module.rope_type
     buffers = {name: getattr(module, name) for name in (_buffer_name(kind, "inv_freq") for kind in layer_types)}
 
@@ -228,7 +225,7 @@ def _by_length(module: Any, layer_types: list[str | None]) -> Iterator[None]:
             frequencies = _frequencies(module, arguments["position_ids"], layer_type)
             getattr(module, _buffer_name(layer_type, "inv_freq")).copy_(frequencies)
 
-    # Under another type, the module reads its frequencies without a branch.
+    # With another type, the module reads its frequencies without a branch.
     module.rope_type = "default" if not isinstance(former, dict) else former | dict.fromkeys(layer_types, "default")
     for name, buffer in buffers.items():
         setattr(module, name, buffer.clone())
@@ -257,42 +254,33 @@ _FORMS: dict[str, Callable[[Function], Function]] = {
     "chunk_kimi_delta_attention": chunk_by_chunk,
     "resize_positional_embeddings": resized_at_once,
 }
-"""Name of a function or method of transformers -> the form for the export, from the original."""
+"""Name of a function or method of transformers -> function from the original to its form."""
 
 
 @contextlib.contextmanager
 def any_length(model: nn.Module) -> Iterator[None]:
-    """While inside, functions of a model have the forms that torch.export exports for inputs of any length.
+    """Inside, functions of a model have the forms that torch.export exports for inputs of any length.
 
-    These are the functions and methods of a name in `_FORMS`, in a module of Python or a class of the model's parts,
-    and dynamic rotary embeddings.
+    These are the functions and methods in `_FORMS` of the Python modules and classes of the model's parts, and dynamic
+    rotary embeddings.
     """
-    with frequencies_by_length(model), _forms(model):
-        yield
-
-
-@contextlib.contextmanager
-def _forms(model: nn.Module) -> Iterator[None]:
-    """While inside, the functions of a name in `_FORMS` have their forms."""
     classes = {type(part) for part in model.modules()}
     modules = {module for cls in classes if (module := sys.modules.get(cls.__module__)) is not None}
     owners: tuple[type | ModuleType, ...] = (*classes, *modules)
     patches = [(owner, name, form) for owner in owners for name, form in _FORMS.items() if name in vars(owner)]
-    if not patches:
-        yield
-        return
-    with contextlib.ExitStack() as undo:
-        for owner, name, form in patches:
-            undo.enter_context(_replaced(owner, name, form))
-        # Sizes of one, such as a single chunk, stay free too.
-        undo.enter_context(patch_attributes([(shape_settings, "backed_size_oblivious", lambda _: True)]))
-        undo.enter_context(torch.no_grad())  # what `scan` repeats may write in place, without gradients
+    with frequencies_by_length(model), contextlib.ExitStack() as undo:
+        for patch in patches:
+            undo.enter_context(_replaced(*patch))
+        if patches:
+            # Sizes of one, such as a single chunk, stay free too.
+            undo.enter_context(patch_attributes([(shape_settings, "backed_size_oblivious", lambda _: True)]))
+            undo.enter_context(torch.no_grad())  # functions in `scan` may write in place, without gradients
         yield
 
 
 @contextlib.contextmanager
 def _replaced(owner: type | ModuleType, name: str, form: Callable[[Function], Function]) -> Iterator[None]:
-    """While inside, an attribute has another form; a static method stays one."""
+    """Inside, an attribute has another form; a static method stays static."""
     original, replacement = vars(owner)[name], form(getattr(owner, name))
     setattr(owner, name, staticmethod(replacement) if isinstance(original, staticmethod) else replacement)
     try:
@@ -302,18 +290,18 @@ def _replaced(owner: type | ModuleType, name: str, form: Callable[[Function], Fu
 
 
 def with_other_form(error: InputError, trace: Callable[[Attention], object], attention: Attention) -> InputError:
-    """The error of an export with its remedy, which was tried.
+    """The error of an export, with the other form of attention as remedy if it can be exported.
 
     Args:
         error: the error.
         trace: exports the model in a form of attention, or raises an error.
         attention: the form that failed.
     """
-    other: Attention = "sdpa" if attention == "eager" else "eager"
-    form: Attention | None = other
-    remedy = f"the other form of attention can be exported (--attention {other})"
+    alternative: Attention = "sdpa" if attention == "eager" else "eager"
     try:
-        trace(other)
+        trace(alternative)
     except CompressorError:
-        form, remedy = None, "nor can the other form of attention; the exporter of transformers lacks this family"
-    return InputError(f"{error}; {remedy}", code=error.code, remedy=form, **error.details)
+        text = "nor can the other form of attention; the exporter of transformers lacks this family"
+        return InputError(f"{error}; {text}", code=error.code, remedy=None, **error.details)
+    text = f"the other form of attention can be exported (--attention {alternative})"
+    return InputError(f"{error}; {text}", code=error.code, remedy=alternative, **error.details)

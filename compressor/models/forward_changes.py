@@ -1,7 +1,7 @@
-"""What a forward changes in a model besides its outputs, and the lengths and equal scores by which its outputs change.
+"""Attributes that a forward changes in a model, and lengths and equal scores at which its function changes.
 
-The indexer of sparse attention chooses the keys with the largest scores. These are sums of rectified products, so that
-several keys may score exactly zero. Which of them PyTorch chooses depends on its kernel; ONNX's TopK chooses the first.
+The indexer of sparse attention chooses the keys with the largest scores. These are sums of rectified matmuls, so that
+several keys may have the score zero. PyTorch chooses among them by its kernel; ONNX's TopK chooses the first.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PLAIN = (bool, int, float, str, type(None))
 _REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
 """Names of configuration entries that hold a number of positions."""
 _PARTIAL = ("sliding", "chunk", "local", "window", "linear", "mamba", "conv")
-"""Words of the types of layers to which such an entry may apply."""
+"""Parts of the names of layer types to which such an entry may apply."""
 _CHOSEN = "index_topk"
-"""Name of the entry with the number of keys up to which sparse attention sees all."""
+"""Name of the entry with the number of keys that sparse attention chooses."""
 _TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
 
 
 def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrainedModel:
-    """A copy of a model in evaluation mode, which shares nothing that a forward can change.
+    """Copy a model, in evaluation mode, without sharing what a forward can change.
 
     Args:
         model: the model.
-        with_weights: whether its parameters are copied too; otherwise they are shared.
+        with_weights: whether to copy its parameters; otherwise they are shared.
     """
     parameters = {} if with_weights else {id(parameter): parameter for parameter in model.parameters()}
     with restored_modes(model):
@@ -54,9 +54,9 @@ class Change:
 
     Attributes:
         module: path of the module; empty for the model itself.
-        name: name of the attribute; `__class__` where another module is in its place.
-        before: its value if that is a number or a text; None for tensors and what was not there.
-        after: its value afterwards.
+        name: name of the attribute; `__class__` if the module was replaced.
+        before: its value if that is a number or text; None for a tensor, or if it did not exist.
+        after: its value after the forward.
     """
 
     module: str
@@ -66,7 +66,7 @@ class Change:
 
 
 def changes_of_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Change, ...]:
-    """What a forward changes in the attributes of a model's modules; the model is changed.
+    """Attributes of a model's modules that a forward changes; the model stays changed.
 
     Args:
         model: a model.
@@ -86,10 +86,10 @@ def changes_of_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
 
 
 def switch_of_changes(changes_at: Callable[[int], tuple[Change, ...]], shortest: int, longest: int) -> int | None:
-    """The largest length up to which a forward changes the same attributes as at the shortest; None: at all lengths.
+    """The largest length at which a forward changes the same attributes as at the shortest; None: all lengths do.
 
     Args:
-        changes_at: what a forward on a text of some length changes in a model that nothing has run on.
+        changes_at: the changes of a forward of some length in a model that has not run.
         shortest: a length.
         longest: a greater length.
     """
@@ -108,7 +108,7 @@ def switch_of_changes(changes_at: Callable[[int], tuple[Change, ...]], shortest:
 
 
 def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Path and name -> value of what modules hold besides weights; tensors as bytes, so that they can be compared."""
+    """Path and name -> value of attributes of modules except weights; tensors as bytes, to be compared."""
     state: dict[tuple[str, str], Any] = {}
     for path, module in model.named_modules():
         state[path, _CLASS] = type(module).__name__
@@ -121,22 +121,22 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
-    """Lengths in tokens after which a model may compute something else, ascending.
+    """Lengths in tokens above which a model may compute another function, ascending.
 
-    Windows to both sides have half of their width on each side, so that both numbers are among the lengths.
+    A window may extend over half of its width to each side, so that both numbers are among the lengths.
     """
     sizes = set(_sizes(text_config(config)))
     return tuple(sorted(sizes | {size // 2 for size in sizes if size > 3}))
 
 
 def chosen_keys(config: PretrainedConfig) -> int | None:
-    """The number of keys that sparse attention chooses by scores; None: it attends to all."""
+    """The number of keys that sparse attention chooses by scores; None if the model attends to all."""
     chosen: Any = getattr(text_config(config), _CHOSEN, None)
     return chosen if _is_reach(chosen) else None
 
 
 def _sizes(config: PretrainedConfig) -> Iterator[int]:
-    """The numbers of positions among the entries of a configuration that its layers use."""
+    """Numbers of positions in a configuration at which its layers may change."""
     layers = getattr(config, "layer_types", None) or ()
     if not layers or any(word in layer for layer in layers for word in _PARTIAL):
         for name in (name for name in vars(config) if _REACH.fullmatch(name)):
@@ -163,14 +163,14 @@ def _is_reach(size: Any) -> bool:
 
 
 class FirstOfEqual(TorchFunctionMode):
-    """While inside, `topk` chooses the first of equal values, as ONNX's TopK does.
+    """Inside, `topk` chooses the first of equal values, as ONNX's TopK does.
 
     Args:
-        watches: whether ties are noticed alone, and PyTorch chooses.
+        watches: whether ties are only recorded, and PyTorch chooses.
 
     Attributes:
-        tied: the smallest number of chosen values where the last of them equals one that is not chosen; None: in no
-            choice. Values of masked positions, infinite or the lowest of their type, do not count.
+        tied: the smallest `k` of a `topk` whose last chosen value equals a value that is not chosen; None without such
+            a tie. Values of masked positions, infinite or the lowest of their type, do not count.
     """
 
     tied: int | None = None

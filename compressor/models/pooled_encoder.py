@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
-"""Pools states `[rows, positions, width]` with a mask `[rows, positions]` (0: padding) to `[rows, width]`."""
+"""Pools states `[texts, positions, width]` with a mask `[texts, positions]` (0: padding) to `[texts, width]`."""
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     layer.__name__: layer for layer in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid)
 }
@@ -29,7 +32,7 @@ def _sum(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _tokens(states: Tensor, mask: Tensor) -> Tensor:
-    """The number of tokens of each row, `[rows, 1]`; at least 1e-9."""
+    """The number of tokens of each text, `[texts, 1]`; at least 1e-9."""
     return mask.to(states.dtype).sum(1, keepdim=True).clamp(min=1e-9)
 
 
@@ -40,17 +43,17 @@ POOLINGS: Mapping[str, Pooling] = {
     "mean": lambda states, mask: _sum(states, mask) / _tokens(states, mask),
     "mean_sqrt_len_tokens": lambda states, mask: _sum(states, mask) / _tokens(states, mask).sqrt(),
 }
-"""By the names of sentence-transformers. `cls` reads position 0, so rows must be padded on the right."""
+"""By the names of sentence-transformers. `cls` reads position 0, so texts must be padded on the right."""
 
 
 class DenseLayer(nn.Module):
-    """The module `Dense` of sentence-transformers: an affine map and an activation, and possibly a residual connection.
+    """The module `Dense` of sentence-transformers: an affine map, an activation and, possibly, a residual connection.
 
-    The weights are buffers: the layer follows the last one that is pruned, and is neither pruned nor trained.
+    The weights are buffers: the layer is neither pruned nor trained.
 
     Args:
         weight: `[output width, input width]`.
-        bias: `[output width]`; None: there is none.
+        bias: `[output width]`; None: the layer has no bias.
         activation: a name in `ACTIVATIONS`.
         is_residual: whether the input is added to the output.
         residual: `[output width, input width]`, which maps that input; None: it is added as it is.
@@ -115,6 +118,28 @@ class NormLayer(nn.Module):
         return nn.functional.layer_norm(embeddings, self.weight.shape, self.weight, self.bias)
 
 
+@dataclass
+class PooledOutput(ModelOutput):
+    """Output of a `PooledEncoder`; what its class does not compute is None.
+
+    Attributes:
+        loss: the loss, if labels are given.
+        sentence_embedding: embeddings of a `SentenceEncoder`, `[texts, width]`.
+        document_scores: 20 times the cosine of each text and each of its documents, `[texts, documents]`.
+        logits: scores of a reranker, `[texts, scores]`.
+        last_hidden_state: `[texts, 1, width]`, the pooled states as the only state of their text, or `[texts,
+            positions, width]`, the states of the tokens.
+        hidden_states: `[texts, positions, width]` of the embeddings and of each layer, if requested.
+    """
+
+    loss: Tensor | None = None
+    sentence_embedding: Tensor | None = None
+    document_scores: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
 class PooledEncoder(PreTrainedModel):
     """An encoder of transformers and a pooling, the base class of models in folders of sentence-transformers.
 
@@ -138,18 +163,30 @@ class PooledEncoder(PreTrainedModel):
         parameters = inspect.signature(encoder.forward).parameters
         self._takes_types, self._takes_cache = (name in parameters for name in ("token_type_ids", "use_cache"))
 
-    def pooled_states(
+    @abstractmethod
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Fields of `PooledOutput` from pooled states `[texts, width]`; `loss` reads the first."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the first of `outputs`."""
+
+    def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        output_hidden_states: bool | None,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:
-        """Run the encoder and pool; the arguments are those of `forward` in the classes that inherit from this one.
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> PooledOutput:
+        """Run the encoder, pool its states, and compute what follows.
 
-        Returns:
-            The pooled states `[texts, width]`; the output `last_hidden_state`, `[texts, 1, width]` or `[texts,
-            positions, width]`; and the states of every layer, where they are requested.
+        Args:
+            input_ids: `[texts, positions]`, padded on the right.
+            attention_mask: `[texts, positions]`, 0 where a position is padding; None: no position is.
+            token_type_ids: `[texts, positions]`, for encoders that read them.
+            labels: if given, `loss` is computed.
+            output_hidden_states: whether to return the states of every layer.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
@@ -159,10 +196,15 @@ class PooledEncoder(PreTrainedModel):
             arguments["use_cache"] = False
         if output_hidden_states:
             arguments["output_hidden_states"] = True
-        output = self.encoder(**arguments)
-        pooled = POOLINGS[self.pooling](output[0], mask)
-        states = pooled[:, None] if self.pool_in_graph else output[0]
-        return pooled, states, output.hidden_states if output_hidden_states else None
+        encoded = self.encoder(**arguments)
+        pooled = POOLINGS[self.pooling](encoded[0], mask)
+        outputs = self.outputs(pooled)
+        return PooledOutput(
+            loss=None if labels is None else self.loss(next(iter(outputs.values())), labels),
+            last_hidden_state=pooled[:, None] if self.pool_in_graph else encoded[0],
+            hidden_states=encoded.hidden_states if output_hidden_states else None,
+            **outputs,
+        )
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write weights and configuration of the encoder, as in the folder that it was loaded from."""

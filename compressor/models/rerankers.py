@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from compressor.models.pooled_encoder import DenseLayer, NormLayer, PooledEncoder
 from compressor.models.sentence_encoder import STATES
@@ -26,12 +25,12 @@ class ModuleReranker(PooledEncoder):
     """A pooled encoder and a head, as in a folder of sentence-transformers' `CrossEncoder`.
 
     Args:
-        encoder: its first output is the states of the tokens, `[rows, positions, width]`. Its configuration gets as
+        encoder: its first output is the states of the tokens, `[texts, positions, width]`. Its configuration has as
             many labels as there are scores.
         pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
-        layers: the layers that pooled states pass, in order; the last one's outputs are the scores.
-        folders: the folders of the layers in that of the model.
-        pool_in_graph: whether the states of an exported graph are pooled.
+        layers: the layers after the pooling, in order; the outputs of the last are the scores.
+        folders: paths of the layers' folders in the model's.
+        pool_in_graph: whether an exported graph pools.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class ModuleReranker(PooledEncoder):
 
     @property
     def layers(self) -> list[HeadLayer]:
-        """The layers that pooled states pass, in order."""
+        """The layers after the pooling, in order."""
         return [layer for layer in self.head if isinstance(layer, HeadLayer)]
 
     @property
@@ -61,44 +60,20 @@ class ModuleReranker(PooledEncoder):
         """Names of the outputs of an exported graph."""
         return (LOGITS, STATES)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-    ) -> ModelOutput:
-        """Score texts or pairs.
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Scores `[texts, scores]` as logits."""
+        return {LOGITS: self.head(pooled)}
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The loss of transformers' classifiers: squared errors of numbers, cross-entropy of classes.
 
         Args:
-            input_ids: `[rows, positions]`, padded on the right.
-            attention_mask: `[rows, positions]`, 0 where a position is padding; None: there is none.
-            token_type_ids: `[rows, positions]`, for encoders that read them.
-            labels: `[rows]`, or `[rows, scores]`; computes the loss that transformers' classifiers have.
-            output_hidden_states: whether to return the states of every layer.
-
-        Returns:
-            `logits` `[rows, scores]`, `last_hidden_state` `[rows, 1, width]` or `[rows, positions, width]`, and `loss`
-            and `hidden_states` where they are requested.
+            output: logits, `[texts, scores]`.
+            labels: numbers `[texts]` or `[texts, scores]`, or classes `[texts]`.
         """
-        pooled, states, hidden_states = self.pooled_states(
-            input_ids, attention_mask, token_type_ids, output_hidden_states
-        )
-        logits = self.score(pooled)
-        values: dict[str, Any] = {LOGITS: logits, STATES: states}
-        if labels is not None:
-            numbers = labels.is_floating_point()
-            loss = nn.functional.mse_loss if numbers else nn.functional.cross_entropy
-            values = {"loss": loss(logits.reshape(labels.shape) if numbers else logits, labels), **values}
-        if hidden_states is not None:
-            values["hidden_states"] = hidden_states
-        return ModelOutput(values)
-
-    def score(self, pooled: Tensor) -> Tensor:
-        """Scores `[rows, scores]` from pooled states `[rows, width]`."""
-        logits: Tensor = self.head(pooled)
-        return logits
+        if labels.is_floating_point():
+            return nn.functional.mse_loss(output.reshape(labels.shape), labels)
+        return nn.functional.cross_entropy(output, labels)
 
 
 @dataclass(frozen=True)
@@ -106,9 +81,9 @@ class Answers:
     """The answers of a language model to a pair, and how it reads one.
 
     Attributes:
-        positive: the token of a relevant document, e.g. that of `yes`.
-        negative: the token of another one, e.g. that of `no`; None: the score is the logit of `positive`.
-        prompt: the system message of the chat template; empty: there is none.
+        positive: the token that says that a document is relevant, e.g. `yes`.
+        negative: the token that says that it is not, e.g. `no`; None: the score is the logit of `positive`.
+        prompt: the system message of the chat template; empty: no such message.
         template: further arguments of the chat template.
     """
 
@@ -119,16 +94,16 @@ class Answers:
 
 
 class CausalReranker(ModuleReranker):
-    """The decoder of a language model, whose score of a row is a difference of two logits at its last token.
+    """The decoder of a language model, which scores a text by the difference of two logits at its last token.
 
-    The logits of other tokens are not computed. A module `LogitScore` of sentence-transformers names the two tokens.
+    No other logits are computed. A module `LogitScore` of sentence-transformers names the two tokens.
 
     Args:
-        whole: a language model whose logits are the product of its last states and its output embeddings.
+        whole: a language model whose logits are the matmul of its last states and its output embeddings.
         answers: the two tokens.
 
     Raises:
-        ValueError: the logits of the model are not such a product.
+        ValueError: its logits are something else.
     """
 
     rows: Tensor | None
@@ -141,9 +116,11 @@ class CausalReranker(ModuleReranker):
         is_tied = isinstance(head, nn.Linear) and head.weight is decoder.get_input_embeddings().weight
         # Tied embeddings may be trained: the head follows them.
         output_embeddings: Any = head.weight  # an attribute of a module has any type
-        self.register_buffer("rows", None if is_tied else self._rows_of(output_embeddings.detach().float()).clone())
+        self.register_buffer(
+            "rows", None if is_tied else self._score_weights(output_embeddings.detach().float()).clone()
+        )
         object.__setattr__(self, "_whole", [whole])  # not a submodule: its parameters are those of the decoder
-        _require_product(self, whole)
+        _require_matmul(self, whole)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -151,26 +128,26 @@ class CausalReranker(ModuleReranker):
         answers = self.answers
         return "answers", str(answers.positive), str(answers.negative), answers.prompt, repr(answers.template)
 
-    def score(self, pooled: Tensor) -> Tensor:
-        """Scores `[rows, 1]` from the states of last tokens `[rows, width]`."""
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Scores `[texts, 1]` as logits."""
         embeddings: Any = self.encoder.get_input_embeddings()
-        rows = self._rows_of(embeddings.weight) if self.rows is None else self.rows
-        return pooled @ rows.to(pooled.dtype).T
+        rows = self._score_weights(embeddings.weight) if self.rows is None else self.rows
+        return {LOGITS: pooled @ rows.to(pooled.dtype).T}
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write weights and configuration of the language model, as in the folder that it was loaded from."""
         whole: list[PreTrainedModel] = self.__dict__["_whole"]
         whole[0].save_pretrained(save_directory, *args, **kwargs)
 
-    def _rows_of(self, embeddings: Tensor) -> Tensor:
-        """The vector `[1, width]` whose product with a state is its score, from output embeddings `[tokens, width]`."""
+    def _score_weights(self, embeddings: Tensor) -> Tensor:
+        """Weights `[1, width]` of the score of a state, from output embeddings `[tokens, width]`."""
         positive, negative = self.answers.positive, self.answers.negative
         row = embeddings[positive : positive + 1]
         return row if negative is None else row - embeddings[negative : negative + 1]
 
 
-def _require_product(model: CausalReranker, whole: PreTrainedModel) -> None:
-    """Raise ValueError unless the scores of a row are those of the logits of the language model."""
+def _require_matmul(model: CausalReranker, whole: PreTrainedModel) -> None:
+    """Raise ValueError unless scores are differences of the language model's logits."""
     embeddings: Any = whole.get_input_embeddings()
     count = len(embeddings.weight)
     ids = torch.arange(8)[None] % count
@@ -180,4 +157,4 @@ def _require_product(model: CausalReranker, whole: PreTrainedModel) -> None:
         expected = logits[:, positive] - (0 if negative is None else logits[:, negative])
         score = model.eval()(input_ids=ids)[LOGITS][:, 0]
     if not torch.allclose(score, expected, rtol=0, atol=_TOLERANCE * float(logits.abs().max())):
-        raise ValueError("its logits are not the product of its last states and its output embeddings")
+        raise ValueError("its logits are not the matmul of its last states and its output embeddings")

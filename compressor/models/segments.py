@@ -37,12 +37,12 @@ _COUNTS = (
     "max_position_embeddings",
 )
 Memories = tuple[Tensor, ...]
-"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
+"""A tensor for each layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
 
 
 @strict
 class SegmentConfig(PreTrainedConfig):
-    """Fields that both families share.
+    """The fields of both families' configurations.
 
     Attributes:
         vocab_size: number of tokens.
@@ -88,7 +88,7 @@ class SegmentConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def kept(self, layer: int) -> list[int]:
-        """Original ids of the heads of a layer."""
+        """Original ids of the heads that a layer has."""
         return list(range(self.num_attention_heads)) if self.layer_heads is None else self.layer_heads[layer]
 
     @property
@@ -138,22 +138,15 @@ class SegmentConfig(PreTrainedConfig):
         if self.layer_heads is None:
             return
         if len(self.layer_heads) != self.num_hidden_layers:
-            raise InputError(
+            text = (
                 f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give a list of"
-                " heads for each layer",
-                code=ErrorCode.CONTRADICTION,
-                field="layer_heads",
-                layers=len(self.layer_heads),
+                " heads for each layer"
             )
+            raise InputError(text, code=ErrorCode.CONTRADICTION, field="layer_heads", layers=len(self.layer_heads))
         for layer, heads in enumerate(self.layer_heads):
             if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
-                raise InputError(
-                    f"layer_heads: layer {layer} has {heads}; give ascending ids of original heads",
-                    code=ErrorCode.INVALID_VALUE,
-                    field="layer_heads",
-                    layer=layer,
-                    value=heads,
-                )
+                text = f"layer_heads: layer {layer} has {heads}; give ascending ids of original heads"
+                raise InputError(text, code=ErrorCode.INVALID_VALUE, field="layer_heads", layer=layer, value=heads)
 
 
 def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
@@ -314,9 +307,9 @@ class RelativeAttention(nn.Module):
         return states.view(*states.shape[:2], -1, self.head_dim)
 
     def _append_persistent(self, states: Tensor, vectors: Tensor) -> Tensor:
-        """Append persistent vectors `[head, N, head_dim]` to the positions of every row."""
-        rows = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
-        return torch.cat([states, rows], dim=1)
+        """Append persistent vectors `[head, N, head_dim]` to the positions of every example."""
+        vectors = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
+        return torch.cat([states, vectors], dim=1)
 
 
 @dataclass
@@ -422,7 +415,7 @@ class TransformerXLLayer(SegmentLayer):
 
 
 class SegmentPreTrainedModel(PreTrainedModel):
-    """Base of both families: loading, saving and initial values."""
+    """Base class of both families: loading, saving and initial values."""
 
     config: SegmentConfig
     base_model_prefix = "model"
@@ -473,7 +466,7 @@ class SegmentModel(SegmentPreTrainedModel):
         Args:
             input_ids: `[batch, segment]`.
             attention_mask: `[batch, segment]`, 0 where a position is padding; positions in memory are never masked.
-            memories: one tensor per layer, `[batch, memory, hidden]`, as returned for the previous segment; None for
+            memories: a tensor for each layer, `[batch, memory, hidden]`, as returned for the previous segment; None for
                 the first segment.
             inputs_embeds: `[batch, segment, hidden]` instead of `input_ids`, already scaled by sqrt(hidden).
             named: memories by name.
@@ -608,20 +601,14 @@ def pruned(model: Model, plan: Plan) -> Model:
     """
     neurons = [group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units]
     if neurons:
-        raise InputError(
-            f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads",
-            code=ErrorCode.INVALID_VALUE,
-            field="plan",
-            sites=tuple(neurons),
-        )
+        text = f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads"
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(neurons))
     if plan.masks:
-        raise InputError(
+        text = (
             f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
-            " that only drops heads",
-            code=ErrorCode.INVALID_VALUE,
-            field="plan",
-            sites=tuple(sorted(plan.masks)),
+            " that only drops heads"
         )
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(sorted(plan.masks)))
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
     check_plan(plan, [Site(name, "causal", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
@@ -655,7 +642,7 @@ def pruned(model: Model, plan: Plan) -> Model:
 
 
 def _slice_heads(attention: RelativeAttention, site: SitePlan) -> dict[str, Tensor]:
-    """The tensors of one attention, reduced to the kept heads."""
+    """The tensors of an attention module, without dropped heads."""
     kept = torch.tensor(site.kept, dtype=torch.long, device=attention.o_proj.weight.device)
     tensors = {}
     for name, tensor in attention.state_dict().items():

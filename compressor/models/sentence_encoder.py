@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from compressor.models.pooled_encoder import POOLINGS, DenseLayer, PooledEncoder
 
@@ -15,27 +12,6 @@ EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "documen
 """Names of outputs of `SentenceEncoder`."""
 _SCALE = 20.0
 """Factor on cosines before a softmax, as in sentence-transformers' losses of rankings."""
-
-
-@dataclass
-class SentenceOutput(ModelOutput):
-    """Output of a `SentenceEncoder`.
-
-    Attributes:
-        loss: the loss of pairs, if labels are given.
-        sentence_embedding: `[texts, width]`.
-        document_scores: `[texts, documents]`, 20 times the cosine of each text and each document; None without
-            documents.
-        last_hidden_state: `[texts, 1, width]`, the pooled states as the only state of their text, or `[texts,
-            positions, width]`, the states of the tokens; see `PooledEncoder`.
-        hidden_states: `[texts, positions, width]` of the embeddings and of each layer, if requested.
-    """
-
-    loss: Tensor | None = None
-    sentence_embedding: Tensor | None = None
-    document_scores: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class SentenceEncoder(PooledEncoder):
@@ -48,8 +24,9 @@ class SentenceEncoder(PooledEncoder):
         pool_in_graph: whether an exported graph pools.
 
     Attributes:
-        dense: the `DenseLayer`s that pooled states pass, in order; at first none.
-        documents: embeddings `[documents, width]` of norm one, against which texts are ranked; None: there are none.
+        dense: the `DenseLayer`s after the pooling, in order; empty until the caller appends some.
+        documents: embeddings `[documents, width]` of norm one, which texts are compared with; None: no scores of
+            documents are computed.
     """
 
     def __init__(
@@ -73,7 +50,7 @@ class SentenceEncoder(PooledEncoder):
 
     @property
     def dense_layers(self) -> list[DenseLayer]:
-        """The layers that pooled states pass, in order."""
+        """The layers after the pooling, in order."""
         return [layer for layer in self.dense if isinstance(layer, DenseLayer)]
 
     @property
@@ -81,36 +58,22 @@ class SentenceEncoder(PooledEncoder):
         """Names of the outputs of an exported graph."""
         return (EMBEDDING, STATES) if self.pool_in_graph else (STATES,)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-    ) -> SentenceOutput:
-        """Embed texts.
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Embeddings `[texts, width]`, and scores of documents, where the model has some."""
+        embedding = self._embed(pooled)
+        if self.documents is None:
+            return {EMBEDDING: embedding}
+        cosines = nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T
+        return {EMBEDDING: embedding, RANKING: _SCALE * cosines}
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The ranking loss of embeddings of pairs.
 
         Args:
-            input_ids: `[texts, positions]`, padded on the right.
-            attention_mask: `[texts, positions]`, 0 where a position is padding; None: there is none.
-            token_type_ids: `[texts, positions]`, for encoders that read them.
-            labels: `[pairs]`, larger for more similar texts, where texts 2i and 2i+1 are pair i; computes the loss.
-            output_hidden_states: whether to return the states of every layer.
+            output: `[texts, width]`; texts 2i and 2i+1 are pair i.
+            labels: `[pairs]`, larger for more similar texts.
         """
-        pooled, states, hidden_states = self.pooled_states(
-            input_ids, attention_mask, token_type_ids, output_hidden_states
-        )
-        embedding, scores = self._embed(pooled), None
-        if self.documents is not None:
-            scores = _SCALE * nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T
-        return SentenceOutput(
-            loss=None if labels is None else _ranking_loss(embedding, labels),
-            sentence_embedding=embedding,
-            last_hidden_state=states,
-            document_scores=scores,
-            hidden_states=hidden_states,
-        )
+        return _ranking_loss(output, labels)
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Embeddings `[texts, width]` from the states of tokens `[texts, positions, width]` and their mask."""
@@ -123,10 +86,10 @@ class SentenceEncoder(PooledEncoder):
 
 
 def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:
-    """The loss of the order of pairs by their cosines: log(1 + sum of exp(20 (cos_j - cos_i)) over label_i > label_j).
+    """log(1 + sum of exp(20 (cos_j - cos_i)) over label_i > label_j) of the cosines of pairs.
 
-    It depends on the order of the labels alone, so that labels of any scale serve (CoSENT: Su 2022; `CoSENTLoss` in
-    sentence-transformers). Single texts without a pair have no order, and no loss.
+    The loss depends on the order of the labels alone, so that labels may have any scale (CoSENT: Su 2022; `CoSENTLoss`
+    in sentence-transformers). It is zero for single texts, which have no order.
     """
     if len(embedding) != 2 * len(labels):
         return embedding.new_zeros(())

@@ -1,4 +1,4 @@
-"""What a configuration says of the texts that a model reads."""
+"""The part of a configuration on text, and its factor on the maximum length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DYNAMIC = "dynamic"
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that describes text; that of the decoder if several do."""
+    """The part of a configuration on text; that of the decoder if several parts are."""
     try:
         return config.get_text_config()
     except ValueError:
@@ -19,8 +19,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 def extension(config: PretrainedConfig) -> float:
     """Factor by which rotary embeddings of the type `dynamic` read more tokens than `max_position_embeddings`.
 
-    It is the smallest of those of the types of layers; 1.0 for all other models, whose limit is
-    `max_position_embeddings`.
+    It is the smallest factor of all types of layers, and 1.0 for other models.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds = [parameters] if "rope_type" in parameters else [kind for kind in parameters.values() if kind]

@@ -1,4 +1,4 @@
-"""A tiny model of the configuration of a large one: the same positions, windows and types of layers, but few heads."""
+"""A tiny model with the configuration of a large model: the same positions, windows and types of layers, few heads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _HEAD_COUNTS = (
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 _INNER_WIDTHS = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "moe_intermediate_size")
 _SCALE = 0.2
-"""Standard deviation of the weights, with which attention depends on what it sees."""
+"""Standard deviation of the weights, large enough for attention to depend on its inputs."""
 
 
 def tiny_model(model: PreTrainedModel) -> PreTrainedModel | None:
-    """A tiny random model of the class and configuration of another; None: no such model can be made.
+    """A tiny random model with the class and configuration of a model; None if the class cannot be so small.
 
-    A layer of every kind remains. Of a sentence encoder or a reranker of modules it is the encoder alone.
+    It has a layer of every type. For a sentence encoder or a reranker of modules it is an encoder.
 
     Args:
-        model: the model, which stays as it is.
+        model: the model, which is not changed.
     """
     if isinstance(model, SentenceEncoder | ModuleReranker):
         model = model.encoder
@@ -44,13 +44,13 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel | None:
             for parameter in tiny.parameters():
                 if parameter.dim() > 1:
                     torch.nn.init.normal_(parameter, std=_SCALE)
-    except Exception:  # a class may need sizes that its configuration derives from others
+    except Exception:  # a class may need sizes that its configuration derives from changed sizes
         return None
     return tiny.float().eval()
 
 
 def _shrink(config: PretrainedConfig) -> None:
-    """Make a configuration one of few small layers, in place."""
+    """Change a configuration to few small layers."""
     heads = next((getattr(config, name) for name in _HEAD_COUNTS if _is_size(config, name)), 1)
     width = next((getattr(config, name) for name in _WIDTHS if _is_size(config, name)), heads)
     head_dim = getattr(config, "head_dim", None) or width // heads
@@ -70,10 +70,10 @@ def _shrink(config: PretrainedConfig) -> None:
 
 
 def _layers_of_every_kind(kinds: Sequence[Any], count: int) -> list[int]:
-    """The first layer of each kind, and as many layers as there are at least."""
+    """The first layer of each kind, and further layers up to `_LAYERS`."""
     first = [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
-    others = [layer for layer in range(count) if layer not in first]
-    return sorted([*first, *others[: max(0, min(_LAYERS, count) - len(first))]])
+    further = [layer for layer in range(count) if layer not in first]
+    return sorted([*first, *further[: max(0, min(_LAYERS, count) - len(first))]])
 
 
 def _is_size(config: PretrainedConfig, name: str) -> bool:

@@ -27,6 +27,7 @@ from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data
 from compressor.tasks.row_files import require_file
+from compressor.tasks.scoring import with_answers
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.find import find_units, no_heads_error
@@ -179,7 +180,9 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
             task, or documents cannot be ranked.
     """
     drawn = drawn_rows(recipe, steps)
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn)
+    bounds_loss = recipe.selection.max_drop is not None and drawn is not None
+    answer = (lambda task, rows: with_answers(task, rows, model.folder.model)) if bounds_loss else None
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, answer=answer)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     max_drop = recipe.selection.max_drop
@@ -216,8 +219,8 @@ def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data
     else:
         return
     raise InputError(
-        f"--max-drop {max_drop:g}: the {rows} rows have no labels, which the metric is computed from; name their column"
-        f" (--label-column), or rows that have labels ({flag_of(field)})",
+        f"--max-drop {max_drop:g}: the {rows} rows have no labels, and {data.task.name} cannot take the answers of the"
+        f" whole model as labels; name rows that have labels ({flag_of(field)})",
         code=ErrorCode.COLUMN_MISSING,
         field=field,
         value=max_drop,

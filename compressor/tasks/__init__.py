@@ -1,4 +1,4 @@
-"""Tasks: they convert rows to batches, and outputs to statistics from which a metric is computed."""
+"""Tasks: they convert rows to batches, and outputs of the model to statistics of a metric."""
 
 from compressor.results import MetricUnit
 from compressor.tasks.base import Task

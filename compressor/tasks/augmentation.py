@@ -1,4 +1,4 @@
-"""Rows that are cut and joined, so that their lengths are those of other rows; they have no labels."""
+"""Cut and join texts of examples without labels, so that they have the lengths of a pattern."""
 
 from __future__ import annotations
 
@@ -9,59 +9,58 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from compressor.tasks.encoding import chunks_of, runs_between
-from compressor.tasks.row_store import RowStore
+from compressor.tasks.encoding import encode_chunks, runs_between
 
 _JOINED_SHARE = 0.5
-"""Share of the replaced rows that are joined of two; a row that is too short for a cut always is."""
+"""Share of the replaced texts that are parts of two texts; a text that is too short for a cut always is."""
 
 
 def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_ids: Collection[int]) -> Dataset:
-    """Rows of which a share is replaced by a cut of the row, or by a part of it and a part of another row.
+    """Replace a share of examples by a part of their texts, or by a part of them and a part of another example's.
 
-    For each replaced row, a row of the pattern is drawn, whose texts give the numbers of tokens, text by text. Special
-    tokens stay where they are. What becomes of a row depends on the rows, the seed and its position alone.
+    The texts get as many tokens as those of an example of the pattern, which is drawn. Special tokens stay where they
+    are. The result for an example depends only on the examples, the seed and its position.
 
     Args:
-        rows: encoded rows, with columns `input_ids`, `attention_mask`, `labels`, `length` and possibly
-            `token_type_ids`.
-        pattern: rows of the lengths wanted.
-        share: share of the rows that are replaced.
+        rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
+        pattern: examples of the wanted lengths.
+        share: share of the examples that are replaced.
         seed: seed of the draws.
-        special_ids: ids of the tokens that frame texts.
+        special_ids: ids of the special tokens, which separate texts.
 
     Returns:
-        As many rows, with the label zero.
+        As many examples, with the label zero.
     """
-    store = RowStore()
-    for start, chunk in chunks_of(rows):
+
+    def replace(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
         examples = [
-            _replaced(rows, pattern, start + offset, share, seed, special_ids) or row
-            for offset, row in enumerate(chunk)
+            _replaced(rows, pattern, position, share, seed, special_ids) or row
+            for position, row in enumerate(chunk, start)
         ]
         columns = {name: [example[name] for example in examples] for name in chunk.column_names}
-        store.add(Dataset.from_dict({**columns, "labels": [0] * len(examples)}).data.table)
-    return store.finish()
+        return {**columns, "labels": [0] * len(examples)}, 0
+
+    return encode_chunks(rows, replace)[0]
 
 
 def _replaced(
     rows: Dataset, pattern: Dataset, position: int, share: float, seed: int, special_ids: Collection[int]
 ) -> dict[str, Any] | None:
-    """What replaces the row at a position; None: the row stays."""
+    """The replacement of the example at a position; None if it stays."""
     rng = np.random.default_rng((seed, position))
     if rng.random() >= share:
         return None
     example = rows[position]
-    texts, partner, model = (
-        runs_between(row["input_ids"], special_ids)
-        for row in (example, rows[int(rng.integers(len(rows)))], pattern[int(rng.integers(len(pattern)))])
+    texts, partner, wanted = (
+        runs_between(drawn["input_ids"], special_ids)
+        for drawn in (example, rows[int(rng.integers(len(rows)))], pattern[int(rng.integers(len(pattern)))])
     )
-    if not texts or not len(texts) == len(partner) == len(model):  # a text is empty
+    if not texts or not len(texts) == len(partner) == len(wanted):  # a text is empty
         return None
     is_joined = rng.random() < _JOINED_SHARE
     parts = [
-        _part(text, partner_text, len(wanted), rng, is_joined=is_joined)
-        for text, partner_text, wanted in zip(texts, partner, model, strict=True)
+        _part(text, partner_text, len(wanted_text), rng, is_joined=is_joined)
+        for text, partner_text, wanted_text in zip(texts, partner, wanted, strict=True)
     ]
     return _framed(example, parts, special_ids)
 
@@ -69,7 +68,7 @@ def _replaced(
 def _part(
     text: Sequence[int], partner: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
 ) -> list[int]:
-    """A cut of a text with `count` tokens, or a part of it and a part of another; shorter where both are short."""
+    """`count` consecutive tokens of a text, or a part of it and a part of its partner; fewer if both are short."""
     if len(text) >= count and not (is_joined and count > 1):
         return list(_cut(text, count, rng))
     first = min(len(text), int(rng.integers(1, count)) if count > 1 else 1)
@@ -85,7 +84,7 @@ def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> Sequence[
 
 
 def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: Collection[int]) -> dict[str, Any]:
-    """A row with other texts between its special tokens."""
+    """An example with other texts between its special tokens."""
     types = example.get("token_type_ids", [0] * len(example["input_ids"]))
     remaining = iter(parts)
     ids: list[int] = []

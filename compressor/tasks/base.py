@@ -1,4 +1,4 @@
-"""The interface of a task: rows to batches, and a model's outputs to statistics from which a metric is computed."""
+"""The interface of a task: it converts rows to batches, and outputs of the model to statistics of a metric."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 
 
 class Task(ABC):
-    """One task on one model folder.
+    """A task of a model folder.
 
     A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
-    package (`compressor.config.own_tasks`). The class declares all that is specific to the task: columns, collation,
-    scored outputs, and metrics with their units. Its arguments are a model folder, the rows of a recipe, and a metric.
+    package (`compressor.config.own_tasks`). The class declares its columns, collation, scored outputs, and metrics with
+    their units. Its arguments are a model folder, the section of a recipe on rows, and a metric.
 
     Args:
         metric: one of `metrics`.
@@ -35,21 +35,22 @@ class Task(ABC):
     Attributes:
         name: the name of the task, e.g. `text-classification`.
         metrics: the metrics of the task, the default first.
-        in_order: whether rows follow each other in a text and must not be shuffled.
-        reads_streams: whether the model keeps a memory of earlier rows, so that a text is read in parallel streams
-            (`segment_streams`) where the metric is computed and where the model is trained.
-        embeds: whether the scored output is one embedding for each text.
+        in_order: whether examples follow each other in a text and must not be shuffled.
+        reads_streams: whether the model keeps a memory of earlier examples, so that scoring and training read a text in
+            parallel streams (`segment_streams`).
+        embeds: whether the scored output is an embedding of each text.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
-            `end_logits` are logits over positions; any other output `[rows, n]` is logits of n classes.
+            `end_logits` are logits over positions; any other output `[examples, n]` is logits of n classes.
         label_name: the key of the labels in a collated batch, `[examples, ...]`.
-        model_task: for a custom task, the value of `--task` that a model folder is loaded with; None: its class
-            is the one that it was saved as.
-        notes: how rows are read and scored; complete when all rows are encoded.
-        set_aside_by: column of the encoded rows; rows with equal values there are set aside together for another
-            split. None: rows are set aside one by one.
-        beams: number of hypotheses per row that the model processes at once.
-        max_new_tokens: maximum number of tokens generated for a row; 0 if the metric needs one forward only.
+        model_task: for a custom task, the value of `--task` with which a model folder is loaded; None: it is loaded as
+            the class that it was saved as.
+        scores_agreement: whether labels are what the whole model answers, so that the metric is the agreement with it.
+        notes: how rows are read and scored; complete after all rows are encoded.
+        set_aside_by: column of the examples; examples with equal values there are set aside together for another
+            split. None: examples are set aside independently.
+        beams: number of hypotheses of an example that the model processes at once.
+        max_new_tokens: maximum number of tokens generated for an example; 0 if the metric needs a single forward.
     """
 
     name: ClassVar[str]
@@ -64,6 +65,7 @@ class Task(ABC):
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
+        self.scores_agreement = False
         self.notes: tuple[Note, ...] = ()
         self.set_aside_by: str | None = None
         self.beams = 1
@@ -71,13 +73,13 @@ class Task(ABC):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether this class supports a folder of its task; of several classes, the first that accepts it is used."""
+        """Whether this class supports a folder of its task; the first class that does is used."""
         return True
 
     @property
     def metric(self) -> str:
         """Name of the metric that `score` computes, e.g. `accuracy`."""
-        return self._metric.name
+        return f"agreement ({self._metric.name})" if self.scores_agreement else self._metric.name
 
     @property
     def metric_unit(self) -> MetricUnit:
@@ -86,12 +88,12 @@ class Task(ABC):
 
     @property
     def metric_heading(self) -> str:
-        """The metric with its unit, for the head of a column: `accuracy, %`."""
+        """The metric with its unit, for the heading of a column: `accuracy, %`."""
         return self._metric.heading
 
     @property
     def metric_maximum(self) -> float:
-        """The largest value of the metric; infinity where there is none."""
+        """The largest possible value of the metric; may be infinite."""
         return self._metric.maximum
 
     @property
@@ -101,17 +103,17 @@ class Task(ABC):
 
     @property
     def chooser(self) -> Task:
-        """The task whose metric selects heads and checkpoints: this one, if its metric needs one forward only."""
+        """The task whose metric selects heads and checkpoints: this task, if its metric needs a single forward."""
         return self
 
     @property
     def special_ids(self) -> frozenset[int] | None:
-        """Ids of the tokens that frame the texts of a row; None: rows of the task are not cut and joined."""
+        """Ids of special tokens, between which texts may be cut and joined; None: the task does not permit it."""
         return None
 
     @property
     def retrieves(self) -> bool:
-        """Whether the metric is one of retrieval, which compares all rows with each other."""
+        """Whether the metric is one of retrieval, which compares all examples with each other."""
         return False
 
     @property
@@ -121,11 +123,11 @@ class Task(ABC):
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
-        """Raise an error unless a folder has what converts its rows to inputs of the model: a tokenizer."""
+        """Raise an error unless a folder has a tokenizer, or what else converts rows to inputs of the model."""
         require_processor(folder.processor, folder.path)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a file, a folder or a data set by the name of their split; see `splits.named_splits`.
+        """The rows of a file, a folder or a data set, by the name of their split; see `splits.named_splits`.
 
         Args:
             source: the value of `--data`, `--eval-data` or `--test-data`.
@@ -133,14 +135,14 @@ class Task(ABC):
         return named_splits(source)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
-        """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
+        """Learn from rows how labels map to numbers in every split; called once, before any `encode`.
 
         Args:
-            rows: the rows of the first split that is read.
+            rows: the rows of the first split.
             source: name of the rows in error messages.
 
         Raises:
-            InputError: a label that the model does not have, or labels of one class only.
+            InputError: the model does not have a label, or all labels are equal.
         """
 
     @abstractmethod
@@ -156,11 +158,11 @@ class Task(ABC):
         """
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of text that have usual names, where rows with and without labels need as many; else empty."""
+        """The columns of text with usual names, if rows without labels need as many as rows with labels; else empty."""
         return ()
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows whose labels are not used, e.g. to run the model on them; labels may be placeholders.
+        """Encode rows whose labels are not used; labels of the examples may be placeholders.
 
         Args:
             rows: rows with any labels, or without labels where the task permits it.
@@ -169,11 +171,11 @@ class Task(ABC):
         return self.encode(rows, source)
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """All rows that `encode` returned; columns that name a row in later errors name it by its origin."""
+        """The examples that `encode` returned, where columns that later errors read name the origin of each row."""
         return encoded
 
     def check_files(self, examples: Dataset) -> None:  # noqa: B027 - few tasks have files
-        """Read the files that encoded rows refer to and `collate` reads, if there are some, so that errors come early.
+        """Read the files, if any, that examples refer to and `collate` reads, so that errors are raised early.
 
         Raises:
             InputError: a file cannot be read.
@@ -181,34 +183,34 @@ class Task(ABC):
 
     @abstractmethod
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """One batch, padded to its longest example: the model's inputs, and the labels under `label_name`."""
+        """A batch, padded to its longest example: the model's inputs, and the labels as `label_name`."""
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert a collated batch to the arguments from which the model computes its own loss."""
+        """The arguments from which the model computes its own loss, from a collated batch."""
         return batch
 
     def model_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A collated batch without labels of the task's own kind.
+        """A collated batch without `label_name`.
 
-        `labels` stay: they say which positions are scored, and a decoder's inputs may follow from them.
+        A tensor `labels` stays: it marks scored positions, and a decoder may derive its inputs from it.
         """
         return {name: value for name, value in batch.items() if name == LABELS or name != self.label_name}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean `[examples]` of the values `[rows]` of the rows that each example of a collated batch consists of.
+        """Average values `[inputs]` over the texts or windows of each example of a batch, `[examples]`.
 
         Args:
-            values: one for each row that the model reads.
+            values: a value for each text or window that the model reads.
             batch: the collated batch with its labels.
         """
         return values
 
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
-        """Number of rows that the model reads for encoded examples, and of their tokens."""
+        """Number of texts or windows that the model reads for examples, and of their tokens."""
         return len(rows), sum(rows["length"][:])
 
     def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Outputs of an engine with those that the task scores, which may be computed from others.
+        """Outputs of an engine, with outputs that the task scores and computes from them.
 
         Args:
             outputs: arrays by name.
@@ -217,31 +219,27 @@ class Task(ABC):
         return outputs
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
-        """The logits among the outputs of one forward, in PyTorch or of an engine; several are stacked on a last axis.
+        """The logits among the outputs of a model or an engine; several are stacked on a last axis.
 
         Raises:
-            InputError: the model lacks one of `Task.outputs`.
+            InputError: the model lacks an output of `Task.outputs`.
         """
         missing = next((name for name in self.outputs if name not in outputs), None)
         if missing is not None:
-            raise InputError(
-                f"the model has no output {missing}, which {self.name} scores; use a model that has it",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                output=missing,
-                task=self.name,
-            )
+            text = f"the model has no output {missing}, which {self.name} scores; use a model that has it"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, output=missing, task=self.name)
         values = [outputs[name] for name in self.outputs]
         arrays = [value.float().cpu().numpy() if isinstance(value, Tensor) else value for value in values]
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Sufficient statistics of some examples, `[examples, k]` float64, from which `score` computes the metric.
+        """Sufficient statistics of examples, `[examples, k]` float64, from which `score` computes the metric.
 
-        One forward computes them, unless the task overrides this method.
+        A single forward computes them, unless the task overrides this method.
 
         Args:
             forward: runs the model.
-            examples: encoded rows.
+            examples: the examples.
         """
         batch = self.collate(examples)
         labels = self.pop_labels(batch, len(examples))
@@ -251,14 +249,14 @@ class Task(ABC):
         return statistics
 
     def pop_labels(self, batch: dict[str, Tensor], count: int) -> np.ndarray:
-        """Take the labels out of a collated batch.
+        """Remove the labels from a collated batch, and return them.
 
         Args:
-            batch: the batch; its labels are removed.
+            batch: the batch.
             count: number of its examples.
 
         Raises:
-            UsageError: it has no labels, or not one element for each example.
+            UsageError: it has no labels, or not an element for each example.
         """
         labels = batch.pop(self.label_name, None) if isinstance(batch, MutableMapping) else None
         if labels is None or not labels.ndim or len(labels) != count:
@@ -268,18 +266,18 @@ class Task(ABC):
         return labels.numpy()
 
     def returns_wrong(self, method: str, expected: str) -> UsageError:
-        """The error of a method that returns something else than it has to, as that of a custom task may.
+        """The error of a method, e.g. of a custom task, that returns something else than it must.
 
         Args:
             method: name of the method.
-            expected: what it has to return.
+            expected: what it must return.
         """
         path = f"{type(self).__module__}:{type(self).__qualname__}.{method}"
         text = f"--task {path} returns something else than {expected}; correct the method"
         return UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
-        """The answers to one batch as integers, by which those of two engines are compared; None: they are not.
+        """The answers to a batch as integers, by which engines are compared; None: answers are not compared.
 
         Args:
             logits: the logits of the batch.
@@ -287,64 +285,73 @@ class Task(ABC):
         """
         return None
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
+        """The labels for which a model with these logits answers every example rightly; None: the task has none.
+
+        Args:
+            logits: the logits of a batch.
+            examples: its encoded rows, whose labels are placeholders.
+        """
+        return None
+
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
-        """The most rows that the model reads for one of these encoded examples, and the most tokens of such a row."""
+        """The most texts or windows that the model reads for an example, and the most tokens of a text or window."""
         return 1, max(examples["length"][:], default=1)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Why the metric is not defined on the encoded rows of a split, in a few words; None: it is defined."""
+        """Why the metric is not defined on the examples of a split, in a few words; None: it is defined."""
         return None
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The best score of an answer that is the same for every row; None for a task without such an answer.
+        """The best score of the same answer to every example; None if the task has no such answer.
 
         Args:
-            statistics: statistics of the scored rows, `[examples, k]`.
+            statistics: statistics of the scored examples, `[examples, k]`.
         """
         return None
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
-        """Why labels seem to number the classes in another order than the model, and what to do; None: they do not.
+        """Why labels seem to number classes in another order than the model, and what to do; None: they do not.
 
         Args:
-            statistics: those of the dense model, `[examples, k]`.
-            split: the rows that were scored.
+            statistics: statistics of the dense model, `[examples, k]`.
+            split: name of the scored rows.
         """
         return None
 
     @abstractmethod
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
+        """Sufficient statistics `[examples, k]` from the logits of a collated batch and its labels."""
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-        """What the model answers to some examples, as text for a reader of the report.
+        """The model's answers to examples, as text for a reader of the report.
 
-        One forward computes the answers, unless the task overrides this method.
+        A single forward computes them, unless the task overrides this method.
 
         Args:
             forward: runs the model.
-            examples: encoded rows.
+            examples: the examples.
         """
         batch = self.collate(examples)
         labels = self.pop_labels(batch, len(examples))
         return self.answer_texts(forward(batch), labels)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The answer to each example as text, from the logits of one collated batch and its labels.
+        """The answer to each example as text, from the logits of a collated batch and its labels.
 
-        Empty where answers have no text: the report then shows none.
+        Empty if answers have no text; the report then shows none.
         """
         return ()
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The expected answer to an encoded row as text: the first of its `reference`; empty where it has none."""
+        """The expected answer to an example as text: the first of its `reference`; empty without that column."""
         reference = example.get("reference", "")
         return str(reference if isinstance(reference, str) else next(iter(reference), ""))
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
         """Sufficient statistics of the metric, `[k, statistics]`, from those of all examples, `[examples, ...]`.
 
-        They are the same, unless the metric compares examples with each other.
+        Both are the same, unless the metric compares examples with each other.
         """
         return statistics
 

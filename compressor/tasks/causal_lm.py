@@ -23,17 +23,17 @@ from compressor.tasks.columns import TextColumns
 from compressor.tasks.metrics import Metric, perplexity
 
 _TEXTS_PER_CALL = 64
-"""Number of chunks of lines, or rows, per call of the tokenizer."""
+"""Number of texts per call of the tokenizer."""
 
 PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
 
 class CausalLM(Task):
-    """Perplexity over segments of equal length, into which the concatenation of the rows is divided.
+    """Perplexity over segments of equal length of the concatenated rows.
 
-    Rows of plain text files are lines and are joined by line ends; rows of other files and data sets are joined by
-    the end token, or by line ends if the tokenizer has none. The first token of a segment is not predicted, because
-    nothing precedes it. The last, shorter segment is kept if a token can be predicted in it.
+    Lines of plain text files are joined by line ends; rows of other files and data sets are joined by the end token, or
+    by line ends if the tokenizer has none. The first token of a segment is not predicted. The last, shorter segment is
+    kept if a token can be predicted in it.
 
     Args:
         folder: its tokenizer encodes the text.
@@ -48,7 +48,7 @@ class CausalLM(Task):
     metrics: ClassVar[tuple[Metric, ...]] = (PERPLEXITY,)
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
-    """Tokens of the shortest segment in which a token can be predicted."""
+    """Minimum tokens of a segment in which a token can be predicted."""
     joined_rows: ClassVar[int] = 1000
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -78,17 +78,14 @@ class CausalLM(Task):
         self._check_vocabulary(texts, ids, source)
         starts, ends = self._segment_bounds(len(ids))
         if not len(starts):
-            raise InputError(
-                f"{source}: no token can be predicted in {len(ids)} token(s); give more text",
-                code=ErrorCode.TOO_FEW_ROWS,
-                tokens=len(ids),
-            )
+            text = f"{source}: no token can be predicted in {len(ids)} token(s); give more text"
+            raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, tokens=len(ids))
         return _slice_rows(ids, starts, ends)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Segments `[batch, segment]` with their mask; `labels` are the ids themselves, which the model shifts.
+        """Segments `[batch, segment]` with their mask; `labels` are the ids, which the model shifts.
 
-        A shorter segment is padded on the right, masked and without labels (-100) there.
+        Padding on the right is masked, and has no labels (-100).
         """
         segments = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
         ids, labels = (pad_sequence(segments, batch_first=True, padding_value=fill) for fill in (0, -100))
@@ -99,7 +96,7 @@ class CausalLM(Task):
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        """The token that is predicted behind each one that is not padding."""
+        """The token that is predicted after each token except padding."""
         tokens = logits.argmax(-1)
         return tokens[batch["attention_mask"].numpy() != 0] if "attention_mask" in batch else tokens
 
@@ -111,7 +108,7 @@ class CausalLM(Task):
         """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes per token, where a Python list needs 36.
 
         Args:
-            texts: lines of one text, or texts that are separated by the end token.
+            texts: lines of a text, or texts that are separated by the end token.
             lines: whether the texts are lines.
         """
         end = None if lines else self._tokenizer.eos_token_id
@@ -124,15 +121,15 @@ class CausalLM(Task):
         return self._join_chunks([np.array([*row, *ends], np.int32) for group in groups for row in self._ids(group)])
 
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
-        """Raise InputError if the tokenizer lacks the words of the text; this class accepts any text."""
+        """Raise InputError if the tokenizer does not know the text; this class accepts any text."""
 
     def _segment_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of each segment of a text of `tokens`, each with a token to predict."""
+        """Start and end of each segment of a text in which a token can be predicted."""
         starts = np.arange(0, max(0, tokens - 1), self._segment_length)
         return starts, np.minimum(starts + self._segment_length, tokens)
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """Join the ids of consecutive chunks to those of the whole text."""
+        """Concatenate the ids of consecutive chunks."""
         return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -143,7 +140,7 @@ class CausalLM(Task):
 
 
 def _slice_rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
-    """Rows of the slices of `ids` between `starts` and `ends`, built without Python lists."""
+    """Examples from slices of `ids` between `starts` and `ends`, built without Python lists."""
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     flat = np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)])
@@ -152,14 +149,14 @@ def _slice_rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Datase
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed loss in nats and number of predicted tokens of each row, `[batch, 2]` float64.
+    """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
 
     Args:
-        logits: `[batch, tokens, vocabulary]`.
-        targets: `[batch, tokens]`, the token that each position predicts; -100 is ignored.
+        logits: `[batch, position, vocabulary]`.
+        targets: the token that each position predicts, `[batch, position]`; -100 is ignored.
     """
     sums = [
         torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
-        for scores, row in zip(logits, targets, strict=True)  # row by row: a float32 copy of the batch may not fit
+        for scores, row in zip(logits, targets, strict=True)  # a float32 copy of the batch may not fit
     ]
     return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)

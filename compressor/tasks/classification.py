@@ -14,15 +14,15 @@ from compressor.tasks.several_classes import SeveralClasses
 
 
 class TextClassification(ClassLabels, LabelledTexts):
-    """Classification by the largest logit, scored by accuracy, F1 or Matthews correlation.
+    """Classification of texts by the largest logit, scored by accuracy, F1 or Matthews correlation.
 
     Args:
         folder: its tokenizer encodes the texts; its configuration has the number of classes and their names.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the model assigns several classes to a row, or the maximum row length leaves no room for text.
+        InputError: the model assigns several classes to a row, or the maximum length leaves no room for text.
     """
 
     name = "text-classification"
@@ -35,16 +35,16 @@ class TextClassification(ClassLabels, LabelledTexts):
 
 
 class MultiLabelClassification(SeveralClasses, LabelledTexts):
-    """Classification by one logit for each class, scored by micro or macro F1, or mean average precision.
+    """Classification of texts by a logit for each class, scored by micro or macro F1, or mean average precision.
 
     Args:
         folder: its tokenizer encodes the texts; its configuration has the number of classes and their names, and the
             folder may declare thresholds.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the thresholds are not one for each class, or the maximum row length leaves no room for text.
+        InputError: there is not a threshold for each class, or the maximum length leaves no room for text.
     """
 
     name = "multi-label-classification"

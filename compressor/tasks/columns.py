@@ -1,4 +1,4 @@
-"""Find the columns of texts and labels: the requested ones, else those with names that are usual in data sets."""
+"""Find the columns of texts and labels: those that the recipe names, else those with names that are usual."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHUNK_ROWS = 10_000
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
 _SENTENCE = 4
-"""Words from which on a name of a column may be a text."""
+"""Minimum words of a column's name that may be a text."""
 _SAMPLED = 100
 """Number of rows whose texts are compared in length."""
 
@@ -40,7 +40,7 @@ class TextColumns:
     """The columns of text that a task reads.
 
     Attributes:
-        usual: conventions of data sets, each the names of its columns; the first one that is present is used.
+        usual: conventions of data sets, each the names of its columns; the first that is present is used.
         counts: numbers of columns that the task can read.
         description: name of the columns in error messages.
         example: a value of `--text-columns` in error messages.
@@ -62,8 +62,8 @@ class TextColumns:
             source: name of the rows in error messages.
 
         Raises:
-            InputError: a requested column is missing, no usual name is present, the task reads another number of
-                columns, or a column does not hold text.
+            InputError: a named column is missing, no usual name is present, the task reads another number of columns,
+                or a column does not hold text.
         """
         names = tuple(requested) or self.find_usual(rows)
         self._check_count(rows, names, requested, source)
@@ -72,11 +72,11 @@ class TextColumns:
         return names
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of the first convention that is present completely; empty if there is none."""
+        """The columns of the first convention whose columns are all present; empty without such a convention."""
         return next((names for names in self.usual if set(names) <= set(rows.column_names)), ())
 
     def _check_count(self, rows: Dataset, names: Sequence[str], requested: Sequence[str], source: str) -> None:
-        """Raise InputError unless the task reads as many columns as `names`."""
+        """Raise InputError unless the task reads as many distinct columns as `names`."""
         distinct = 1 in self.counts or len(set(names)) == len(names)
         if len(names) in self.counts and distinct:
             return
@@ -124,7 +124,7 @@ class TextColumns:
 
 
 def empty_text_notes(rows: Dataset, names: Sequence[str], source: str) -> tuple[Note, ...]:
-    """A note on rows with an empty text, by column, if there are any."""
+    """A note on the number of empty texts in each column, if there are any."""
     counts = {name: sum(1 for _ in _unusable_rows(rows, name, allows_empty=False)) for name in dict.fromkeys(names)}
     empty = " and ".join(f"{count} of {len(rows)} rows in {name!r}" for name, count in counts.items() if count)
     text = f"{source}: the text is empty in {empty}; fill it or remove such rows if they are not meant"
@@ -164,20 +164,17 @@ class LabelColumn:
             if name in rows.column_names:
                 return name
         remedy = f"add {self.usual[0]!r}, or name the column (--label-column)"
-        raise InputError(
-            f"{source}: no column of {self.description}s among {list_columns(rows)}; {_header_doubt(rows) or remedy}",
-            code=ErrorCode.COLUMN_MISSING,
-            **details,
-        )
+        text = f"{source}: no column of {self.description}s among {list_columns(rows)}; {_header_doubt(rows) or remedy}"
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
 
 def _is_table(rows: Dataset) -> bool:
-    """Whether rows are those of a file whose first line names the columns."""
+    """Whether rows come from a file whose first line names the columns."""
     return rows.info.builder_name in TABLES
 
 
 def _header_doubt(rows: Dataset) -> str:
-    """Why the first line of a table seems to be a row, and what to do; empty: it names columns. See `read_rows`."""
+    """Why the first line of a table seems to be a row, and what to do (see `read_rows`); empty if it names columns."""
     return str(rows.info.description) if _is_table(rows) else ""
 
 
@@ -187,7 +184,7 @@ def is_text(rows: Dataset, name: str) -> bool:
 
 
 def _longest_texts(rows: Dataset, count: int) -> list[str]:
-    """The columns with the longest texts, at most `count`, in their order; labels are shorter than texts."""
+    """The `count` columns with the longest texts, in their order; labels are shorter than texts."""
     sample = rows[:_SAMPLED]
     lengths = {name: sum(map(len, filter(None, sample[name]))) for name in rows.column_names if is_text(rows, name)}
     longest = sorted(lengths, key=lambda name: lengths[name], reverse=True)[:count]
@@ -195,7 +192,7 @@ def _longest_texts(rows: Dataset, count: int) -> list[str]:
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:
-    """Numbers of the rows without a text, counted from 1; chunks of rows are read one after another."""
+    """Numbers, counted from 1, of the rows without a text; chunks of rows are read one after another."""
     start = 1
     for chunk in rows.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
         column = chunk.column(0)
@@ -207,7 +204,7 @@ def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[
 
 
 def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
-    """Check that a column which the recipe names exists.
+    """Check that a column exists which the recipe names.
 
     Args:
         rows: the rows.
@@ -220,13 +217,8 @@ def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
     """
     if name not in rows.column_names:
         flag = f"--{field.replace('_', '-')}"
-        raise InputError(
-            f"{source}: no column {name!r} among {list_columns(rows)}; name one of these ({flag})",
-            code=ErrorCode.COLUMN_MISSING,
-            field=field,
-            value=name,
-            columns=tuple(rows.column_names),
-        )
+        text = f"{source}: no column {name!r} among {list_columns(rows)}; name one of these ({flag})"
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, field=field, value=name, columns=tuple(rows.column_names))
 
 
 def list_columns(rows: Dataset) -> str:

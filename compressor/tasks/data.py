@@ -1,4 +1,4 @@
-"""The rows of a run, read, divided and encoded: training, evaluation and test rows, and rows without labels."""
+"""Read, divide and encode the rows of a run: training, evaluation and test rows, and rows without labels."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ logger = logging.getLogger(__name__)
 
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
-"""Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
+"""Training rows that are encoded at most: the larger of this number, and of so many for each row that a run draws."""
 _REPEATED = 10
 _REPEATED_SHARE = 0.1
-"""Number and share of scored rows from which on a note says that they are among the rows of another split too."""
+"""Minimum number and share of scored rows that another split repeats, for a note."""
 PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
 """Adjectives of the splits in messages."""
 _EVAL_SHARE = 0.1
-"""Share of the training rows that become evaluation rows if none are requested."""
+"""Share of the training rows that become evaluation rows if the recipe names none."""
 _TEST_SHARE = 0.5
-"""Share of the evaluation rows that become test rows if none are requested."""
+"""Share of the evaluation rows that become test rows if the recipe names none."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Encoded rows of one run, ready for `Task.collate`.
+    """Encoded examples of a run, ready for `Task.collate`.
 
     Attributes:
-        train: rows to learn from; empty if a given plan is followed.
-        eval: rows by which heads and checkpoints are selected; empty if only test rows were requested.
-        test: rows whose metric is reported; nothing is selected by them. Empty where no rows have labels.
+        train: examples to learn from; empty if the run follows a plan.
+        eval: examples that select heads and checkpoints; empty if the recipe names only test rows.
+        test: examples whose metric is reported, and which select nothing; empty if no rows have labels.
         task: the task that encoded them.
         notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
-        train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
-        eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
-        tokenizer: the tokenizer of the folder, which decodes rows for a reader; None: there is none.
-        scores_eval: whether the evaluation rows have labels, so that the metric can be computed on them.
+        train_hash: `sha256:...` of the training examples, independent of their file; None without examples.
+        eval_hash: `sha256:...` of the evaluation examples; None without examples.
+        tokenizer: the tokenizer of the folder, which decodes examples for a reader; None if the folder has none.
+        scores_eval: whether the evaluation examples have labels, so that the metric can be computed on them.
     """
 
     train: Dataset
@@ -69,10 +69,10 @@ class Data:
     scores_eval: bool = True
 
     def of_chooser(self) -> Data:
-        """The same rows with the task that selects units (`Task.chooser`).
+        """The same examples with the task that selects units (`Task.chooser`).
 
         Raises:
-            InputError: its metric is not defined on the training or evaluation rows, so that it cannot select any.
+            InputError: its metric is not defined on the training or evaluation examples.
         """
         task = self.task.chooser
         rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
@@ -81,18 +81,27 @@ class Data:
         return replace(self, task=task)
 
 
-def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
+def open_data(
+    request: RowsConfig,
+    folder: ModelFolder,
+    seed: int = 0,
+    *,
+    drawn_rows: int | None = None,
+    answer: Callable[[Task, Dataset], Dataset | None] | None = None,
+) -> Data:
     """Read, check, encode and divide the rows of a run.
 
     Rows that exceed the memory are memory-mapped (`RowStore`).
 
     Args:
-        request: files, columns, metric and maximum row length. Rows of `unlabelled_data` are behind those of `data`.
+        request: files, columns, metric and maximum length. Rows of `unlabelled_data` follow those of `data`.
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
-        drawn_rows: number of training rows that the run draws at most, without reading their labels, which these rows
-            and further splits of the same data may lack; of many rows, only some are encoded, and files that rows refer
-            to are left for the caller to check (`Task.check_files`). None: it reads all, with labels.
+        drawn_rows: maximum number of training rows that the run draws. It does not read their labels, which these rows
+            and further splits of the same data may lack; only some of many rows are encoded, and the caller checks
+            files that rows refer to (`Task.check_files`). None: the run reads all training rows, with labels.
+        answer: gives evaluation and test rows without labels those that a model answers, see `scoring.with_answers`;
+            None: they have none.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -103,12 +112,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
-    unlabelled = _learn_labels(task, splits, request, allows_unlabelled=drawn_rows is not None)
+    unlabelled = _learn_labels(
+        task, splits, request, allows_unlabelled=drawn_rows is not None, answers_missing=answer is not None
+    )
     tables = IdTables.of(folder.model, folder.processor)
     encoded = {
         name: encode_rows(task, split, tables, is_labelled=name not in unlabelled)
         for name, split in splits.items()
-        if name != "test" or name not in unlabelled  # nothing but the metric is computed on test rows
+        if name != "test" or name not in unlabelled or answer  # nothing but the metric is computed on test rows
     }
     further = None
     if request.unlabelled_data is not None:
@@ -123,7 +134,14 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "train" in unlabelled and "eval" not in splits:
         unlabelled += ("eval",)
-    notes += _fill_splits(encoded, splits, unlabelled, seed, task)
+    if "eval" in unlabelled and "test" not in splits:
+        unlabelled += ("test",)
+    notes += _fill_splits(encoded, splits, () if answer else unlabelled, seed, task)
+    if answer is not None:
+        answered, answer_notes = _answer(encoded, unlabelled, answer, task)
+        task.scores_agreement = bool(answered) and not {"eval", "test"} & (encoded.keys() - {*answered})
+        unlabelled = tuple(split for split in unlabelled if split not in answered)
+        notes += answer_notes
     if further is not None:
         encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
     scored: dict[Split, Dataset] = {
@@ -145,15 +163,38 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_
     return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, "eval" in scored)
 
 
+def _answer(
+    encoded: dict[Split, Dataset],
+    unlabelled: Sequence[Split],
+    answer: Callable[[Task, Dataset], Dataset | None],
+    task: Task,
+) -> tuple[list[Split], list[Note]]:
+    """Label evaluation and test examples that have no labels, or drop test examples that cannot be labelled.
+
+    Returns:
+        The splits that are labelled, and notes on them.
+    """
+    answered: list[Split] = []
+    notes = []
+    for name in (name for name in ("eval", "test") if name in unlabelled):
+        labelled = answer(task, encoded[name])
+        if labelled is not None:
+            encoded[name] = labelled
+            answered.append(name)
+            text = (
+                f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
+                " right, and the metric is the agreement with it; if a column holds labels, name it (--label-column)"
+            )
+            notes.append(Note(text=text, code=NoteCode.ANSWERS_AS_LABELS))
+        elif name == "test":
+            del encoded[name]
+    return answered, notes
+
+
 def _open_further(
     request: RowsConfig, train: SourceRows | None, drawn_rows: int | None, seed: int, task: Task, tables: IdTables
 ) -> tuple[Dataset, list[Note]]:
-    """The encoded rows of `unlabelled_data`, with notes on them.
-
-    Raises:
-        UsageError: there are no training rows, or their labels are read.
-        InputError: the rows cannot be used.
-    """
+    """The examples of `unlabelled_data`, with notes; raise UsageError if training labels are read, or without rows."""
     if drawn_rows is None or train is None:
         problem = "there are no training rows" if train is None else "labels of training rows are read"
         raise UsageError(
@@ -170,7 +211,7 @@ def _open_further(
 
 
 def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
-    """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
+    """The training rows that are encoded: all, or enough of many to draw lengths that are served from."""
     count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
     if len(train.rows) <= count or task.in_order or task.set_aside_by:  # running texts and queries stay whole
         return train, []
@@ -184,13 +225,18 @@ def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) 
 
 
 def _learn_labels(
-    task: Task, splits: Mapping[Split, SourceRows], request: RowsConfig, *, allows_unlabelled: bool
+    task: Task,
+    splits: Mapping[Split, SourceRows],
+    request: RowsConfig,
+    *,
+    allows_unlabelled: bool,
+    answers_missing: bool = False,
 ) -> tuple[Split, ...]:
-    """Learn the labels from the first split that has them; return the splits before it, which have none.
+    """Learn the labels of the first split that has some; returns the splits before it.
 
     Raises:
-        InputError: labels are missing in training rows that need them, in rows that are named to be scored, or in all
-            rows though their column is named.
+        InputError: labels are missing in training rows that need them, in rows that the recipe names for scores, or in
+            all rows although the recipe names their column.
     """
     named = {"eval": request.eval_data, "test": request.test_data}
     unlabelled: list[Split] = []
@@ -201,7 +247,8 @@ def _learn_labels(
             break
         except InputError as error:
             is_last = len(unlabelled) == len(splits) - 1
-            needs_labels = not allows_unlabelled or named.get(name) is not None
+            is_scored = named.get(name) is not None and not answers_missing
+            needs_labels = not allows_unlabelled or is_scored
             if error.code is not ErrorCode.COLUMN_MISSING or needs_labels or (is_last and request.label_column):
                 raise
             unlabelled.append(name)
@@ -222,24 +269,18 @@ def training_texts(request: RowsConfig) -> list[str]:
 
 
 def draw_rows(rows: Dataset, count: int, seed: int) -> Dataset:
-    """Rows drawn at random, in their order; all if there are no more.
-
-    Args:
-        rows: encoded rows.
-        count: number of rows to draw.
-        seed: seed of the draw.
-    """
+    """Draw examples at random, and keep their order; all examples if they are at most `count`."""
     return rows if len(rows) <= count else rows.select(draw_indices(len(rows), count, seed))
 
 
 def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndarray:
-    """The indices of rows drawn at random, in their order.
+    """Draw indices of rows at random, and sort them.
 
     Args:
         rows: number of rows, more than `count`.
-        count: number of rows to draw, up to a group.
+        count: number of rows to draw, rounded up to whole groups.
         seed: seed of the draw.
-        together: number of consecutive rows that are drawn as a group.
+        together: number of consecutive rows in a group.
     """
     groups, drawn = -(-rows // together), -(-count // together)
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
@@ -248,10 +289,7 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
 
 
 def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
-    """The rows of `unlabelled_data`, with a note on splits that are not used.
-
-    The only column of a file, such as the lines of a text, stands for the column of texts, whatever its name.
-    """
+    """The rows of `unlabelled_data`, with notes; a single column, such as lines of text, is the column of texts."""
     source = request.unlabelled_data
     assert source is not None
     named = read(source)
@@ -263,8 +301,8 @@ def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> t
             text = f"the column {rows.column_names[0]!r:.60} of {source} is read as {columns[0]!r}"
             notes.append(Note(text=text, code=NoteCode.TEXT_COLUMNS))
         rows = rows.rename_column(rows.column_names[0], columns[0])
-    if others := [other for other in named if other != name]:
-        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, others))}"
+    if unused := [split for split in named if split != name]:
+        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, unused))}"
         notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
     return SourceRows(rows, chosen.source, chosen.origin), notes
 
@@ -272,12 +310,8 @@ def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> t
 def _encode_unlabelled(
     task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
 ) -> Dataset:
-    """The encoded rows, with placeholders for labels, in which each has as many texts as a training row.
-
-    Raises:
-        InputError: the rows cannot be encoded, have another number of texts, or the task needs their labels.
-    """
-    if not request.text_columns:  # requested columns are those of both
+    """Encode rows without labels; raise InputError if they have another number of texts, or the task needs labels."""
+    if not request.text_columns:  # the recipe's columns are those of both
         texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
         if texts and len(texts) != len(of_train):
             raise InputError(
@@ -302,12 +336,12 @@ def _encode_unlabelled(
 
 
 def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
-    """Encoded training rows and further ones behind them, in the columns and types of the first.
+    """Append further examples to training examples, with their columns and types.
 
-    Placeholders of another type than labels, such as zero for a list of tags, become the label of the first row.
+    Placeholders of another type than labels, such as zero for a list of tags, become the label of the first example.
 
     Raises:
-        InputError: a custom task encodes the two as different columns or types.
+        InputError: a custom task encodes both as different columns or types.
     """
     columns, schema = further.with_format("arrow")[:], train.features.arrow_schema
     try:
@@ -317,13 +351,11 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
             columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
         table = columns.select(train.column_names).cast(schema)
     except (KeyError, pa.ArrowException) as error:
-        raise InputError(
+        text = (
             f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
-            " encode and encode_unlabelled of the task return equal columns",
-            code=ErrorCode.FILE_MISMATCH,
-            field="unlabelled_data",
-            source=source,
-        ) from error
+            " encode and encode_unlabelled of the task return equal columns"
+        )
+        raise InputError(text, code=ErrorCode.FILE_MISMATCH, field="unlabelled_data", source=source) from error
     # The fingerprint of the content, which is the default, would take it into memory.
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
 
@@ -333,7 +365,7 @@ def _types(rows: Dataset) -> str:
 
 
 def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
-    """Raise InputError unless the metric of a task is defined on the encoded rows of each split."""
+    """Raise InputError unless the metric of a task is defined on the examples of each split."""
     for split, rows in scored.items():
         if (obstacle := task.metric_obstacle(rows)) is not None:
             raise InputError(
@@ -345,15 +377,15 @@ def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
 
 
 def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` of the tokens or images, labels and reference texts of encoded rows; None without rows.
+    """`sha256:...` of the tokens or images, labels and reference texts of examples; None without examples.
 
-    Rows of a custom task that have neither tokens nor images count with all of their columns.
+    Examples of a custom task without tokens and images are hashed with all columns.
     """
     return _contents(examples)[0]
 
 
 def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
-    """The digest of encoded rows, see `rows_hash`; and a hash of the tokens or the image of each, where it has some."""
+    """The hash of examples, see `rows_hash`; and a hash of the tokens or the image of each."""
     if not len(examples):
         return None, ()
     digest, rows = hashlib.sha256(), list[int]()
@@ -369,7 +401,7 @@ def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
 
 
 def _hash_of_columns(examples: Dataset) -> str:
-    """`sha256:...` of all columns of rows as they are stored, whatever they are decoded to."""
+    """`sha256:...` of all columns as they are stored, before `datasets` decodes them."""
     digest = hashlib.sha256()
     columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
     for table in columns.iter(batch_size=64):
@@ -383,7 +415,7 @@ def _hash_of_columns(examples: Dataset) -> str:
 def _repeated_rows(
     contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
 ) -> list[Note]:
-    """Notes on rows that are scored and repeat many of another split, as in one file that is named twice."""
+    """Notes on scored rows of which another split repeats many, as in a file that is named twice."""
     notes = []
     for scored, split in pairs:
         if split not in contents or scored not in contents:
@@ -401,7 +433,7 @@ def _repeated_rows(
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The rows of one split, their source as messages name it, and where they come from."""
+    """The rows of a split, the name of their source in messages, and their origin."""
 
     rows: Dataset
     source: str
@@ -427,12 +459,12 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
             training = name if split == "train" else training
             used.add((source, name))
         elif request.data is not None:
-            others = {name: rows for name, rows in sources[request.data].items() if name != training}
-            picked = pick(others, split)
+            further = {name: rows for name, rows in sources[request.data].items() if name != training}
+            picked = pick(further, split)
             if picked is None:
                 continue
             used.add((request.data, picked))
-            if are_withheld(others[picked]):
+            if are_withheld(further[picked]):
                 text = f"the split {picked!r} of {request.data} is not used, its labels are withheld"
                 notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
                 continue
@@ -448,40 +480,34 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
 
 
 def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
-    """The rows of the split of this name."""
+    """The rows of a split by its name."""
     return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
 
 
 def _select_split(split: Split, named: SplitRows, source: str) -> tuple[str, SourceRows]:
-    """The split of a source for one purpose, with its name; a source with a single split serves every purpose.
-
-    Raises:
-        InputError: the source has several splits, and none is for the purpose.
-    """
+    """The split of a source for a purpose, or its only split, with its name; raise InputError without such a split."""
     name = pick(named, split)
     if name is None and len(named) > 1:
-        raise InputError(
+        text = (
             f"{source}: none of its splits ({', '.join(named)}) is for {split}; rename one to train, dev or test, or"
-            " name a file of these rows alone",
-            code=ErrorCode.UNKNOWN_NAME,
-            split=split,
-            splits=tuple(named),
+            " name a file of these rows alone"
         )
+        raise InputError(text, code=ErrorCode.UNKNOWN_NAME, split=split, splits=tuple(named))
     name = next(iter(named)) if name is None else name
     return name, _source_rows(named, name, source)
 
 
 def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled: bool) -> Dataset:
-    """The encoded rows of a split; errors, also later ones, name a row by its file and its number there.
+    """Encode the rows of a split; errors name a row by its file and its number there.
 
     Args:
         task: the task that encodes them.
         split: the rows.
-        tables: those of the model, in which every id of the rows must have a row.
+        tables: the sizes of the model's embedding tables, for which every id of the rows must be small enough.
         is_labelled: whether labels are encoded too.
 
     Raises:
-        InputError: a row cannot be encoded, or the model has no row for one of its ids.
+        InputError: a row cannot be encoded, or the model has no embedding for one of its ids.
     """
     encode = task.encode if is_labelled else task.encode_unlabelled
     with split.origin.located():
@@ -503,16 +529,13 @@ def _fill_splits(
     seed: int,
     task: Task,
 ) -> list[Note]:
-    """Set evaluation rows, and test rows with labels, aside from encoded rows where there are none.
+    """Set evaluation examples aside from training examples, and test examples from those, where the recipe names none.
 
-    The encoded rows are completed; the splits without labels include those that are set aside here.
-
-    Raises:
-        InputError: there are too few rows.
+    `encoded` gets the missing splits; `unlabelled` includes those of them that are without labels.
     """
     notes = []
     if "eval" not in encoded and "train" in encoded:
-        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test rows
+        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test examples
         source = splits["train"].source
         encoded["train"], encoded["eval"] = _set_aside(
             encoded["train"], source, _EVAL_SHARE, seed, "train", task, least
@@ -528,13 +551,10 @@ def _fill_splits(
 def _set_aside(
     examples: Dataset, source: str, share: float, seed: int, split: Split, task: Task, least: int = 1
 ) -> tuple[Dataset, Dataset]:
-    """Divide rows into those that remain and those that are set aside for another purpose, at least `least`.
+    """Divide examples into those that remain, and a share, at least `least`, for another split.
 
-    The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
-    last rows are set aside; rows that belong together (`Task.set_aside_by`) are drawn together.
-
-    Raises:
-        InputError: no row would remain.
+    The share is drawn at random, or is the last part if the task reads examples in order. Both parts keep the order.
+    Examples that belong together (`Task.set_aside_by`) are drawn together. Raise InputError if none would remain.
     """
     together = np.arange(len(examples))
     if task.set_aside_by is not None:
@@ -544,22 +564,18 @@ def _set_aside(
     if count >= groups:
         field = "eval_data" if split == "train" else "test_data"
         kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
-        raise InputError(
+        text = (
             f"{source}: {groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
-            f" --{field.replace('_', '-')}",
-            code=ErrorCode.TOO_FEW_ROWS,
-            source=source,
-            rows=groups,
-            minimum=least + 1,
-            field=field,
+            f" --{field.replace('_', '-')}"
         )
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, source=source, rows=groups, minimum=least + 1, field=field)
     order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(seed).permutation(groups)
     is_aside = np.isin(together, order[:count])
     return examples.select(np.flatnonzero(~is_aside)), examples.select(np.flatnonzero(is_aside))
 
 
 def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
-    """The note on `rows` of the split `origin` that were set aside for `split`."""
+    """The note on rows of the split `origin` that were set aside for `split`."""
     choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
     text = (
         f"no {PURPOSES[split]} data was named: {len(rows)} of the {PURPOSES[origin]} rows, {choice}, were set aside"

@@ -1,4 +1,4 @@
-"""The divergence of a model's outputs from those of the dense model, for any task by the outputs that it scores."""
+"""The divergence of a model's outputs from those of the dense model, for the scored outputs of any task."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ def divergence(
     temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """KL(dense || outputs) of each row, in nats.
+    """KL(dense || outputs) of each example of a batch, in nats.
 
-    The divergences of several outputs are summed. An output is one of these, by its axes and its name:
+    The divergences of several outputs are summed. Axes and name of an output determine its case:
 
-    1. `[rows, positions, classes]`: a language model or a tagger; the mean over the positions of the row that count.
-    2. `[rows, classes]`.
-    3. `[rows, 1]` or `[rows]`, or `[rows, numbers]` of the kind `NUMBERS`: a regression; the squared difference over
+    1. `[batch, position, class]`: a language model or a tagger; the mean over scored positions.
+    2. `[batch, class]`.
+    3. `[batch, 1]` or `[batch]`, or `[batch, number]` of the kind `NUMBERS`: a regression; the squared difference over
        the variance of the dense outputs, summed over the numbers.
-    4. `sentence_embedding` `[rows, width]`: one minus the cosine of both embeddings.
-    5. `start_logits` and `end_logits` `[rows, positions]`: the ends of a span; padded positions are left out.
-    6. `logits` `[rows, classes]` of the kind `CLASSES`: the divergence of independent decisions, summed over classes.
+    4. `sentence_embedding` `[batch, width]`: one minus the cosine of both embeddings.
+    5. `start_logits` and `end_logits` `[batch, position]`: the ends of a span, without padded positions.
+    6. `logits` `[batch, class]` of the kind `CLASSES`: the divergence of independent decisions, summed over classes.
 
     Args:
         dense: outputs of the dense model.
         outputs: outputs of the changed model on the same batch.
-        names: the outputs that the task scores, see `Task.outputs`.
-        batch: the inputs, of which the masks and the labels (-100: not scored) tell padded positions.
-        variance: variance of the dense outputs of a regression over all calibration rows, `[numbers]`; None: over these
-            rows.
-        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
+        names: the scored outputs, see `Task.outputs`.
+        batch: the inputs, whose masks and labels (-100: not scored) mark padded positions.
+        variance: variance of the dense outputs of a regression over all calibration examples, `[numbers]`; None: over
+            this batch.
+        kind: the kind of the answers (`several_answers`); None: the axes of `logits` determine it.
         temperature: T, by which logits are divided; the divergence is multiplied by its square (Hinton et al. 2015), so
             that its scale depends little on it. Cases 3 and 4 have no temperature.
         dtype: precision of the computation. float64 resolves small divergences; training needs no more than float32.
 
     Returns:
-        `[rows]`, of `dtype`, on the device of the outputs. A row without positions that count has zero.
+        `[batch]`, of `dtype`, on the device of the outputs; zero for an example without scored positions.
     """
 
     def softened(values: Tensor) -> Tensor:
@@ -70,16 +70,16 @@ def divergence(
             return (difference.square() / scale.to(difference).clamp(min=_SMALLEST_VARIANCE)).sum(-1)
         if name in SPAN_ENDS:  # case 5
             # Padding is filled last: the lowest finite number divided by a temperature below one is infinite.
-            rows = _kl(_without_padding(softened(p), batch), _without_padding(softened(q), batch))
+            values = _kl(_without_padding(softened(p), batch), _without_padding(softened(q), batch))
         elif are_classes(p, name, kind):  # case 6, with the logits of both outcomes of each decision
-            rows = _kl(*(torch.stack([torch.zeros_like(x), x], dim=-1) for x in (softened(p), softened(q)))).sum(-1)
+            values = _kl(*(torch.stack([torch.zeros_like(x), x], dim=-1) for x in (softened(p), softened(q)))).sum(-1)
         elif p.dim() == 2:  # case 2
-            rows = _kl(softened(p), softened(q))
-        else:  # case 1, row by row, since these outputs are large
+            values = _kl(softened(p), softened(q))
+        else:  # case 1, for each example, since these outputs are large
             mask = scored_mask(batch, *p.shape[:2]).to(p.device)
             sums = [_kl(softened(a[kept]), softened(b[kept])).sum() for a, b, kept in zip(p, q, mask, strict=True)]
-            rows = torch.stack(sums) / mask.sum(1).clamp(min=1)
-        return temperature**2 * rows
+            values = torch.stack(sums) / mask.sum(1).clamp(min=1)
+        return temperature**2 * values
 
     return torch.stack([of(name, dense[name], outputs[name]) for name in names]).sum(0)
 
@@ -87,16 +87,16 @@ def divergence(
 def fisher_outputs(
     outputs: Mapping[str, Any], names: Sequence[str], generator: torch.Generator, deviations: Tensor | None = None
 ) -> list[Tensor]:
-    """The scored outputs, by whose gradients the Fisher information is computed: an embedding as one number per row.
+    """The scored outputs whose gradients estimate the Fisher information; an embedding becomes a number.
 
     One minus the cosine is half the squared distance of unit vectors, so that its second derivative is the sum of the
     squared gradients of their components. The squared gradient of the sum of the components with random signs has the
-    same expectation. Several numbers of a regression become one in the same way, each divided by its deviation.
+    same expectation. Numbers of a regression, each divided by its deviation, become a single number in the same way.
 
     Args:
-        outputs: outputs of a forward, `[rows, ...]`.
-        names: the outputs that the task scores.
-        generator: draws the signs of each row; on the device of the outputs.
+        outputs: outputs of a forward, `[batch, ...]`.
+        names: the scored outputs.
+        generator: draws the signs; on the device of the outputs.
         deviations: see `number_deviations`.
     """
 
@@ -111,11 +111,11 @@ def fisher_outputs(
 
 
 def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
-    """The standard deviation of each number of a regression of several, `[numbers]`; None for other models.
+    """The standard deviation of each number of a regression of several numbers, `[numbers]`; None for other models.
 
     Args:
         model: a transformers model in evaluation mode.
-        batches: inputs `[rows, ...]`.
+        batches: inputs `[batch, ...]`.
     """
     if several_answers(model.config) is not AnswerKind.NUMBERS:
         return None
@@ -125,13 +125,13 @@ def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Ten
 
 
 def _random_component(values: Tensor, generator: torch.Generator) -> Tensor:
-    """The sum of the components of each row `[rows, components]` with random signs, `[rows]`."""
+    """The sum of the components `[batch, component]` with random signs, `[batch]`."""
     signs = 2 * torch.randint(2, values.shape, generator=generator, device=values.device) - 1
     return (values * signs).sum(-1)
 
 
 def are_numbers(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
-    """Whether an output of a classifier of this kind is one number per row, `[rows]`, or several, `[rows, numbers]`."""
+    """Whether an output of a classifier of this kind is a number, `[batch]`, or several numbers, `[batch, number]`."""
     if name in SPAN_ENDS or are_classes(output, name, kind):
         return False
     is_several = name == LOGITS and kind is AnswerKind.NUMBERS and output.dim() == 2
@@ -139,22 +139,22 @@ def are_numbers(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
 
 
 def are_classes(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
-    """Whether an output of a classifier of this kind is an independent decision on each class, `[rows, classes]`."""
+    """Whether an output of a classifier of this kind is an independent decision on each class, `[batch, class]`."""
     return name == LOGITS and kind is AnswerKind.CLASSES and output.dim() == 2
 
 
 def variances(outputs: Tensor) -> Tensor:
-    """The variance of each number of a regression, `[numbers]` float64, from outputs `[rows]` or `[rows, numbers]`."""
+    """The variance of each number of a regression, `[numbers]` float64, from `[examples]` or `[examples, numbers]`."""
     return outputs.double().reshape(len(outputs), -1).var(0, correction=0)
 
 
 def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
-    """The logits of outputs, float32: those of the ends of a span without padded positions.
+    """Scored outputs as float32 logits; padded positions of span ends have the lowest finite number.
 
     Args:
-        outputs: the outputs that the task scores.
+        outputs: the scored outputs.
         names: their names.
-        batch: the inputs, of which the masks tell padded positions.
+        batch: the inputs, whose masks mark padded positions.
     """
     return [
         _without_padding(output.float(), batch) if name in SPAN_ENDS else output.float()
@@ -163,7 +163,7 @@ def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mappin
 
 
 def _without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Logits over positions, `[rows, positions]`, with those of padded positions at the lowest finite number."""
+    """Logits `[batch, position]` with the lowest finite number at padded positions."""
     mask = scored_mask(batch, *logits.shape).to(logits.device)
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
 

@@ -1,11 +1,12 @@
-"""Texts as tokens and padded batches, and back; and the base class of tasks that read texts with a label."""
+"""Texts become tokens and padded batches, and text again; and the base class of tasks that read texts with a label."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -26,39 +27,121 @@ from compressor.tasks.row_store import RowStore
 _CHUNK_ROWS = 2000
 """Rows that are encoded at once."""
 _TEXTS = 2
-"""Maximum number of texts of a row that are shown."""
+"""Maximum number of texts of an example that are shown."""
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
 """Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
 
-def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
-    """Number of tokens to which rows are truncated: the smallest limit of recipe, model and tokenizer."""
-    limits = (request.max_length, token_limit(folder.model), folder.processor.model_max_length)
-    return int(min(limit for limit in limits if limit))
-
-
-def row_length(folder: ModelFolder, request: RowsConfig, *, texts: int) -> int:
-    """Number of tokens to which rows are truncated, with room for a token of each text beside the special tokens.
+class TextTokenizer:
+    """The tokenizer of a folder: it truncates texts to a maximum length, and pads batches as the model reads them.
 
     Args:
-        folder: its model and tokenizer limit the length.
-        request: the maximum row length.
-        texts: number of texts in a row.
+        folder: its tokenizer and model.
+        request: the maximum length.
+        texts: number of texts of an example, one or two.
+        least: number of tokens, except special tokens, that must fit in an example; None: a token of each text.
+
+    Attributes:
+        longest: maximum number of tokens of an example: the smallest limit of recipe, model and tokenizer.
+        room: maximum number of tokens of an example, without special tokens.
+        takes_types: whether examples have token types.
 
     Raises:
-        InputError: there is no such room.
+        InputError: fewer tokens than `least` fit.
     """
-    longest, special = longest_row(folder, request), folder.processor.num_special_tokens_to_add(pair=texts == 2)
-    if longest < special + texts:
-        raise InputError(
-            f"{folder.path}: rows of {longest} tokens leave no room for text beside {special} special tokens;"
-            " raise --max-length",
-            code=ErrorCode.OUT_OF_RANGE,
-            field="max_length",
-            value=longest,
-            minimum=special + texts,
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, *, texts: int = 1, least: int | None = None) -> None:
+        self._tokenizer = folder.processor
+        limits = (request.max_length, token_limit(folder.model), self._tokenizer.model_max_length)
+        self.longest = int(min(limit for limit in limits if limit))
+        special = self._tokenizer.num_special_tokens_to_add(pair=texts == 2)
+        self.room = self.longest - special
+        if self.room < (least or texts):
+            raise InputError(
+                f"{folder.path}: {self.longest} tokens leave no room for text beside {special} special tokens; raise"
+                " --max-length",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_length",
+                value=self.longest,
+                minimum=special + (least or texts),
+            )
+        self.takes_types = takes_token_types(folder.model, self._tokenizer)
+        ids = (folder.config.get_text_config().pad_token_id, self._tokenizer.pad_token_id)
+        self._padding = next((number for number in ids if isinstance(number, int) and number >= 0), 0)  # it is masked
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, without that of unknown words."""
+        return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+
+    def __call__(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
+        """Tokenize examples, each of one or two texts.
+
+        Args:
+            texts: the first texts of all examples, and the second ones.
+            options: arguments of the tokenizer, which replace the usual ones.
+        """
+        if texts and not texts[0]:
+            return BatchEncoding({"input_ids": []})
+        usual = {"truncation": True, "max_length": self.longest, "return_token_type_ids": self.takes_types}
+        with quiet_transformers():
+            encoded: BatchEncoding = self._tokenizer(*texts, **usual | options)
+        return encoded
+
+    def collate(
+        self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None, *, left: bool = False
+    ) -> dict[str, Tensor]:
+        """Token ids, attention mask and, where the model reads them, token types, each `[examples, longest]`.
+
+        Args:
+            ids: the token ids of each example.
+            types: the token types of each example; None: all zero.
+            left: whether padding comes first instead of last.
+        """
+        padded = pad(ids, self._padding, left=left)
+        batch = {"input_ids": padded, "attention_mask": pad([[1] * len(row) for row in ids], 0, left=left)}
+        if self.takes_types:
+            fill = self._tokenizer.pad_token_type_id
+            batch["token_type_ids"] = torch.zeros_like(padded) if types is None else pad(types, fill, left=left)
+        return batch
+
+    def cut_notes(self, source: str, cut: int, total: int, kind: str = "rows") -> tuple[Note, ...]:
+        """A note on truncated rows, if there are any.
+
+        Args:
+            source: name of the rows.
+            cut: number of truncated rows.
+            total: number of all rows.
+            kind: what is counted, if not rows.
+        """
+        text = (
+            f"{source}: {cut} of {total} {kind} are longer than {self.longest} tokens and are read up to there"
+            " (--max-length)"
         )
-    return longest
+        return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
+
+
+def count_cut(encoded: BatchEncoding) -> int:
+    """Number of examples that the tokenizer truncated; 0 for a tokenizer that does not report it (slow ones)."""
+    return sum(bool(example.overflowing) for example in encoded.encodings or ())
+
+
+def encode_chunks(
+    rows: Dataset, encode: Callable[[Dataset, int], tuple[pa.Table | dict[str, Any], int]]
+) -> tuple[Dataset, int]:
+    """The examples of rows that are encoded chunk by chunk, memory-mapped if they are many, and the sum of the counts.
+
+    Args:
+        rows: the rows; without any, one empty chunk is encoded.
+        encode: returns columns of examples and a count, such as that of truncated texts, from consecutive rows and the
+            number of rows before them.
+    """
+    store, total = RowStore(), 0
+    for start in range(0, max(1, len(rows)), _CHUNK_ROWS):
+        columns, count = encode(rows.select(range(start, min(start + _CHUNK_ROWS, len(rows)))), start)
+        store.add(columns if isinstance(columns, pa.Table) else Dataset.from_dict(columns).data.table)
+        total += count
+    return store.finish(), total
 
 
 def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
@@ -70,66 +153,29 @@ def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
     """
     tokenizer = folder.processor
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError(
+        text = (
             f"{folder.path}: its tokenizer ({type(tokenizer).__name__}) does not report {purpose}; save the fast"
-            " tokenizer there (tokenizer.json)",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
-            tokenizer=type(tokenizer).__name__,
+            " tokenizer there (tokenizer.json)"
         )
-
-
-def padding_id(folder: ModelFolder) -> int:
-    """The token that rows are padded with: that of the model, else that of the tokenizer, else 0. It is masked."""
-    ids = (folder.config.get_text_config().pad_token_id, folder.processor.pad_token_id)
-    return next((number for number in ids if isinstance(number, int) and number >= 0), 0)
-
-
-def count_cut(encoded: BatchEncoding) -> int:
-    """Number of rows that the tokenizer truncated; 0 for a tokenizer that does not report it (slow ones)."""
-    return sum(bool(row.overflowing) for row in encoded.encodings or ())
-
-
-def cut_notes(source: str, cut: int, total: int, longest: int, kind: str = "rows") -> tuple[Note, ...]:
-    """The note on rows that are truncated, if there are any.
-
-    Args:
-        source: name of the rows.
-        cut: number of rows that are truncated.
-        total: number of all.
-        longest: number of tokens after which they are.
-        kind: what is truncated.
-    """
-    text = f"{source}: {cut} of {total} {kind} are longer than {longest} tokens and are read up to there (--max-length)"
-    return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path, tokenizer=type(tokenizer).__name__)
 
 
 def _pads_left(folder: ModelFolder) -> bool:
-    """Whether rows are padded before their first token: the tokenizer does so, and the model reads the last position.
-
-    XLNet is such a model. Others read the first position, or search for the last token.
-    """
+    """Whether padding comes first: the tokenizer puts it there, and the model reads the last position (XLNet)."""
     reads_last = getattr(folder.config, "summary_type", None) == "last"
     return reads_last and folder.processor.padding_side == "left"
 
 
 def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> Tensor:
-    """Rows of integers as one tensor, padded with `fill`: `[rows, longest]`, or `[rows, longest, k]`.
+    """Lists of integers as one tensor, `[lists, longest]` or `[lists, longest, k]`.
 
     Args:
-        rows: the rows.
-        fill: the number that they are padded with.
-        left: whether they are padded before their first number instead of behind their last.
+        rows: the lists.
+        fill: the padding.
+        left: whether padding comes first instead of last.
     """
     tensors = [torch.tensor(row) for row in rows]
-    side = "left" if left else "right"
-    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
-
-
-def chunks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
-    """Consecutive rows that are encoded at once, with the number of rows before them; one empty chunk without rows."""
-    for start in range(0, max(1, len(rows)), _CHUNK_ROWS):
-        yield start, rows.select(range(start, min(start + _CHUNK_ROWS, len(rows))))
+    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side="left" if left else "right")
 
 
 class LabelledTexts(LabelledRows):
@@ -137,88 +183,69 @@ class LabelledTexts(LabelledRows):
 
     Args:
         folder: its tokenizer encodes the texts.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the maximum row length leaves no room for text.
+        InputError: the maximum length leaves no room for text.
     """
 
     text_columns: ClassVar[TextColumns] = TextColumns()
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
-        self._tokenizer = folder.processor
-        self._longest = row_length(folder, request, texts=2)
-        self._with_token_types = takes_token_types(folder.model, self._tokenizer)
-        self._padding = padding_id(folder)
+        self._texts = TextTokenizer(folder, request, texts=2)
         self._pads_left = _pads_left(folder)
 
     @property
     def special_ids(self) -> frozenset[int] | None:
         """Ids of the special tokens, without that of unknown words."""
-        return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        return self._texts.special_ids
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
         """The columns of text that have usual names."""
         return self.text_columns.find_usual(rows)
 
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """The tokens of every row, its label and `length`, encoded chunk by chunk; many rows are memory-mapped.
-
-        Raises:
-            InputError: a column is missing, or a row has no token.
-        """
+        """The tokens, the label and the `length` of every row; raise InputError for a row without a token."""
         names = self.text_columns.find(rows, self._request.text_columns, source)
         remaining = iter(labels)
-        store, cut = RowStore(), 0
-        for start, chunk in chunks_of(rows):
-            columns, cut_rows = self._tokenize([list(chunk[name]) for name in names])
-            cut += cut_rows
+
+        def encode(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
+            columns, cut = self._tokenize([list(chunk[name]) for name in names])
             lengths = [len(ids) for ids in columns["input_ids"]]
             if 0 in lengths:
                 problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
                 raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
-            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}
-            store.add(Dataset.from_dict(encoded).data.table)
-        cut_note = cut_notes(source, cut, len(rows), self._longest)
-        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
-        return store.finish()
+            return {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}, cut
+
+        encoded, cut = encode_chunks(rows, encode)
+        cut_notes = self._texts.cut_notes(source, cut, len(rows))
+        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_notes)
+        return encoded
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
 
-        Rows are padded on the right, or on the left where `_pads_left` says so.
+        Texts are padded on the right, or on the left where `_pads_left` says so.
         """
-        fills = {"input_ids": self._padding, "attention_mask": 0}
-        if self._with_token_types:
-            fills["token_type_ids"] = self._tokenizer.pad_token_type_id
-        texts = {
-            name: pad([example[name] for example in examples], fill, left=self._pads_left)
-            for name, fill in fills.items()
-        }
+        ids = [example["input_ids"] for example in examples]
+        types = [example["token_type_ids"] for example in examples] if self._texts.takes_types else None
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
-        return {**texts, "labels": labels}
+        return {**self._texts.collate(ids, types, left=self._pads_left), "labels": labels}
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
-        """The tokenizer's encoding of rows of one or two texts, and the number of rows that are cut."""
-        with quiet_transformers():
-            encoded: BatchEncoding = self._tokenizer(
-                *texts,
-                truncation=True,
-                max_length=self._longest,
-                return_attention_mask=True,
-                return_token_type_ids=self._with_token_types,
-            )
+        """The tokens of rows of one or two texts, and the number of rows that are cut."""
+        encoded = self._texts(*texts, return_attention_mask=True)
         return encoded, count_cut(encoded)
 
 
 def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
-    """The first texts of an encoded row, e.g. question and context, or its file; empty for rows that have neither.
+    """The first texts of an example, e.g. question and context, or its file; empty without either.
 
     Args:
-        example: the row, with `file`, or with `input_ids`, which may be a list for each text or window.
-        tokenizer: its `decode` converts ids to text; None: there is none.
+        example: has `file`, or `input_ids`, which may be lists of texts or windows.
+        tokenizer: its `decode` converts ids to text; may be None.
     """
     if file := example.get("file"):
         return (shorten(file),)
@@ -232,18 +259,18 @@ def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
 
 
 def runs_between(ids: Sequence[int], frames: Collection[int | None]) -> list[list[int]]:
-    """The tokens of each text of a row, without the tokens of a frame around them."""
+    """The runs of tokens between special ones (`frames`), each a text of an example."""
     return [list(run) for is_frame, run in itertools.groupby(ids, frames.__contains__) if not is_frame]
 
 
 def shorten(text: str, characters: int = 120) -> str:
-    """A text on one line, cut after a number of characters."""
+    """A text on a single line, truncated after a number of characters."""
     line = " ".join(text.split())
     return line if len(line) <= characters else f"{line[: characters - 1]}…"
 
 
 def shorten_both(first: str, second: str, characters: int = 120) -> tuple[str, str]:
-    """Two texts on one line each, cut so that the place where they begin to differ is shown."""
+    """Two texts on a line each, truncated so that both show where they begin to differ."""
     texts = [" ".join(text.split()) for text in (first, second)]
     pairs = zip(*texts, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

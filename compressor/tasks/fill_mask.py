@@ -1,4 +1,4 @@
-"""Fill-mask: predict tokens of plain text that are masked."""
+"""Fill-mask: predict masked tokens of plain text."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from compressor.tasks.metrics import Metric, perplexity, token_accuracy
 from compressor.tasks.token_labels import TokenLabels
 
 MASKED_SHARE = 0.15
-"""Share of the tokens of a row that are masked, as in BERT (Devlin et al. 2019, section 3.1)."""
+"""Share of the tokens of an example that are masked, as in BERT (Devlin et al. 2019, section 3.1)."""
 
 _ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 _PSEUDO_PERPLEXITY = Metric("pseudo_perplexity", perplexity, higher_is_better=False)
 
 
 class FillMask(TokenLabels):
-    """Masked tokens of plain text, by accuracy or pseudo-perplexity; rows have no labels.
+    """Prediction of masked tokens of plain text, scored by accuracy or pseudo-perplexity; rows have no labels.
 
-    In each row 15% of the tokens are masked, at least one, all at once. Which ones depends on the tokens of the row
-    alone, so that every model, every engine and every evaluation gets the same. The pseudo-perplexity is `exp` of the
-    mean loss of the masked tokens. Salazar et al. (2020, "Masked language model scoring") mask each token of a text by
-    itself, which takes as many forwards as there are tokens, and usually gives lower values.
+    In each example 15% of the tokens, at least one, are masked at once. A hash of the tokens selects them, so that all
+    models, engines and evaluations read the same. The pseudo-perplexity is `exp` of the mean loss of the masked tokens.
+    Salazar et al. (2020, "Masked language model scoring") mask the tokens of a text one by one, which takes a forward
+    for each token, and usually gives lower values.
 
     Args:
         folder: its tokenizer encodes the text.
-        request: the column of text and the maximum row length.
+        request: the column of text and the maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the tokenizer has no mask token, the model is an encoder-decoder, or the maximum row length leaves
+        InputError: the tokenizer has no mask token, the model is an encoder-decoder, or the maximum length leaves
             no room for text.
     """
 
@@ -51,13 +51,11 @@ class FillMask(TokenLabels):
         super().__init__(folder, request, metric)
         self._mask_id, self._special_ids = self._tokenizer.mask_token_id, frozenset(self._tokenizer.all_special_ids)
         if self._mask_id is None:
-            raise InputError(
+            text = (
                 f"{folder.path}: its tokenizer has no mask token (mask_token), so no token can be masked; save the"
-                " tokenizer that the model was trained with",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=folder.path,
-                field="mask_token",
+                " tokenizer that the model was trained with"
             )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path, field="mask_token")
         if folder.config.is_encoder_decoder:
             raise InputError(
                 f"{folder.path}: {type(folder.model).__name__} is an encoder-decoder, which fills masks while it"
@@ -76,14 +74,11 @@ class FillMask(TokenLabels):
         self.notes = (Note(text=text, code=NoteCode.METRIC_SETTINGS),)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode texts with masked tokens, whose ids are the labels; rows without a token to mask are left out."""
+        """Encode texts with masked tokens, whose ids are the labels; rows without a token to mask are dropped."""
         return self.encode_texts(rows, source)
 
     def label_text(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The ids with some masked, and the ids of the masked tokens.
-
-        Special tokens, with that of unknown words, are not masked. The seed is a hash of the ids.
-        """
+        """The ids with masks, and the ids of the masked tokens; special and unknown tokens are not masked."""
         positions = [position for position, token in enumerate(ids) if token not in self._special_ids]
         masked, labels = list(ids), [IGNORED] * len(ids)
         if positions:
@@ -94,16 +89,16 @@ class FillMask(TokenLabels):
         return masked, labels
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The tokens that are predicted at the masks of each row, as the vocabulary has them."""
+        """The tokens that are predicted at the masks of each example, in the spelling of the vocabulary."""
         rows = zip(logits.argmax(-1), labels != IGNORED, strict=True)
         return [self._tokens(classes[masked].tolist()) for classes, masked in rows]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The tokens of a row that are masked."""
+        """The masked tokens of an example."""
         return self._tokens([label for label in example["labels"] if label != IGNORED])
 
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
-        """The number of correct tokens of a row, or their summed loss in nats, and the number of all masked ones."""
+        """The number of correct tokens, or the summed loss in nats, and the number of masked tokens."""
         if self._metric == _ACCURACY:
             return (logits.argmax(-1) == labels).sum(), len(labels)
         losses = cross_entropy(torch.from_numpy(logits).float(), torch.from_numpy(labels), reduction="none")

@@ -1,4 +1,4 @@
-"""Forwards of a model on a batch of a task: their arguments, and which positions of an output count."""
+"""Forwards of a model on a batch of a task: their arguments, and the scored positions of their outputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LABELS = "labels"
 IGNORED = -100
 """Label of a position that is not scored."""
 SPAN_ENDS = ("start_logits", "end_logits")
-"""Outputs that are logits over the positions of a row."""
+"""Outputs that are logits over the positions of a text."""
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 
 
 def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keyword arguments of a forward without a cache and without a loss, on the device of the model.
 
-    Labels are left out, unless an encoder-decoder derives its decoder's inputs from them.
+    Labels are removed, unless an encoder-decoder derives its decoder's inputs from them.
 
     Args:
         model: a transformers model.
-        batch: its inputs `[rows, ...]`, with or without `labels`.
+        batch: its inputs `[batch, ...]`, with or without `labels`.
     """
     keeps_labels = model.config.is_encoder_decoder and DECODER_IDS not in batch
     names = [name for name in batch if name != LABELS or keeps_labels]
@@ -37,11 +37,11 @@ def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> di
 
 
 def decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """The mask `[rows, positions]` that is zero where the input of a decoder is padding; None: there is none.
+    """The mask `[batch, position]` that is zero at padding of a decoder's input; None if it is unknown.
 
     1. The decoder's attention mask.
-    2. Else the positions that have a label, where the batch has labels for positions.
-    3. Else the attention mask, unless the decoder has inputs of its own: it reads those of the encoder, one later.
+    2. Else the positions with a label, if the batch has labels of positions.
+    3. Else the attention mask, unless the batch has decoder ids: the decoder reads the encoder's ids, shifted by one.
     """
     if DECODER_MASK in batch:
         return batch[DECODER_MASK]
@@ -52,10 +52,10 @@ def decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tensor:
-    """The positions of an output `[rows, positions, ...]` that count, bool `[rows, positions]`, on the CPU.
+    """The scored positions of an output `[batch, position, ...]`, bool `[batch, position]`, on the CPU.
 
-    They are those with a label where the batch has labels for positions, else those of the attention mask on the side
-    of the output, else all.
+    These are the positions with a label if the batch has labels of positions, else those of the attention mask of
+    encoder or decoder, else all.
     """
     attention = DECODER_MASK if DECODER_IDS in batch or DECODER_MASK in batch else "attention_mask"
     labels = batch.get(LABELS)
@@ -69,14 +69,15 @@ def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tenso
 
 @contextmanager
 def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Forwards compute logits over a vocabulary at scored positions alone; they are zero at the others.
+    """Inside, forwards compute logits over a vocabulary only at scored positions; they are zero elsewhere.
 
-    The product with the vocabulary is half of the work of a small encoder that fills masks, of whose positions 15% are
-    scored. Models whose output embeddings are no linear with inputs `[rows, positions, width]` compute all positions.
+    The matmul with the vocabulary is half of the work of a small encoder that fills masks, of whose positions 15% are
+    scored. Models whose output embeddings are not a linear with inputs `[batch, position, width]` compute all
+    positions.
 
     Args:
         model: a transformers model, or a wrapper of it; its hooks are removed on exit.
-        batch: the inputs `[rows, ...]` of the forwards, with labels where they tell the scored positions.
+        batch: the inputs `[batch, ...]` of the forwards, with labels if these mark the scored positions.
     """
     network = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     head = None if network is None else network.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""The tables of a model that are indexed by ids, and the check that every id of encoded rows has a row there."""
+"""The sizes of a model's embedding tables, and a check that they contain all ids of examples."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from compressor.tasks.forwards import IGNORED, LABELS
 
 _TOKENS, _TARGET_TOKENS, _TYPES = "input_ids", "decoder_input_ids", "token_type_ids"
 _POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
-"""Names of the modules that families look positions up with."""
+"""Names of modules with embeddings of positions."""
 _CHUNK_ROWS = 10_000
-"""Rows whose ids are compared at once."""
+"""Number of examples whose ids are checked at once."""
 
 
 @dataclass(frozen=True)
 class IdTables:
-    """The sizes of a model's tables; inputs that no table is known for are not checked.
+    """The sizes of a model's embedding tables; inputs whose table is unknown are not checked.
 
     Attributes:
-        sizes: name of an input, or of the labels of a language model -> number of ids that its table holds.
-        positions: name of an input -> number of positions that the model has for it.
-        tokenizer: names the tokens of ids in error messages; None: there is none.
+        sizes: name of an input, or of the labels of a language model -> number of ids in its table.
+        positions: name of an input -> its maximum number of positions.
+        tokenizer: names the tokens of ids in error messages; may be None.
     """
 
     sizes: Mapping[str, int]
@@ -43,7 +43,9 @@ class IdTables:
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: Any) -> IdTables:
         """The tables of a model, read from its modules."""
-        types = (_rows_of(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings"))
+        types = [
+            _table_length(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings")
+        ]
         sizes = {
             _TOKENS: _table_size(model, "get_encoder" if model.config.is_encoder_decoder else None),
             _TARGET_TOKENS: _table_size(model, "get_decoder") if model.config.is_encoder_decoder else None,
@@ -58,16 +60,16 @@ class IdTables:
         return cls({name: size for name, size in sizes.items() if size is not None}, positions, tokenizer)
 
     def check(self, task: Task, encoded: Dataset, rows: Dataset, source: str) -> None:
-        """Compare the ids and lengths of encoded rows, and of their padding, with the tables.
+        """Compare the ids and lengths of examples, and of their padding, with the tables.
 
         Args:
             task: the task that encoded the rows.
-            encoded: the encoded rows.
-            rows: the rows as they were read.
+            encoded: the examples.
+            rows: the rows.
             source: name of the rows in error messages.
 
         Raises:
-            InputError: an id or a position has no row in its table; the message names the row and the token.
+            InputError: a table does not contain an id or a position; the message names the row and the token.
         """
         if _TOKENS not in encoded.column_names or not len(encoded):
             return
@@ -80,45 +82,33 @@ class IdTables:
         self._check_batch(task, encoded, source)
 
     def _check_batch(self, task: Task, encoded: Dataset, source: str) -> None:
-        """Check padding and positions in a batch of the longest and the shortest row."""
+        """Check padding and positions in a batch of the longest and the shortest example."""
         extremes = _extreme_rows(encoded)
         batch = task.collate([encoded[index] for index in extremes])
         if not isinstance(batch, Mapping):
             raise task.returns_wrong("collate", "a dict of tensors")
         for name, array in batch.items():
             size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
-            if limit is not None and array.ndim and array.shape[-1] > limit:
-                raise RowError.of(
-                    source,
-                    extremes[0] + 1,
-                    f"{name} has {array.shape[-1]} positions, the model has {limit}; cut rows (--max-length {limit})",
-                    code=ErrorCode.TOO_LONG,
-                    input=name,
-                    value=int(array.shape[-1]),
-                    size=limit,
-                )
+            length = int(array.shape[-1]) if array.ndim else 0
+            if limit is not None and length > limit:
+                problem = f"{name} has {length} positions, the model has {limit}; cut rows (--max-length {limit})"
+                details = {"input": name, "value": length, "size": limit}
+                raise RowError.of(source, extremes[0] + 1, problem, code=ErrorCode.TOO_LONG, **details)
             if size is not None and array.numel() and (int(array.max()) >= size or int(array.min()) < 0):
                 number = int(array.max()) if int(array.max()) >= size else int(array.min())
-                raise InputError(
+                text = (
                     f"{source}: {self._named(name, number)} pads or begins {name}, {self._bounds(name)};"
-                    f" {self._remedy(name)}",
-                    code=ErrorCode.ID_OUTSIDE_TABLE,
-                    input=name,
-                    id=number,
-                    size=size,
+                    f" {self._remedy(name)}"
                 )
+                raise InputError(text, code=ErrorCode.ID_OUTSIDE_TABLE, input=name, id=number, size=size)
 
     def _id_error(
         self, task: Task, name: str, index: int, number: int, encoded: Dataset, rows: Dataset, source: str
     ) -> InputError:
-        """The error of an id; its row is that of the text where rows are joined or left out in encoding."""
+        """The error of an id; if the task joins or drops rows, its row is found by its text."""
         problem = f"{self._named(name, number)} is in {name}, {self._bounds(name)}; {self._remedy(name)}"
-        details: dict[str, Any] = {
-            "code": ErrorCode.ID_OUTSIDE_TABLE,
-            "input": name,
-            "id": number,
-            "size": self.sizes[name],
-        }
+        code, size = ErrorCode.ID_OUTSIDE_TABLE, self.sizes[name]
+        details: dict[str, Any] = {"code": code, "input": name, "id": number, "size": size}
         if task.joined_rows == 1 and len(encoded) == len(rows):
             return RowError.of(source, index + 1, problem, **details)
         if name != _TYPES and (row := self._find_row(rows, number)) is not None:
@@ -126,7 +116,7 @@ class IdTables:
         return InputError(f"{source}: {problem}", **details)
 
     def _find_row(self, rows: Dataset, number: int) -> int | None:
-        """Number of the first row whose text has a token; None: the tokenizer adds the token."""
+        """Number of the first row whose text has a token; None if the tokenizer adds it."""
         for row, example in enumerate(rows, 1):
             for value in example.values():
                 texts = value if isinstance(value, list) else [value]
@@ -140,7 +130,7 @@ class IdTables:
         return None
 
     def _named(self, name: str, number: int) -> str:
-        """An id as error messages name it."""
+        """The name of an id in error messages."""
         if name == _TYPES:
             return f"the token type {number}"
         convert = getattr(self.tokenizer, "convert_ids_to_tokens", None)
@@ -155,7 +145,7 @@ class IdTables:
         return f"outside of the model's table of {self.sizes[name]} {table}"
 
     def _remedy(self, name: str) -> str:
-        """What mends ids outside of a table: it depends on whether the tokenizer has more tokens than the model."""
+        """How to correct an id outside of its table."""
         count = len(self.tokenizer) if hasattr(self.tokenizer, "__len__") else 0
         if name == _TYPES:
             return "save the tokenizer that the model was trained with"
@@ -168,17 +158,17 @@ class IdTables:
 
 
 def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
-    """Number of tokens of the table that a model, or a part of it, looks up; None: it has none, or hides it."""
+    """Number of token embeddings of a model, or of a part of it; None if it has or shows none."""
     try:
         owner: Any = model if part is None else getattr(model, part)()
         table = owner.get_input_embeddings()
     except (AttributeError, NotImplementedError, TypeError):
         return None
-    return _rows_of(table)
+    return _table_length(table)
 
 
-def _rows_of(module: Any) -> int | None:
-    """Number of rows of an embedding table, of a class of its own in some families (I-BERT); None: it is none."""
+def _table_length(module: Any) -> int | None:
+    """Size of an embedding table, whose class is not PyTorch's in some families (I-BERT); None for other modules."""
     weight = getattr(module, "weight", None)
     if not hasattr(module, "padding_idx") or not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
@@ -186,14 +176,11 @@ def _rows_of(module: Any) -> int | None:
 
 
 def _position_limits(model: PreTrainedModel) -> dict[str, int]:
-    """The most positions of each input that the tables of positions hold.
-
-    RoBERTa and related families begin behind the padding id, BART and OPT behind an offset.
-    """
+    """The maximum number of positions of each input, after the padding id (RoBERTa) or an offset (BART, OPT)."""
     limits: dict[str, int] = {}
     tables: list[tuple[str, Any]] = list(model.named_modules())
     for path, module in tables:
-        rows = _rows_of(module)
+        rows = _table_length(module)
         if rows is not None and path.rpartition(".")[2] in _POSITION_TABLES:
             of_decoder = model.config.is_encoder_decoder and "decoder" in path.split(".")
             name = _TARGET_TOKENS if of_decoder else _TOKENS
@@ -203,7 +190,7 @@ def _position_limits(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | None:
-    """Index of the first row with an id outside of a table, and that id; -100 stands for no label."""
+    """Index of the first example with an id outside of a table, and that id; -100 is no label."""
     start = 0
     for chunk in encoded.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
         column = chunk.column(0)
@@ -225,7 +212,7 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
 
 
 def _depth(kind: pa.DataType) -> int:
-    """How deep lists are nested in a column."""
+    """The depth of nested lists in a column."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0
 
 
@@ -238,7 +225,7 @@ def _flatten(value: Any) -> Iterator[int]:
 
 
 def _extreme_rows(encoded: Dataset) -> list[int]:
-    """Indices of the longest, the shortest, and the row with the most labels."""
+    """Indices of the longest and the shortest example, and of the example with the most labels."""
     lengths = np.asarray(encoded["length"][:])
     indices = [int(lengths.argmax()), int(lengths.argmin())]
     if LABELS in encoded.column_names:

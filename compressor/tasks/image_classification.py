@@ -40,13 +40,13 @@ from compressor.tasks.several_classes import SeveralClasses
 
 _TOP = 5
 _STORED_ROWS = 256
-"""Rows that are added to the store at once."""
+"""Number of rows that are added to the store at once."""
 
 
 class ImageRows(LabelledRows):
     """The base class of tasks whose rows hold an image, or the path of its file, and a label.
 
-    Images are decoded and processed when a batch is collated, so that the pixels of few are in memory.
+    Images are decoded and processed when a batch is collated, so that the pixels of few images are in memory.
 
     Args:
         folder: its image processor converts images; its configuration has the number of classes and their names.
@@ -75,22 +75,14 @@ class ImageRows(LabelledRows):
         return image_splits(source, self._request.image_column)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The name of the column of labels; raise InputError for a folder of images without classes."""
         if self._request.label_column is None and rows.column_names == [IMAGE]:
-            raise InputError(
-                f"{source}: its images have no labels; sort them into a subfolder for each class",
-                code=ErrorCode.COLUMN_MISSING,
-                field="label_column",
-                columns=(IMAGE,),
-            )
+            text = f"{source}: its images have no labels; sort them into a subfolder for each class"
+            raise InputError(text, code=ErrorCode.COLUMN_MISSING, field="label_column", columns=(IMAGE,))
         return super()._find_labels(rows, source)
 
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """Encode labels; images stay files or bytes until they are collated, and each is opened once.
+        """Encode labels; images are opened, but stay files or bytes until they are collated.
 
         Columns: those of `images.source_table`, `labels`, and `length`, which is 1.
 
@@ -110,15 +102,11 @@ class ImageRows(LabelledRows):
         return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """The rows with the numbers and the files of their origin; see `images.located_rows`."""
+        """The examples with the numbers and files of their rows; see `images.located_rows`."""
         return located_rows(encoded, origin)
 
     def check_files(self, examples: Dataset) -> None:
-        """Decode every image once.
-
-        Raises:
-            InputError: an image cannot be decoded, e.g. because its file ends early.
-        """
+        """Raise InputError for an image that cannot be decoded, e.g. because its file is truncated."""
         for example in examples:
             _source_of(example).decode()
 
@@ -132,7 +120,7 @@ class ImageRows(LabelledRows):
         return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
 
     def _pixels(self, example: Mapping[str, Any]) -> Tensor:
-        """The pixels of an encoded row."""
+        """The pixels of an example."""
         image = _source_of(example)
         pixels = image.pixels(self._processor)
         if tuple(pixels.shape) != self._size:
@@ -144,8 +132,8 @@ class ImageClassification(ClassLabels, ImageRows):
     """Classification of images by the largest logit, scored by accuracy or top-5 accuracy; see `ImageRows`.
 
     Raises:
-        InputError: the model assigns several classes to a row.
-        UsageError: the metric is top-5 accuracy, and the model has no more classes.
+        InputError: the model assigns several classes to an example.
+        UsageError: the metric is top-5 accuracy, and the model has at most five classes.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -166,25 +154,25 @@ class ImageClassification(ClassLabels, ImageRows):
             )
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`.
+        """Predicted and true class of each example, `[batch, 2]`, from logits `[batch, classes]`.
 
-        For top-5 accuracy: 1 where the true class is among the five with the largest logits, else 0, `[batch, 1]`.
+        For top-5 accuracy, 1 if the true class is among the five with the largest logits, else 0, `[batch, 1]`.
         """
-        if self.metric != "top5":
+        if self._metric.name != "top5":
             return super().per_example(logits, labels)
         largest = np.argsort(-logits, axis=-1, kind="stable")[:, :_TOP]
         return (largest == labels[:, None]).any(1, keepdims=True).astype(np.float64)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """As for other classes; None for top-5 accuracy, whose statistics have no classes."""
-        return None if self.metric == "top5" else super().constant_score(statistics)
+        """The best score of the same class for every example; None for top-5 accuracy."""
+        return None if self._metric.name == "top5" else super().constant_score(statistics)
 
 
 class MultiLabelImages(SeveralClasses, ImageRows):
-    """Classification of images by one logit for each class; see `ImageRows`.
+    """Classification of images by a logit for each class; see `ImageRows`.
 
     Raises:
-        InputError: the thresholds are not one for each class.
+        InputError: there is not a threshold for each class.
     """
 
     @classmethod
@@ -194,5 +182,5 @@ class MultiLabelImages(SeveralClasses, ImageRows):
 
 
 def _source_of(example: Mapping[str, Any]) -> ImageSource:
-    """Where the image of an encoded row is."""
+    """The image of an example."""
     return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})

@@ -1,4 +1,4 @@
-"""Images of rows: folders of image files, columns of images or of paths, and where the bytes of each image are."""
+"""Read images of rows, from folders of image files, and from columns of images or of paths."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,12 +29,13 @@ from compressor.tasks.row_files import has_tables
 from compressor.tasks.row_origin import RowOrigin, SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
 
+Result = TypeVar("Result")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
 _USUAL_COLUMNS = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
 _CHUNK_ROWS = 256
-"""Rows whose images are in memory at once."""
+"""Number of rows whose images are in memory at once."""
 _SOURCE_COLUMNS = (
     ("content", pa.large_binary()),
     ("path", pa.string()),
@@ -51,11 +52,11 @@ def image_column(rows: Dataset, requested: str | None, source: str) -> str:
 
     Args:
         rows: the rows.
-        requested: name from the recipe; None: the first of the names that are usual in data sets.
+        requested: name from the recipe; None: the first usual name.
         source: name of the rows in error messages.
 
     Raises:
-        InputError: the requested column is missing, no usual name is present, or it holds something else.
+        InputError: the named column is missing, no usual name is present, or the column holds something else.
     """
     if requested is not None:
         check_present(rows, requested, source, "image_column")
@@ -79,25 +80,22 @@ def image_column(rows: Dataset, requested: str | None, source: str) -> str:
 def image_splits(source: str, requested: str | None) -> SplitRows:
     """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
 
-    A folder whose subfolders hold images has a class for each of them, and columns `image`, the path of a file, and
-    `label`. A folder that holds images itself has no labels. Subfolders named after splits are read as such folders.
-    Paths in files of rows are relative to the folder of the file.
+    The subfolders of a folder of images are its classes, or its splits, by their names. Columns are `image`, the path
+    of a file, and `label`; a folder without subfolders has no labels. Paths in files of rows are relative to the folder
+    of the file.
 
     Args:
         source: path of a folder or file, or the name of a data set.
         requested: the column of images in files of rows, from the recipe; None: the usual names.
 
     Raises:
-        InputError: the rows cannot be read, or images lie beside the folders of classes.
+        InputError: the rows cannot be read, or an image is not in the folder of a class.
     """
     path = Path(source)
     if _is_image_folder(path):
         if next(_image_files(path), None) is None:
-            raise InputError(
-                f"{path}: has neither images ({', '.join(SUFFIXES)}) nor files of rows; name the folder of either",
-                code=ErrorCode.FILE_MISSING,
-                path=path,
-            )
+            text = f"{path}: has neither images ({', '.join(SUFFIXES)}) nor files of rows; name the folder of either"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=path)
         return SplitRows(
             {split: _folder_rows(folder) for split, folder in (_split_folders(path) or {"": path}).items()}
         )
@@ -112,7 +110,7 @@ def image_splits(source: str, requested: str | None) -> SplitRows:
 
 
 def skipped_files(source: str) -> tuple[Note, ...]:
-    """The note on files of a folder of images that are not read, by the ends of their names; none for other sources."""
+    """A note on the suffixes of files in a folder of images that are not read, if there are any."""
     path = Path(source)
     if not _is_image_folder(path):
         return ()
@@ -125,35 +123,26 @@ def skipped_files(source: str) -> tuple[Note, ...]:
 
 
 def _is_image_folder(path: Path) -> bool:
-    """Whether a source is a folder of image files, not of files of rows, whose images may lie in one folder."""
+    """Whether a source is a folder of image files, rather than of files of rows with a folder of images."""
     return path.is_dir() and not is_saved(path) and (not has_tables(path) or len(_class_folders(path)) > 1)
 
 
-def _split_folders(folder: Path) -> dict[str, Path] | None:
-    """The subfolders by name, if there are some and each is named after a split and holds images."""
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """The subfolders by name, if all are named after splits and hold images; else empty."""
     subfolders = _subfolders(folder)
-    names = [path.name for path in subfolders if any(pick([path.name], split) for split in ("train", "eval", "test"))]
-    if (
-        not subfolders
-        or len(names) < len(subfolders)
-        or any(next(_image_files(path), None) is None for path in subfolders)
-    ):
-        return None
-    return {path.name: path for path in subfolders}
+    are_splits = all(any(pick([path.name], split) for split in ("train", "eval", "test")) for path in subfolders)
+    return {path.name: path for path in subfolders} if are_splits and _class_folders(folder) == subfolders else {}
 
 
 def _folder_rows(folder: Path) -> Dataset:
     """A row for each image of a folder."""
     classes = _class_folders(folder)
-    own = sorted(path for path in folder.iterdir() if _is_image(path))
-    if classes and own:
-        raise InputError(
-            f"{own[0]}: lies beside the folders of classes ({classes[0].name}, ...) and has no class; move it into one",
-            code=ErrorCode.INVALID_ROWS,
-            path=own[0],
-        )
+    images = sorted(path for path in folder.iterdir() if _is_image(path))
+    if classes and images:
+        text = f"{images[0]}: is outside of the folders of classes ({classes[0].name}, ...); move it into one of them"
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, path=images[0])
     if not classes:
-        return Dataset(pa.table({IMAGE: pa.array(map(str, own), pa.string())}))
+        return Dataset(pa.table({IMAGE: pa.array(map(str, images), pa.string())}))
     files = [(str(path), subfolder.name) for subfolder in classes for path in sorted(_image_files(subfolder))]
     paths, labels = zip(*files, strict=True)
     return Dataset(pa.table({IMAGE: pa.array(paths, pa.string()), LABEL: pa.array(labels, pa.string())}))
@@ -178,7 +167,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _with_paths(rows: Dataset, column: str, folder: Path) -> Dataset:
-    """Rows whose paths are relative to the current folder instead of `folder`; other rows are returned as they are."""
+    """Rows whose paths are relative to the current folder instead of `folder`; rows with images are not changed."""
     if not is_text(rows, column):
         return rows
     table: pa.Table = rows.with_format("arrow")[:]
@@ -187,7 +176,7 @@ def _with_paths(rows: Dataset, column: str, folder: Path) -> Dataset:
 
 
 def _holds_images(rows: Dataset, name: str) -> bool:
-    """Whether a column holds the bytes of files, alone or with their path, as `datasets.Image` stores them."""
+    """Whether a column holds the bytes of files, with or without paths, as `datasets.Image` stores them."""
     stored = rows.features.arrow_schema.field(name).type
     if pa.types.is_struct(stored):
         return {"bytes", "path"} <= {stored.field(index).name for index in range(stored.num_fields)}
@@ -196,11 +185,11 @@ def _holds_images(rows: Dataset, name: str) -> bool:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where the bytes of an image are.
+    """An image of a row: its bytes, or its file.
 
     Attributes:
-        content: the bytes of its file; None: they are in the file `path`.
-        path: path of the file; empty for an image without a name.
+        content: the bytes of the image file; None: `path` is read.
+        path: path of the image file; may be empty if there is content.
         source: name of the rows in error messages.
         row: number of the row, counted from 1.
         column: the column that holds the image.
@@ -213,11 +202,7 @@ class ImageSource:
     column: str
 
     def read(self) -> bytes:
-        """The bytes of the image file.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        """The bytes of the image file; raise InputError if it cannot be read."""
         if self.content is not None:
             return self.content
         try:
@@ -227,46 +212,36 @@ class ImageSource:
             raise self.unusable(f"cannot be read ({reason})") from error
 
     def digest(self, settings: str) -> str:
-        """The hash of an image that can be opened and of the settings by which it is processed.
+        """The hash of an image that can be opened, and of the settings of its processor.
 
         Raises:
             InputError: the file cannot be read, or is not an image.
         """
         import PIL.Image
 
-        content = self.read()
-        try:
+        def open_and_hash(content: bytes) -> str:
             PIL.Image.open(io.BytesIO(content)).close()
-        except Exception as error:  # damaged images raise errors of any type
-            raise self._unreadable("is not a readable image", error) from error
-        return hashlib.sha256(content + settings.encode()).hexdigest()
+            return hashlib.sha256(content + settings.encode()).hexdigest()
+
+        return self._use("is not a readable image", open_and_hash)
 
     def decode(self) -> None:
-        """Decode the image, which is not kept.
-
-        Raises:
-            InputError: the file cannot be read or decoded.
-        """
+        """Raise InputError unless the image can be decoded."""
         import PIL.Image
 
-        content = self.read()
-        try:
+        def load(content: bytes) -> None:
             with PIL.Image.open(io.BytesIO(content)) as image:
                 image.load()
-        except Exception as error:  # damaged images raise errors of any type
-            raise self._unreadable("cannot be decoded", error) from error
+
+        self._use("cannot be decoded", load)
 
     def pixels(self, processor: Any) -> Tensor:
-        """The pixels `[channel, height, width]` that an image processor makes.
+        """The pixels `[channel, height, width]` that an image processor returns.
 
         Raises:
             InputError: the file cannot be read or decoded, or the processor refuses the image.
         """
-        content = self.read()
-        try:
-            return pixels_of(content, processor)
-        except Exception as error:  # damaged images raise errors of any type
-            raise self._unreadable("cannot be decoded or processed", error) from error
+        return self._use("cannot be decoded or processed", lambda content: pixels_of(content, processor))
 
     def unusable(self, reason: str) -> RowError:
         """The error for this image, with its row, column and file."""
@@ -274,13 +249,18 @@ class ImageSource:
         problem = f"{self.column!r}{file}: {reason}; replace the image or remove its row"
         return RowError.of(self.source, self.row, problem, column=self.column, path=self.path)
 
-    def _unreadable(self, problem: str, error: Exception) -> RowError:
-        """The error of Pillow, without the object in memory that it names."""
-        return self.unusable(f"{problem} ({one_line(error).partition(' <_io')[0]})")
+    def _use(self, problem: str, use: Callable[[bytes], Result]) -> Result:
+        """The result of a function of the bytes; errors, which have any type for damaged images, name the row."""
+        content = self.read()
+        try:
+            return use(content)
+        except Exception as error:
+            # Pillow's message names an object in memory.
+            raise self.unusable(f"{problem} ({one_line(error).partition(' <_io')[0]})") from error
 
 
 def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
-    """The images of rows, one after another; few are in memory at once.
+    """The images of rows; few are in memory at once.
 
     Args:
         rows: the rows.
@@ -305,7 +285,7 @@ def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSour
 
 
 def source_table(sources: Sequence[ImageSource], settings: str) -> pa.Table:
-    """Columns of encoded rows, from which `ImageSource` is restored, the file to show, and `ImageSource.digest`."""
+    """Columns of examples: the fields of `ImageSource`, the file that reports show, and `ImageSource.digest`."""
     columns = {name: [getattr(source, name) for source in sources] for name, _ in _SOURCE_COLUMNS[:5]}
     columns["file"] = ["/".join(Path(source.path).parts[-2:]) for source in sources]
     columns["digest"] = [source.digest(settings) for source in sources]
@@ -313,11 +293,11 @@ def source_table(sources: Sequence[ImageSource], settings: str) -> pa.Table:
 
 
 def located_rows(encoded: Dataset, origin: RowOrigin) -> Dataset:
-    """Encoded rows whose `source` and `row` are the file of each row, where it has one, and its number there.
+    """Replace `source` and `row` of examples by the file of each row, if it has one, and its number there.
 
     Args:
-        encoded: rows with the columns of `source_table`, in their order.
-        origin: where these rows come from.
+        encoded: examples with the columns of `source_table`, in the order of the rows.
+        origin: the origin of the rows.
     """
     table: pa.Table = encoded.data.table
     files, numbers = origin.locate(np.arange(len(encoded)))
@@ -328,14 +308,14 @@ def located_rows(encoded: Dataset, origin: RowOrigin) -> Dataset:
 
 
 def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:
-    """The first images of a source, `[rows, channel, height, width]`.
+    """The first images of a source, `[images, channel, height, width]`.
 
-    The rows are those of the test split, else of the evaluation split, else of the first one.
+    The rows are those of the test split, else of the evaluation split, else of the first split.
 
     Args:
         source: a folder of images, a file of rows, or the name of a data set.
-        folder: the folder of a model, whose image processor makes the pixels.
-        maximum: maximum number of rows.
+        folder: the folder of a model with an image processor.
+        maximum: maximum number of images.
         requested: the column of images in files of rows; None: the usual names.
 
     Raises:

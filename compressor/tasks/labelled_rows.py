@@ -1,4 +1,4 @@
-"""The base classes of tasks whose rows have a label, and of those that assign one of a model's classes to each row."""
+"""The base classes of tasks whose rows have a label, and of tasks that assign a class to each row."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from compressor.tasks.labels import class_ids, classes_of, listed_names
 from compressor.tasks.metrics import Metric, f1, macro_f1, matthews
 
 _NUMBERED = re.compile(r"(?:LABEL_)?\d+")
-"""Names of classes that say nothing but their number."""
+"""Names of classes that are numbers."""
 _LEAST_GAIN = 0.1
-"""Share of the rows by which the answers must be better in another order."""
+"""Minimum gain of accuracy in another order of the classes."""
 _SIGNIFICANCE = 1e-3
-"""Largest probability that answers are better by chance."""
+"""Maximum probability that answers are better by chance."""
 _SEED = 0
 _LISTED_CLASSES = 20
-"""Most classes whose names a message writes down."""
+"""Maximum number of classes whose names a message lists."""
 
 
 class LabelledRows(Task):
-    """Base class of tasks whose rows have one column of labels, or several that are one label together.
+    """Base class of tasks whose rows have a column of labels, or several columns that form a label.
 
     Args:
         folder: its configuration has the number of classes and their names.
@@ -67,7 +67,7 @@ class LabelledRows(Task):
 
     @abstractmethod
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
-        """The label of every row as a number, or as a list of numbers of the same length for each row."""
+        """The label of every row: a number, or a list of equally many numbers for each row."""
 
     @abstractmethod
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
@@ -82,20 +82,31 @@ class LabelledRows(Task):
         return self.encode_with(rows, itertools.repeat(self.placeholder, len(rows)), source)
 
     def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
-        """The columns that are one label together; None: one column holds all labels."""
+        """The columns that form a label; None: a single column holds all labels."""
         return None
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels, or those of the columns that are one label together, joined."""
+        """The name of the column of labels, or the joined names of the columns that form a label."""
         columns = self._columns(rows, source)
         return ",".join(columns) if columns else self.label_column.find(rows, self._request.label_column, source)
 
+    def _note_new_names(self, names: object, rule: str, source: str) -> None:
+        """Note names of classes that a rule wrote into the configuration instead of `names`."""
+        if self.config.id2label == names:
+            return
+        classes = (f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items())
+        text = (
+            f"{source}: the model has no class of these names, so that {rule} ({listed_names(classes)}); if the model"
+            " learned another order, put id2label into its config.json"
+        )
+        self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+
 
 class ClassLabels(LabelledRows):
-    """Labels that are classes of a model, by the rules of `labels.class_ids`; the answer is the largest logit.
+    """Base class of tasks whose labels are classes (`labels.class_ids`); the answer is the largest logit.
 
     Raises:
-        InputError: the model assigns several classes to a row.
+        InputError: the model assigns several classes to an example.
     """
 
     _class_ids: Mapping[str, int] = MappingProxyType({})
@@ -115,51 +126,49 @@ class ClassLabels(LabelledRows):
         """Map labels to classes by the rules of `labels.class_ids`."""
         names = self.config.id2label
         self._class_ids = class_ids(rows, self._find_labels(rows, source), self.config, source)
-        if self.config.id2label != names:
-            classes = listed_names([f"class {index} is {name!r}" for name, index in self._class_ids.items()])
-            text = (
-                f"{source}: the model has no class of these names, so that labels are numbered in sorted order,"
-                f" capitals first ({classes}); if the model learned another order, put id2label into its config.json"
-            )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+        self._note_new_names(names, "labels are numbered in sorted order, capitals first", source)
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
         """The class of every row."""
         return classes_of(rows, column, self._class_ids, self.config, source)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Predicted and true class of each row, `[batch, 2]`, from logits `[batch, classes]`."""
+        """Predicted and true class of each example, `[batch, 2]`, from logits `[batch, classes]`."""
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric; F1 is that of class 1 of two, and the mean over the classes of the rows where there are more."""
+        """The metric; F1 of class 1 of two classes, else the mean F1 of the classes that examples have."""
         if self._metric.compute is f1 and self.config.num_labels != 2:
             return macro_f1(statistics)
         return super().score(statistics)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        """The predicted class of each row."""
+        """The predicted class of each example."""
         return logits.argmax(-1)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The predicted class of each example."""
+        return [int(index) for index in logits.argmax(-1)]
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Without rows of two classes there is no correlation, without one of class 1 no F1 of two classes."""
+        """A correlation needs examples of two classes; F1 of two classes needs an example of class 1."""
         labels, of_class_1 = set(examples["labels"][:]), self._metric.compute is f1 and self.config.num_labels == 2
         if self._metric.compute is matthews and len(labels) == 1:
             return f"every row has the label {self._class_name(labels.pop())!r}"
         return f"no row has the label {self._class_name(1)!r}" if of_class_1 and 1 not in labels else None
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The best score of an answer that is the same class for every row."""
+        """The best score of the same class for every example."""
         labels = statistics[:, 1]
         answers = (np.full_like(labels, label) for label in np.unique(labels))
         return max(self.score(np.stack([answer, labels], axis=-1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The name of the predicted class of each row."""
+        """The name of the predicted class of each example."""
         return [self._class_name(index) for index in logits.argmax(-1).tolist()]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The name of the class of a row."""
+        """The name of the class of an example."""
         return self._class_name(example["labels"])
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
@@ -176,8 +185,8 @@ class ClassLabels(LabelledRows):
         for text, number in self._class_ids.items():
             labels.setdefault(number, text)
         labels |= {index: name for index, name in enumerate(names) if self._class_ids.get(name) == index}
-        listed = {number: labels.get(other, names[other]) for number, other in enumerate(order)}
-        moved = [number for number, other in enumerate(order) if number != other][:_LISTED_CLASSES]
+        listed = {number: labels.get(label, names[label]) for number, label in enumerate(order)}
+        moved = [number for number, label in enumerate(order) if number != label][:_LISTED_CLASSES]
         remedy = "write the names of the classes as labels"
         if set(names) <= set(self._class_ids) or all(_NUMBERED.fullmatch(name) for name in names):
             entry = "" if len(order) > _LISTED_CLASSES else f": {json.dumps(listed)}"
@@ -194,13 +203,13 @@ class ClassLabels(LabelledRows):
 
 
 def label_order(statistics: np.ndarray, classes: int) -> list[int] | None:
-    """The class of the labels for each class of the model, if the model is far better in this order; None: it is not.
+    """The class of the labels for each class of the model, if the model is far better in this order, else None.
 
-    The order is fitted on half of the rows. On the other half it must be right where the model's own order is wrong,
-    and where the most frequent label is wrong, more often than the reverse, by a sign test. Few rows show none.
+    The order is fitted on half of the examples. On the other half, it must be better than the model's order, and than
+    the most frequent label, by a sign test, which few examples do not pass.
 
     Args:
-        statistics: predicted and true class of each row, `[rows, 2]`.
+        statistics: predicted and true class of each example, `[examples, 2]`.
         classes: number of classes.
     """
     answers = statistics.astype(np.int64)
@@ -221,7 +230,7 @@ def label_order(statistics: np.ndarray, classes: int) -> list[int] | None:
 
 
 def _best_order(answers: np.ndarray, classes: int) -> np.ndarray:
-    """The order of classes in which most answers are right; classes that rows do not tell stay where they are."""
+    """The order of classes in which most answers are right; classes without examples keep their number."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, tuple(answers.T), 1)
     counts += 0.5 * np.eye(classes)
@@ -229,6 +238,6 @@ def _best_order(answers: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _is_better(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether the first answers are right more often than the second, by a sign test on the rows where they differ."""
+    """Whether the first answers are right more often than the second, by a sign test."""
     better, worse = int((first & ~second).sum()), int((second & ~first).sum())
     return better + worse > 0 and binomtest(better, better + worse, alternative="greater").pvalue <= _SIGNIFICANCE

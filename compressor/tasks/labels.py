@@ -1,4 +1,4 @@
-"""The labels of rows: as text, numbers, lists, and classes of a model with one mapping for all splits of a run."""
+"""Read labels of rows as text, numbers and lists, and map them to classes of a model, alike in all splits of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +16,25 @@ from transformers import PretrainedConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.models.classifiers import class_names, has_default_names
 from compressor.tasks.columns import check_present, is_text, list_columns
+from graph_passes.errors import listed
 
 _NUMBER = re.compile(r"[+-]?\d+(?:,(\d+))?")
 _THOUSANDS = 3
-"""Digits behind a comma that may separate thousands."""
+"""Digits after a comma that may separate thousands."""
 _NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
 """Usual names of columns whose labels are numbers."""
 _LABEL_TYPES = ("int", "float", "string", "large_string")
 _LISTED = 6
 """Maximum number of labels that an error message lists."""
 _SEPARATORS = ("|", ";", ",")
-"""What joins the labels of a text."""
+"""Separators of the labels in a text."""
 
 
 def with_points(texts: Sequence[str]) -> list[str]:
-    """Numbers as text with decimal points, if their commas are decimal ones; the same texts otherwise.
+    """Replace decimal commas of numbers by points.
 
-    Commas are decimal if every text is a number with a comma or without one, and not all commas are followed by three
-    digits, as those between thousands are.
+    Commas are decimal if every text is a number with at most one comma, and not all commas precede three digits, as
+    commas between thousands do; otherwise the texts are returned as they are.
     """
     matches = [_NUMBER.fullmatch(text) for text in texts]
     decimals = {len(match.group(1)) for match in matches if match is not None and match.group(1)}
@@ -43,11 +44,7 @@ def with_points(texts: Sequence[str]) -> list[str]:
 
 
 def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
-    """The label of every row as a finite number.
-
-    Raises:
-        InputError: a label is not a finite number.
-    """
+    """The label of every row as a finite number; raise InputError for another label."""
     values = []
     for row, text in enumerate(with_points(_label_texts(rows, column, source)), 1):
         value = number_of(text)
@@ -59,11 +56,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
 
 
 def _label_texts(rows: Dataset, column: str, source: str) -> list[str]:
-    """Every label as text; `1`, `"1"` and `1.0` are the same label.
-
-    Raises:
-        InputError: a label is missing, withheld, or a list or an object.
-    """
+    """Every label as `label_text`; raise InputError for a label that is missing, withheld, a list or an object."""
     feature = rows.features[column]
     texts = []
     for row, value in enumerate(rows[column][:], 1):
@@ -100,7 +93,7 @@ def are_withheld(rows: Dataset) -> bool:
 
 
 def label_text(value: Any) -> str | None:
-    """A label as text; None if it is empty or neither a number nor text."""
+    """A label as text, the same for `1`, `"1"` and `1.0`; None if it is empty, or neither a number nor text."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float) and math.isnan(value):
@@ -115,13 +108,13 @@ def label_text(value: Any) -> str | None:
 
 
 def whole_number(text: str) -> int | None:
-    """The number of a text such as `3` or `3.0`; None for any other text."""
+    """The number of a text such as `3` or `3.0`, else None."""
     number = number_of(text)
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else None
 
 
 def number_of(text: str) -> float:
-    """The number of a text; NaN for any other text, such as `1_000`, which Python takes for a number."""
+    """The number of a text, else NaN, also for `1_000`, which Python reads as a number."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -130,11 +123,11 @@ def number_of(text: str) -> float:
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Labels as text, of which a row may have any number.
+    """Labels as text; a row may have any number of them.
 
     Attributes:
         texts: the labels of all rows.
-        rows: the row of each label, counted from 1.
+        rows: the number of the row of each label, counted from 1.
         column: the column of labels.
         source: name of the rows in error messages.
     """
@@ -146,7 +139,7 @@ class RowLabels:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[str]], column: str, source: str) -> RowLabels:
-        """The labels of lists, one list for each row."""
+        """The labels of a list for each row."""
         rows = [row for row, labels in enumerate(lists, 1) for _ in labels]
         return cls([text for labels in lists for text in labels], rows, column, source)
 
@@ -155,10 +148,10 @@ class RowLabels:
 
         Args:
             config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
-            known: all names of the column, which rule 1 compares with those of the model; None: those of the rows.
+            known: all names of the column, which rule 1 compares with the model's; None: the labels of the rows.
 
         Raises:
-            InputError: a label is outside the model's classes, or only some are names of the model's classes.
+            InputError: a label is outside the model's classes, or only some labels are names of the model's classes.
         """
         classes, names = int(config.num_labels or 0), sorted(set(self.texts))
         if model_names := _model_ids(known or names, config):
@@ -179,37 +172,30 @@ class RowLabels:
         return ids
 
     def classes(self, ids: Mapping[str, int]) -> list[int]:
-        """The class of every label.
-
-        Args:
-            ids: label as text to class.
-
-        Raises:
-            InputError: a label is missing from `ids`.
-        """
+        """The class of every label by `ids`; raise InputError for a label that `ids` lacks."""
         classes = []
         for text in self.texts:
             number = _class_of(text, ids)
             if number is None:
-                problem = f"{text!r}, which is not one of {listed_names(list(ids))}; correct it, or remove rows with it"
+                problem = f"{text!r}, which is not one of {listed_names(ids)}; correct it, or remove rows with it"
                 raise self._error(text, problem, labels=tuple(ids))
             classes.append(number)
         return classes
 
     def _check_new_names(self, names: Sequence[str], config: PretrainedConfig) -> None:
-        """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
+        """Raise InputError unless new names are as many as classes, and none of them is already the name of a class."""
         classes, unknown = int(config.num_labels or 0), _names_unknown_to(config, names)
         details: dict[str, Any] = {"labels": tuple(names), "classes": classes}
         if 0 < len(unknown) < len(names):
             text = next(text for text in self.texts if text in unknown)
             problem = (
                 f"{text!r:.60}, which is not among the model's labels"
-                f" ({listed_names(list((config.id2label or {}).values()))}, id2label in its config.json); correct the"
+                f" ({listed_names((config.id2label or {}).values())}, id2label in its config.json); correct the"
                 " label or remove its rows"
             )
             raise self._error(text, problem, **details)
         if len(names) > classes:
-            rarest, count = min(Counter(self.texts).items(), key=lambda item: item[1])  # the first of equally rare ones
+            rarest, count = min(Counter(self.texts).items(), key=lambda item: item[1])
             problem = (
                 f"{rarest!r:.60}, the rarest label, in {count} of {len(self.texts)} labels; there are {len(names)}"
                 f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
@@ -236,13 +222,13 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
 
     The first rule that applies decides:
 
-    1. Labels that are names in `config.id2label`, ignoring case, are those classes, also where names are numbers
-       (`1` to `5` stars); a `ClassLabel` column is mapped by the names of its numbers.
+    1. Labels that are names in `config.id2label`, ignoring case, are those classes, even if names are numbers (`1` to
+       `5` stars); a `ClassLabel` column is mapped by the names of its numbers.
     2. Other whole numbers are class indices.
     3. Other names are numbered in sorted order and written into the configuration.
 
     Args:
-        rows: the rows of one split.
+        rows: the rows of a split.
         column: the column of labels.
         config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
         source: name of the rows in error messages.
@@ -253,27 +239,21 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     """
     labels, feature = _labels_of(rows, column, config, source), rows.features[column]
     if len(set(labels.texts)) < 2:
-        raise InputError(
+        text = (
             f"{source}: {column!r} is {labels.texts[0]!r} in every row; give rows of two classes or more, or"
-            " remove the column where labels are not needed",
-            code=ErrorCode.INVALID_ROWS,
-            column=column,
-            value=labels.texts[0],
+            " remove the column where labels are not needed"
         )
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column, value=labels.texts[0])
     return labels.ids(config, feature.names if has_model_names(feature, config) else None)
 
 
 def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: PretrainedConfig, source: str) -> list[int]:
-    """The class of every row by `ids`, from `class_ids` with the same configuration.
-
-    Raises:
-        InputError: a label is missing from `ids`.
-    """
+    """The class of every row by `ids` of `class_ids`; raise InputError for a label that `ids` lacks."""
     return _labels_of(rows, column, config, source).classes(ids)
 
 
 def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
-    """The class of a label, ignoring case where only one class is spelled so; None if there is none."""
+    """The class of a label, ignoring case if a single class is spelled so, else None."""
     if text in ids:
         return ids[text]
     same = {number for name, number in ids.items() if name.lower() == text.lower()}
@@ -281,7 +261,7 @@ def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
 
 
 def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> RowLabels:
-    """The label of every row: the name of its number, where a `ClassLabel` column has names of the model's classes."""
+    """The label of every row; the names of numbers if a `ClassLabel` column has names of the model's classes."""
     texts, feature = _label_texts(rows, column, source), rows.features[column]
     if has_model_names(feature, config):  # data sets number the same names in different orders
         texts = [feature.names[int(text)] for text in texts]
@@ -289,12 +269,12 @@ def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str
 
 
 def has_model_names(feature: Any, config: PretrainedConfig) -> bool:
-    """Whether a column numbers names that are all classes of the model."""
+    """Whether a column is a `ClassLabel` whose names are all classes of the model."""
     return isinstance(feature, ClassLabel) and not _names_unknown_to(config, feature.names)
 
 
 def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
-    """Map names to classes by `config.id2label`, also in the spelling of `names`; empty if it lacks one of them."""
+    """Names to classes by `config.id2label`, also in the spelling of `names`; empty if it lacks a name."""
     exact = {_class_name(name): int(index) for index, name in (config.id2label or {}).items()}
     lower_case = {name.lower(): index for name, index in exact.items()}
     if _names_unknown_to(config, names):
@@ -310,33 +290,32 @@ def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[st
 
 
 def _class_name(name: Any) -> str:
-    """The name of a class of a model, spelled as labels are: `1` for `01`."""
+    """The name of a class of a model in the spelling of `label_text`: `1` for `01`."""
     return label_text(str(name)) or str(name)
 
 
-def listed_names(names: Sequence[str]) -> str:
+def listed_names(names: Iterable[str]) -> str:
     """The first names, each truncated, for an error message."""
-    listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
-    return listed if len(names) <= _LISTED else f"{listed}, ..."
+    return listed((str(name)[:40] for name in names), _LISTED)
 
 
 def columns_of_classes(
     rows: Dataset, requested: str | None, config: PretrainedConfig, source: str
 ) -> tuple[str, ...] | None:
-    """The columns with one number for each class, in the order of the classes; None: one column holds all labels.
+    """The columns with a number for each class, in the order of the classes; None: a single column holds all labels.
 
-    1. A list of columns, `toxic,insult`, is requested. Its order is that of the classes where the model has no names
-       for them.
-    2. No column is requested, and there are columns with the names of all classes, ignoring case.
+    1. The recipe names a list of columns, `toxic,insult`, in the order of the classes if the model has no names for
+       them.
+    2. The recipe names no column, and there are columns with the names of all classes, ignoring case.
 
     Args:
-        rows: the rows of one split.
+        rows: the rows of a split.
         requested: the value of `--label-column`.
         config: configuration of the model, with the number of its outputs and their names.
         source: name of the rows in error messages.
 
     Raises:
-        InputError: a requested column is missing, or they are not one for each class.
+        InputError: a named column is missing, or there is not a column for each class.
     """
     classes = int(config.num_labels or 0)
     names = class_names(config)
@@ -361,32 +340,28 @@ def columns_of_classes(
 
 
 def _columns_by_name(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...] | None:
-    """The columns with these names, ignoring case; None where one is missing."""
+    """The columns with these names, ignoring case; None if a name has no column."""
     spelled = {column.lower(): column for column in columns}
     return tuple(spelled[name.lower()] for name in names) if all(name.lower() in spelled for name in names) else None
 
 
 def numbers_by_column(rows: Dataset, columns: Sequence[str], source: str) -> list[list[float]]:
-    """The numbers of some columns, one list for each row.
-
-    Raises:
-        InputError: a value is not a finite number.
-    """
+    """A list of the columns' numbers for each row; raise InputError for another value than a finite number."""
     return [list(row) for row in zip(*(numbers_of(rows, column, source) for column in columns), strict=True)]
 
 
 def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[list[str]]:
-    """The labels of every row as text, in the form of `labels.label_text`.
+    """The labels of every row as `label_text`.
 
     A value is one of these:
 
     1. A list, or a single number.
-    2. A text that is a list in brackets, as tables hold them: `[0, 1]`, `['a', 'b']`.
-    3. A text that joins labels by the first of `|`, `;`, `,` and spaces with which all are names of classes or numbers;
+    2. A text that is a list in brackets, as in tables: `[0, 1]`, `['a', 'b']`.
+    3. A text that joins labels by the first of `|`, `;`, `,` and spaces that separates names of classes or numbers,
        else by the first that occurs. A text without labels is empty.
 
     Raises:
-        InputError: a row has no such value.
+        InputError: a row has another value.
     """
     feature, values = rows.features[column], rows[column][:]
     if is_text(rows, column):
@@ -400,13 +375,13 @@ def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: st
             problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
             raise RowError.of(source, row, problem, column=column, value=value)
         lists.append([text for text in texts if text is not None])
-    if isinstance(inner, ClassLabel) and has_model_names(inner, config):  # data sets number them in their own order
+    if has_model_names(inner, config):  # data sets number the same names in different orders
         return [[inner.names[int(text)] for text in texts] for texts in lists]
     return lists
 
 
 def _split_texts(texts: Sequence[str], names: set[str]) -> list[list[str]]:
-    """The labels that each text holds."""
+    """The labels in each text."""
     inside = [text.removeprefix("[").removesuffix("]") if _is_bracketed(text) else text for text in texts]
 
     def is_known(text: str) -> bool:
@@ -436,7 +411,7 @@ def _is_bracketed(text: str) -> bool:
 
 
 def _literal(text: str) -> list[Any] | None:
-    """The list that a text in brackets is, empty for an empty text; None for any other text."""
+    """The list of a text in brackets, empty for an empty text; None for another text."""
     if not text:
         return []
     if not _is_bracketed(text):
@@ -449,16 +424,12 @@ def _literal(text: str) -> list[Any] | None:
 
 
 def are_vectors(lists: Sequence[Sequence[str]], classes: int) -> bool:
-    """Whether lists hold one number from 0 to 1 for each class, and are not lists of class numbers or names."""
+    """Whether lists hold a number from 0 to 1 for each class, rather than numbers or names of classes."""
     return all(len(texts) == classes and all(0 <= number_of(text) <= 1 for text in texts) for texts in lists)
 
 
 def number_lists(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> list[list[float]]:
-    """One finite number for each output of a model, for every row.
-
-    Raises:
-        InputError: a row has another number of them.
-    """
+    """A finite number for each output of a model, for every row; raise InputError for other labels."""
     count, lists = int(config.num_labels or 0), label_lists(rows, column, config, source)
     for row, texts in enumerate(lists, 1):
         if len(texts) != count or not all(math.isfinite(number_of(text)) for text in texts):
@@ -471,7 +442,7 @@ def number_lists(rows: Dataset, column: str, config: PretrainedConfig, source: s
 
 
 def no_columns(rows: Dataset, config: PretrainedConfig, source: str) -> InputError:
-    """The error of rows without labels of several classes or values."""
+    """The error of rows without columns of several labels."""
     names = ", ".join(class_names(config))
     return InputError(
         f"{source}: no column of labels among {list_columns(rows)}; add 'labels' with a list for each row, or a column"

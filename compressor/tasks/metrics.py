@@ -15,21 +15,19 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import MetricUnit
 from compressor.silence_libraries import one_line
 
-_SENTENCE_BLEU = BLEU(
-    effective_order=True
-)  # for the n-gram counts of single sentences, which do not depend on `effective_order`
+_SENTENCE_BLEU = BLEU(effective_order=True)  # on which the n-gram counts do not depend
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is computed from sufficient statistics of examples, so any resample of them is scored exactly.
+    """A number that is computed from sufficient statistics of examples, so that any resample has an exact score.
 
     Attributes:
         name: the value of `--metric`, e.g. `accuracy`.
         compute: computes the value from statistics `[examples, k]` float64.
         unit: unit in which values are shown.
         higher_is_better: False for a loss.
-        maximum: the largest value, e.g. 1 for a share or a correlation.
+        maximum: the largest possible value, e.g. 1 for a share or a correlation.
     """
 
     name: str
@@ -40,14 +38,14 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """The name with the unit, for the head of a column: `accuracy, %`."""
+        """The name with the unit, for the heading of a column: `accuracy, %`."""
         return f"{self.name}, %" if self.unit is MetricUnit.POINTS else self.name
 
     def value(self, statistics: np.ndarray) -> float:
         """The value for statistics `[examples, k]`.
 
         Raises:
-            UsageError: `compute`, a function of a custom task, returns something else than a number.
+            UsageError: `compute` of a custom task does not return a number.
         """
         try:
             return float(self.compute(statistics))
@@ -67,43 +65,42 @@ def column_mean(column: int, statistics: np.ndarray) -> float:
 
 
 def accuracy(statistics: np.ndarray) -> float:
-    """Share of rows whose class is predicted, from predicted and true class of each row `[rows, 2]`."""
+    """Share of correct classes, from predicted and true class of each example, `[examples, 2]`."""
     # A bootstrap computes it thousands of times, and most of the time of sklearn's function is validation.
     predicted, labels = statistics.astype(np.int64).T
     return float((predicted == labels).mean())
 
 
 def token_accuracy(statistics: np.ndarray) -> float:
-    """Share of tokens or words that are predicted correctly, from the numbers of these and of all, `[rows, 2]`."""
+    """Share of correct tokens or words, from the numbers of correct ones and of all, `[examples, 2]`."""
     predicted, tokens = statistics.sum(axis=0)
     return float(predicted / tokens)
 
 
 def f1(statistics: np.ndarray) -> float:
-    """F1 of class 1, from predicted and true class of each row `[rows, 2]`; 0 where it is undefined."""
+    """F1 of class 1, from predicted and true class of each example, `[examples, 2]`; 0 if it is undefined."""
     predicted, labels = statistics.astype(np.int64).T
     return float(f1_score(labels, predicted, labels=[1], average="macro", zero_division=0.0))
 
 
 def macro_f1(statistics: np.ndarray) -> float:
-    """Mean F1 over the classes that rows have, from predicted and true class of each row `[rows, 2]`.
+    """Mean F1 over the classes that examples have, from predicted and true class of each example, `[examples, 2]`.
 
-    A class that is only predicted does not count as one of F1 zero: the mean would then be over other classes for each
-    model.
+    A class that is only predicted does not count with F1 zero: the mean would be over other classes for each model.
     """
     predicted, labels = statistics.astype(np.int64).T
     return float(f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0.0))
 
 
 def set_micro_f1(statistics: np.ndarray) -> float:
-    """F1 over all classes of all rows, from predicted and true classes of each row `[rows, 2 classes]`."""
+    """F1 over all classes, from predicted and true classes of each example, `[examples, 2 classes]`."""
     predicted, labels = np.split(statistics, 2, axis=1)
     total = predicted.sum() + labels.sum()
     return float(2 * (predicted * labels).sum() / total) if total else 0.0
 
 
 def set_macro_f1(statistics: np.ndarray) -> float:
-    """Mean F1 over the classes that rows have, from predicted and true classes of each row `[rows, 2 classes]`."""
+    """Mean F1 over the classes that examples have, from predicted and true classes, `[examples, 2 classes]`."""
     predicted, labels = np.split(statistics, 2, axis=1)
     positives = labels.sum(0)
     scores = 2 * (predicted * labels).sum(0) / np.maximum(predicted.sum(0) + positives, 1)
@@ -111,7 +108,7 @@ def set_macro_f1(statistics: np.ndarray) -> float:
 
 
 def mean_average_precision(statistics: np.ndarray) -> float:
-    """Mean average precision over the classes that rows have, from logits and true classes `[rows, 2 classes]`.
+    """Mean average precision over classes that examples have, from logits and true classes, `[examples, 2 classes]`.
 
     The average precision of a class is the sum of (recall_n - recall_n-1) precision_n over its distinct logits, as in
     scikit-learn.
@@ -130,30 +127,28 @@ def mean_average_precision(statistics: np.ndarray) -> float:
 
 
 def matthews(statistics: np.ndarray) -> float:
-    """Matthews correlation of predicted and true class of each row `[rows, 2]`; 0 where it is undefined."""
+    """Matthews correlation of predicted and true class of each example, `[examples, 2]`; 0 if it is undefined."""
     predicted, labels = statistics.astype(np.int64).T
-    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(matthews_corrcoef(labels, predicted))
+    return 0.0 if _has_constant(statistics) else float(matthews_corrcoef(labels, predicted))
 
 
 def spearman(statistics: np.ndarray) -> float:
-    """Spearman's rank correlation of predicted and true number of each row `[rows, 2]`; 0 where it is undefined."""
-    predicted, labels = statistics.T
-    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(spearmanr(predicted, labels).statistic)
+    """Spearman's correlation of predicted and true number of each example, `[examples, 2]`; 0 if it is undefined."""
+    return 0.0 if _has_constant(statistics) else float(spearmanr(*statistics.T).statistic)
 
 
 def pearson(statistics: np.ndarray) -> float:
-    """Pearson's correlation of predicted and true number of each row `[rows, 2]`; 0 where it is undefined."""
-    predicted, labels = statistics.T
-    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(pearsonr(predicted, labels).statistic)
+    """Pearson's correlation of predicted and true number of each example, `[examples, 2]`; 0 if it is undefined."""
+    return 0.0 if _has_constant(statistics) else float(pearsonr(*statistics.T).statistic)
 
 
 def mean_loss(statistics: np.ndarray) -> float:
-    """Mean loss per token, from the summed loss in nats and the number of predicted tokens of each row, `[rows, 2]`."""
+    """Mean loss per token, from the summed loss in nats and the number of tokens of each example, `[examples, 2]`."""
     return float(statistics[:, 0].sum() / statistics[:, 1].sum())
 
 
 def perplexity(statistics: np.ndarray) -> float:
-    """`exp` of `mean_loss`; infinity where it overflows."""
+    """`exp` of `mean_loss`; infinity if it overflows."""
     mean = mean_loss(statistics)
     return math.exp(mean) if mean < 700 else math.inf
 
@@ -164,16 +159,17 @@ def bits_per_token(statistics: np.ndarray) -> float:
 
 
 def bleu_counts(translation: str, reference: str) -> np.ndarray:
-    """Statistics of one row for `bleu`, `[10]`: both lengths, then matches and totals of n-grams of 1 to 4 words."""
+    """Statistics of an example for `bleu`, `[10]`: both lengths, then matches and totals of n-grams of 1 to 4 words."""
     counts = _SENTENCE_BLEU.sentence_score(translation, [reference])
     return np.asarray([counts.sys_len, counts.ref_len, *counts.counts, *counts.totals], dtype=np.float64)
 
 
 def bleu(statistics: np.ndarray) -> float:
-    """Corpus BLEU, 0 to 100, from `bleu_counts` of each row `[rows, 10]` (Papineni et al. 2002; as in sacrebleu)."""
+    """Corpus BLEU, 0 to 100, from `bleu_counts`, `[examples, 10]` (Papineni et al. 2002; as in sacrebleu)."""
     translated, reference, *ngrams = statistics.sum(axis=0).astype(np.int64).tolist()
     return float(BLEU.compute_bleu(ngrams[:4], ngrams[4:], translated, reference, smooth_method="exp").score)
 
 
-def _is_constant(values: np.ndarray) -> bool:
-    return bool(values.size == 0 or (values == values[0]).all())
+def _has_constant(statistics: np.ndarray) -> bool:
+    """Whether a column is the same for all examples."""
+    return not len(statistics) or bool((statistics == statistics[:1]).all(0).any())

@@ -1,6 +1,6 @@
 """Question answering: predict the span of a context that answers a question.
 
-Contexts are read in windows. Answers are those of data sets; the metrics are SQuAD's (Rajpurkar et al. 2016).
+Contexts are read in windows. The metrics are those of SQuAD (Rajpurkar et al. 2016).
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError, RowError
+from compressor.errors import RowError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_token_types
 from compressor.results import MetricUnit, Note, NoteCode
-from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import chunks_of, longest_row, pad, padding_id, require_fast_tokenizer
+from compressor.tasks.encoding import TextTokenizer, encode_chunks, pad, require_fast_tokenizer
 from compressor.tasks.forwards import SPAN_ENDS
 from compressor.tasks.metrics import Metric, column_mean
-from compressor.tasks.row_store import RowStore
 
+_LEAST_TOKENS = 4
+"""Minimum room of a window for the tokens of question and context."""
 _LONGEST_QUESTION = 64
-"""Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
+"""Maximum tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
-"""Padding of `spans` in a batch of questions with different numbers of windows."""
+"""Padding of `spans` of questions with fewer windows than others in the batch."""
 LONGEST_ANSWER = 30
-"""Maximum number of tokens of a predicted answer, as is usual for SQuAD."""
+"""Maximum tokens of a predicted answer, as is usual for SQuAD."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]}'
 
 
 class QuestionAnswering(Task):
-    """Answers that are spans of a context, by the logits of their first and last token: SQuAD's F1 and exact match.
+    """Spans of a context by the logits of their first and last tokens, scored by SQuAD's F1 and exact match.
 
-    A row is a question. If question and context do not fit in one window, the context is read in overlapping windows;
-    one forward runs a batch of windows. The model is trained on the first answer of a row. The span with the largest
-    logits in any window is compared with all answers.
+    A row is a question. If question and context do not fit in a window, the context is read in overlapping windows; a
+    forward runs a batch of windows. The model is trained on the first answer of a row. The span with the largest logits
+    in any window is compared with all answers.
 
     Args:
         folder: its tokenizer encodes the texts.
@@ -78,37 +77,24 @@ class QuestionAnswering(Task):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
-        tokenizer, model = folder.processor, folder.model
         require_fast_tokenizer(folder, "which characters a token is")
-        self._request, self._tokenizer = request, tokenizer
+        self._request, self._tokenizer = request, folder.processor
         self._columns: tuple[str, ...] = request.text_columns
         self._answers = request.label_column
-        self._longest = longest_row(folder, request)
-        room = self._longest - tokenizer.num_special_tokens_to_add(pair=True)
-        if room < 4:
-            raise InputError(
-                f"{folder.path}: windows of {self._longest} tokens leave no room for a question and its context; raise"
-                " --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self._longest,
-                minimum=self._longest - room + 4,
-            )
-        self._longest_question = min(_LONGEST_QUESTION, room // 2)
-        self._stride = min(request.stride, (room - self._longest_question) // 2)
-        self._with_token_types = takes_token_types(model, tokenizer)
-        self._padding = padding_id(folder)
+        self._texts = TextTokenizer(folder, request, texts=2, least=_LEAST_TOKENS)
+        self._longest_question = min(_LONGEST_QUESTION, self._texts.room // 2)
+        self._stride = min(request.stride, (self._texts.room - self._longest_question) // 2)
         self.questions: list[Question] = []
-        """Every encoded question; its index is the `number` of its row."""
+        """All encoded questions; the `number` of an example is an index."""
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Determine the columns for every split, and note how they are read."""
+        """Determine the columns of all splits, and note how they are read."""
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
         self._answers = self.label_column.find(rows, self._request.label_column, source)
         question, context = self._columns
         text = (
             f"each {question!r} is answered by a span of its {context!r} of at most {LONGEST_ANSWER} tokens; rows"
-            f" longer than {self._longest} tokens are read in windows that share {self._stride} tokens of the"
+            f" longer than {self._texts.longest} tokens are read in windows that share {self._stride} tokens of the"
             f" {context!r}, and a {question!r} is truncated after {self._longest_question}"
         )
         self.notes = (Note(text=text, code=NoteCode.TEXT_COLUMNS),)
@@ -116,13 +102,13 @@ class QuestionAnswering(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode questions as windows.
 
-        Columns: `input_ids`, a list of tokens per window; `labels`, the positions of the answer in each window;
+        Columns: `input_ids`, the tokens of each window; `labels`, the positions of the answer in each window;
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
         question, context = self.text_columns.find(rows, self._columns, source)
         answers = _answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
-        store, lost = RowStore(), 0
-        for start, chunk in chunks_of(rows):
+
+        def encode_chunk(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
             encoding = self._tokenize(chunk[question][:], contexts)
             windows: list[list[Window]] = [[] for _ in contexts]
@@ -132,22 +118,23 @@ class QuestionAnswering(Task):
                 if not all(len(window.characters) for window in of_row):
                     raise RowError.of(source, row, f"no token in its {context!r}; remove the row", column=context)
             columns = self._columns_of(encoding, windows, accepted)
-            lost += sum(not any(map(any, spans)) for spans in columns["labels"])
-            store.add(Dataset.from_dict(columns).data.table)
             self.questions += map(Question, contexts, map(tuple, columns["reference"]), map(tuple, windows))
+            return columns, sum(not any(map(any, spans)) for spans in columns["labels"])
+
+        encoded, lost = encode_chunks(rows, encode_chunk)
         if lost:
             text = (
                 f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
                 " give them; raise --max-length or --stride"
             )
             self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
-        return store.finish()
+        return encoded
 
     def _columns_of(
         self, encoding: Any, windows: Sequence[Sequence[Window]], answers: Sequence[Sequence[Answer]]
     ) -> dict[str, list[Any]]:
         """The columns of encoded questions, from their windows and accepted answers."""
-        names = ("input_ids", *(("token_type_ids",) if self._with_token_types else ()))
+        names = ("input_ids", *(("token_type_ids",) if self._texts.takes_types else ()))
         columns: dict[str, list[Any]] = {name: [[] for _ in windows] for name in names}
         for number, row in enumerate(encoding["overflow_to_sample_mapping"]):
             for name in names:
@@ -165,7 +152,7 @@ class QuestionAnswering(Task):
         }
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
-        """The windows of a question, and the tokens of the longest window."""
+        """The most windows of a question, and the most tokens of a window."""
         windows = examples["input_ids"]
         lengths = (len(window) for row in windows for window in row)
         return max(map(len, windows), default=1), max(lengths, default=1)
@@ -175,28 +162,23 @@ class QuestionAnswering(Task):
         return logits.argmax(1)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Windows `[windows, longest]`, those of a question consecutive, and `spans` `[questions, most windows, 3]`.
+        """Windows `[windows, longest]`, and `spans` `[questions, most windows, 3]`.
 
-        A span holds the positions of an answer's first and last token and the number of its question; -100 pads the
-        windows of a question.
+        The windows of a question are consecutive. A span holds the positions of an answer's first and last token, and
+        the number of its question; -100 is padding.
         """
-        fills = {"input_ids": self._padding, "token_type_ids": self._tokenizer.pad_token_type_id}
-        batch = {
-            name: pad([window for example in examples for window in example[name]], fill)
-            for name, fill in fills.items()
-            if name in examples[0]
-        }
-        lengths = [len(window) for example in examples for window in example["input_ids"]]
-        batch["attention_mask"] = pad([[1] * length for length in lengths], 0)
+        ids, types = (
+            [window for example in examples for window in example.get(name, ())]
+            for name in ("input_ids", "token_type_ids")
+        )
         spans = [[[*span, example["number"]] for span in example["labels"]] for example in examples]
-        return {**batch, self.label_name: pad(spans, _NO_WINDOW)}
+        return {**self._texts.collate(ids, types), self.label_name: pad(spans, _NO_WINDOW)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch with `start_positions` and `end_positions` `[windows]` instead of `spans`."""
         spans = batch[self.label_name]
         positions = spans[spans[..., 2] != _NO_WINDOW]
-        inputs = {name: value for name, value in batch.items() if name != self.label_name}
-        return {**inputs, "start_positions": positions[:, 0], "end_positions": positions[:, 1]}
+        return {**self.model_inputs(batch), "start_positions": positions[:, 0], "end_positions": positions[:, 1]}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """The mean over the windows of each question, `[questions]`, from values `[windows]`."""
@@ -225,17 +207,14 @@ class QuestionAnswering(Task):
 
     def _tokenize(self, questions: list[str], contexts: list[str]) -> Any:
         """The windows of each pair of question and context, with the characters of each token."""
-        with quiet_transformers():
-            return self._tokenizer(
-                self._truncate(questions),
-                contexts,
-                truncation="only_second",
-                max_length=self._longest,
-                stride=self._stride,
-                return_overflowing_tokens=True,
-                return_offsets_mapping=True,
-                return_token_type_ids=self._with_token_types,
-            )
+        return self._texts(
+            self._truncate(questions),
+            contexts,
+            truncation="only_second",
+            stride=self._stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
 
     def _truncate(self, questions: list[str]) -> list[str]:
         """Questions truncated to their maximum number of tokens."""
@@ -248,24 +227,24 @@ class QuestionAnswering(Task):
 
 
 def _window_counts(spans: Any) -> Any:
-    """The number of windows of each question, `[questions]`, from `spans`, an array or a tensor."""
+    """The number of windows of each question, `[questions]`, from `spans` (an array or a tensor)."""
     return (spans[..., 2] != _NO_WINDOW).sum(1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens of the context in one window.
+    """The tokens of the context in a window.
 
     Attributes:
-        first: position of the first of these tokens in the window.
-        characters: first character of each token in the context and the one after its last, `[tokens, 2]`.
+        first: position in the window of the first of these tokens.
+        characters: index in the context of the first character of each token, and after its last, `[tokens, 2]`.
     """
 
     first: int
     characters: np.ndarray
 
     def token_span(self, answer: Answer) -> tuple[int, int]:
-        """Positions of the first and the last token of an answer; (0, 0) unless the whole answer is in the window."""
+        """Positions of the first and the last token of an answer; (0, 0) unless the window contains all of it."""
         starts, ends = self.characters.T
         end = answer.start + len(answer.text)
         first = int(np.searchsorted(ends, answer.start, side="right"))
@@ -277,20 +256,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Question:
-    """The context, accepted answers and windows of one question.
-
-    Attributes:
-        context: the whole text.
-        answers: every accepted answer.
-        windows: the windows that cover the context, in order.
-    """
+    """A question: its context, its accepted answers, and the windows of the context in order."""
 
     context: str
     answers: tuple[str, ...]
     windows: tuple[Window, ...]
 
     def predict(self, logits: np.ndarray) -> str:
-        """The text of the best span of all windows, from logits `[windows, tokens, 2]`."""
+        """The text of the best span in all windows, from logits `[windows, tokens, 2]`."""
         spans = []
         for window, scores in zip(self.windows, logits, strict=True):
             inside = scores[window.first : window.first + len(window.characters)]
@@ -301,13 +274,7 @@ class Question:
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER) -> tuple[float, int, int]:
-    """The largest `start[i] + end[j]` with `i <= j < i + longest`, and its i and j.
-
-    Args:
-        start: logits of the first token, `[tokens]`.
-        end: logits of the last token, `[tokens]`.
-        longest: maximum number of tokens of a span.
-    """
+    """The largest `start[i] + end[j]` with `i <= j < i + longest`, and i and j; logits of first and last tokens."""
     padded = np.concatenate([end, np.full(longest - 1, -np.inf, end.dtype)])
     scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)
     first, offset = np.unravel_index(scores.argmax(), scores.shape)
@@ -315,7 +282,7 @@ def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER)
 
 
 def _windows_of(encoding: Any) -> Iterator[Window]:
-    """The windows in a tokenizer's encoding of (question, context) pairs, which includes offsets."""
+    """The windows in an encoding, with offsets, of questions and contexts."""
     for number, characters in enumerate(encoding["offset_mapping"]):
         inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
         first = int(inside[0]) if len(inside) else 0
@@ -330,13 +297,10 @@ class Answer(NamedTuple):
 
 
 def _answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str) -> list[list[Answer]]:
-    """The answers of every row, each a span of its context.
+    """The answers of every row, each a span of its context; raise InputError for other cells.
 
     A cell is a list of `{"text", "start"}` (or `answer_start`), or `{"text": [...], "answer_start": [...]}` as in
-    Hugging Face's SQuAD, or either of them as JSON text.
-
-    Raises:
-        InputError: a row has no answer, answers are in another form, or an answer is not at its position.
+    Hugging Face's SQuAD, or either as JSON text.
     """
     answers = []
     for row, (cell, context) in enumerate(zip(rows[column][:], contexts, strict=True), 1):
@@ -360,7 +324,7 @@ def _answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> float:
-    """1 if the normalized prediction equals one of the normalized answers, else 0."""
+    """1 if the normalized prediction equals a normalized answer, else 0."""
     words = _words(prediction)
     return float(any(words == _words(answer) for answer in answers))
 
@@ -368,7 +332,7 @@ def exact_match(prediction: str, answers: Iterable[str]) -> float:
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The largest F1 between the words of the prediction and those of an answer.
 
-    If either text has no words, F1 is 1 if both have none, else 0 (as in SQuAD 2.0).
+    If a text has no words, F1 is 1 if both have none, else 0 (as in SQuAD 2.0).
     """
     scores, predicted = [], _words(prediction)
     for expected in map(_words, answers):
@@ -384,7 +348,7 @@ def _words(text: str) -> list[str]:
 
 
 def _read_cell(cell: Any) -> Iterable[Answer]:
-    """The answers in a cell, in any of the forms that `_answers_of` describes."""
+    """The answers in a cell, see `_answers_of`."""
     if isinstance(cell, str):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):
@@ -392,7 +356,7 @@ def _read_cell(cell: Any) -> Iterable[Answer]:
     else:
         pairs = [(item["text"], item["answer_start"] if item.get("start") is None else item["start"]) for item in cell]
     for text, start in pairs:
-        # A column is stored as decimal numbers if one of its rows has one.
+        # Arrow stores a column as decimal numbers if a row has a decimal number.
         is_whole = start.is_integer() if isinstance(start, float) else isinstance(start, int)
         if not isinstance(text, str) or not is_whole:
             raise TypeError(f"{text!r} at {start!r}")

@@ -1,4 +1,4 @@
-"""Texts of a file of rows and the tokenizer of a folder, for a model of which only the graph is available."""
+"""Texts of a file of rows, and the tokenizer of a folder, for a model that is only available as a graph."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from compressor.tasks.token_classification import word_column, words_of
 def read_texts(
     source: str, columns: Sequence[str], maximum: int, sentence: SentenceTexts | None = None
 ) -> list[tuple[str, ...]]:
-    """The first texts of a file or a data set, one or two per row.
+    """The first texts of a file or a data set, one or two for each row.
 
-    The rows are those of the test split, else of the evaluation split, else of the first one. Words are joined where
+    The rows are those of the test split, else of the evaluation split, else of the first split. Words are joined if
     there is no text.
 
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
         columns: the columns of text; empty: those with usual names.
         maximum: maximum number of rows.
-        sentence: for a sentence encoder, whose columns of text have usual names of their own; None: another model.
+        sentence: how the texts of a sentence encoder are prepared; None for other models. It changes the usual names.
 
     Raises:
         InputError: the source cannot be read, or has no column of text.
@@ -51,13 +51,13 @@ def _texts_of(rows: Dataset, texts: TextColumns, columns: Sequence[str], source:
 
 
 def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None) -> list[tuple[str, ...]]:
-    """The texts of the rows that a model reads.
+    """The examples that a model reads, from the texts of rows.
 
-    A sentence encoder reads every text alone, after the default prompt; the texts of a row follow each other.
+    For a sentence encoder, every text with the default prompt is an example.
 
     Args:
-        rows: one or two texts per row.
-        sentence: how the texts of a sentence encoder are prepared; None: another model, which reads rows as they are.
+        rows: one or two texts for each row.
+        sentence: how the texts of a sentence encoder are prepared; None for other models, which read rows as they are.
     """
     if sentence is None:
         return list(rows)
@@ -67,14 +67,14 @@ def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None)
 def tokenize(
     tokenizer: Any, rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None, *, shortest: int, longest: int
 ) -> BatchEncoding:
-    """Lists of ids, masks and token types, one per row.
+    """Ids, masks and token types of examples.
 
     Args:
         tokenizer: the tokenizer.
-        rows: as many texts in each, see `model_texts`.
-        sentence: limits the tokens of a sentence encoder, as its tokenizer does; None: another model.
-        shortest: minimum tokens of a row; shorter ones are padded.
-        longest: maximum tokens of a row; longer ones are cut.
+        rows: examples with equal numbers of texts, see `model_texts`.
+        sentence: how the texts of a sentence encoder are prepared, with their maximum length; None for other models.
+        shortest: minimum tokens of an example; shorter examples are padded.
+        longest: maximum tokens of an example; longer examples are truncated.
     """
     if sentence is not None:
         longest = min(longest, tokenizer.model_max_length, sentence.max_tokens or longest)
@@ -92,7 +92,7 @@ def tokenize(
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer of a model folder, or None; one without a padding token pads with its end-of-text token.
+    """The tokenizer of a model folder, or None; without a padding token, it pads with its end-of-text token.
 
     Raises:
         InputError: its files cannot be read.

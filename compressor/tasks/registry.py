@@ -18,7 +18,7 @@ def task_classes() -> tuple[type[Task], ...]:
 
 
 def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
-    """The task of a folder, with the columns, maximum row length and metric of a recipe.
+    """The task of a folder, with the columns, maximum length and metric of a recipe.
 
     Raises:
         InputError: rows cannot be read for the task, or the folder has no tokenizer or image processor.
@@ -60,11 +60,7 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
 
 
 def _task_class(folder: ModelFolder) -> Any:
-    """The class that reads the rows of a folder: a custom task, else the first of its task that accepts it.
-
-    Raises:
-        InputError: the custom task does not accept it.
-    """
+    """The custom task of a folder, which must accept the folder, else the first class of its task that accepts it."""
     if folder.own_task is None:
         classes = (entry.load() for entry in TASKS if entry.name == folder.task)
         return next(task for task in classes if task.accepts(folder))

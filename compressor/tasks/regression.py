@@ -1,4 +1,4 @@
-"""Regression: predict a number, or several, from one or two texts; and reranking, where a score orders documents."""
+"""Regression: predict a number, or several, from one or two texts; and reranking: order documents by a score."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
 _NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
 _MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
 _QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
-"""Usual names of columns that tell which rows have the same query; without one, equal first texts do."""
+"""Usual names of columns that identify the query of a row; without them, equal first texts do."""
 _GROUPED_SHARE = 0.5
-"""Smallest share of rows whose query has documents of other relevance, where rows are scored query by query."""
+"""Minimum share of rows whose query has documents of different relevance, for a metric of each query."""
 _FILLERS = ("0", "1 2 3 4")
-"""Texts of which no tokens at the end are equal; see `_PairTemplate.suffix`."""
+"""Texts that differ in their last token; see `_PairTemplate.suffix`."""
 
 
 class Regression(LabelledTexts):
-    """Regression by the logits of the model, scored by their correlation with the label.
+    """Regression by the logits of the model, scored by their correlation with labels.
 
-    A model with several outputs predicts as many numbers. A label is then a list of them, or there is one column for
-    each (`label_lists`), and the metric is the mean over them.
+    A model with several outputs predicts as many numbers. A label is then a list of numbers, or there is a column for
+    each (`label_lists`), and the metric is the mean over the numbers.
 
     Args:
         folder: its tokenizer encodes the texts; its configuration has the number of outputs.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the maximum row length leaves no room for text.
+        InputError: the maximum length leaves no room for text.
     """
 
     name = "regression"
@@ -63,32 +63,26 @@ class Regression(LabelledTexts):
         return 0 if self._numbers == 1 else [0.0] * self._numbers
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Check that labels differ, which a correlation requires.
-
-        Raises:
-            InputError: a label is not a number, or all are the same.
-        """
+        """Raise InputError unless labels are different numbers, as a correlation requires."""
         column = self._find_labels(rows, source)
         columns = self._columns(rows, source)
         labels = _as_table(self.encode_labels(rows, column, source))
         if (constant := _constant_number(labels)) is not None:
             name = columns[constant] if columns else column
-            raise InputError(
+            text = (
                 f"{source}: every row has the label {labels[0, constant]:g}; give rows with different values of"
-                f" {name!r}",
-                code=ErrorCode.INVALID_ROWS,
-                column=name,
-                value=float(labels[0, constant]),
+                f" {name!r}"
             )
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=float(labels[0, constant]))
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Without differing labels there is no correlation."""
+        """A correlation needs different labels."""
         labels = _as_table(examples["labels"][:])
         constant = _constant_number(labels)
         return None if constant is None else f"every row has the label {labels[0, constant]:g}"
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of an answer that is the same number for every row."""
+        """The score of the same number for every example."""
         predicted, labels = np.split(statistics, 2, axis=1)
         return self.score(np.concatenate([np.zeros_like(predicted), labels], axis=1))
 
@@ -103,22 +97,27 @@ class Regression(LabelledTexts):
         return number_lists(rows, column, self.config, source)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Predicted and true numbers of each row, `[batch, 2 numbers]`, from logits `[batch, numbers]`."""
+        """Predicted and true numbers of each example, `[batch, 2 numbers]`, from logits `[batch, numbers]`."""
         parts = (values.reshape(len(labels), -1) for values in (logits, labels))
         return np.concatenate(list(parts), axis=1, dtype=np.float64)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The predicted number of each example, or its numbers."""
+        numbers: list[list[float]] = logits.reshape(len(examples), -1).astype(np.float64).tolist()
+        return numbers if isinstance(self.placeholder, list) else [values[0] for values in numbers]
+
     def score(self, statistics: np.ndarray) -> float:
-        """The metric, the mean over the numbers of a row."""
+        """The mean of the metric over the numbers of an example."""
         predicted, labels = np.split(statistics, 2, axis=1)
         pairs = zip(predicted.T, labels.T, strict=True)
         return float(np.mean([super(Regression, self).score(np.stack(pair, axis=-1)) for pair in pairs]))
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The predicted numbers of each row."""
+        """The predicted numbers of each example."""
         return [_text_of(numbers) for numbers in logits.reshape(len(labels), -1).tolist()]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The numbers of a row."""
+        """The numbers of an example."""
         return _text_of(np.atleast_1d(example["labels"]).tolist())
 
     @property
@@ -131,12 +130,12 @@ class Regression(LabelledTexts):
 
 
 def _as_table(labels: Sequence[Any]) -> np.ndarray:
-    """Labels as `[rows, numbers]`."""
+    """Labels `[examples, numbers]`."""
     return np.asarray(labels, np.float64).reshape(len(labels), -1)
 
 
 def _constant_number(labels: np.ndarray) -> int | None:
-    """The first of the numbers `[rows, numbers]` that is the same in every row; None: there is none."""
+    """The first of the numbers `[examples, numbers]` that is the same in every example, or None."""
     constant = np.flatnonzero((labels == labels[:1]).all(0))
     return int(constant[0]) if len(constant) else None
 
@@ -146,19 +145,19 @@ def _text_of(numbers: Sequence[float]) -> str:
 
 
 class Reranking(Regression):
-    """One score for each text or pair, scored by its correlation with the label, or query by query.
+    """Scores of texts or pairs, evaluated by their correlation with labels, or by the order of a query's documents.
 
-    Rows with the same first text, or the same value of a column such as `query_id`, are the documents of one query; a
-    label is how relevant a document is, above zero for those that are. Where most rows are such documents, the metric
-    is nDCG@10 unless another one is requested.
+    Rows with the same first text, or the same value of a column such as `query_id`, are documents of a query. Their
+    labels are relevances, above zero for relevant documents. If the relevances of most queries differ, the metric is
+    nDCG@10 unless the recipe names another.
 
     Args:
-        folder: its tokenizer encodes the texts; its model has one output.
-        request: columns, maximum row length and metric.
+        folder: its tokenizer encodes the texts; its model has a single output.
+        request: columns, maximum length and metric.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the maximum row length leaves no room for text.
+        InputError: the maximum length leaves no room for text.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (*Regression.metrics, _NDCG, _MRR)
@@ -172,34 +171,34 @@ class Reranking(Regression):
         self._folder = folder
         self._queries: dict[str, int] = {}
         self._template = _PairTemplate.of(folder)
-        self._with_token_types = self._with_token_types and self._template is None
+        self._texts.takes_types &= self._template is None
         self._set_metric(metric)
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model has one output."""
+        """Whether the model has a single output."""
         return bool(folder.config.num_labels == 1)
 
     @property
     def ranks(self) -> bool:
-        """Whether the metric is one of the order of the documents of each query."""
+        """Whether the metric depends on the order of the documents of each query."""
         return self._metric in (_NDCG, _MRR)
 
     @property
     def special_ids(self) -> frozenset[int] | None:
-        """Ids of the special tokens; None for pairs in a template, of which no text may be cut out."""
+        """Ids of the special tokens; None for pairs in a chat template, whose texts cannot be cut."""
         return super().special_ids if self._template is None else None
 
     @property
     def chooser(self) -> Task:
-        """Scores and relevances are correlated where heads are selected: an order needs all documents of a query."""
+        """A task with the metric Spearman: an order needs all documents of a query."""
         if not self.ranks:
             return self
         metric = Regression.metrics[0]
         return Reranking(self._folder, self._request.model_copy(update={"metric": metric.name}), metric)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Check that labels differ, and choose the metric where none is requested."""
+        """Check that labels differ, and choose the metric if the recipe names none."""
         super().learn_labels(rows, source)
         queries = self._queries_of(rows, source)
         labels = self.encode_labels(rows, self._find_labels(rows, source), source)
@@ -212,36 +211,32 @@ class Reranking(Regression):
             self.notes = (*self.notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Without differing labels there is no correlation, without a relevant document no order."""
+        """A correlation needs different labels; an order needs a relevant document."""
         if not self.ranks:
             return super().metric_obstacle(examples)
         return None if max(examples["labels"][:], default=0) > 0 else "no document is relevant to any query"
 
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
-        """Encode texts as tokens, with these labels; `query` is the number of the query of a row."""
+        """Encode texts as tokens, with these labels and the number of the `query`."""
         return super().encode_with(rows, labels, source).add_column("query", self._queries_of(rows, source))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Token ids, mask and token types `[batch, longest]`, and `pairs` `[batch, 2]`, label and number of the query.
-
-        See `LabelledTexts.collate`.
-        """
+        """The batch of `LabelledTexts.collate`, with `pairs` `[batch, 2]` of label and query instead of labels."""
         batch = super().collate(examples)
         queries = torch.tensor([example["query"] for example in examples], dtype=torch.float64)
         return {**batch, self.label_name: torch.stack([batch.pop("labels").double(), queries], dim=-1)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with `labels` `[rows]` instead of `pairs`."""
-        inputs = {name: value for name, value in batch.items() if name != self.label_name}
-        return {**inputs, "labels": batch[self.label_name][:, 0].float()}
+        """The batch with `labels` `[examples]` instead of `pairs`."""
+        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Score and label of each row, `[batch, 2]`, and its query where documents are ordered, `[batch, 3]`."""
+        """Score and label of each example, `[batch, 2]`; with its query, `[batch, 3]`, if the order is scored."""
         parts = [logits.reshape(len(labels), -1)[:, :1], labels if self.ranks else labels[:, :1]]
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
-        """For metrics of orders the values of each query with a relevant document, `[queries, 2]`, from its rows."""
+        """`ranking_of_rows`, if the order of documents is scored."""
         return ranking_of_rows(statistics) if self.ranks else statistics
 
     def score(self, statistics: np.ndarray) -> float:
@@ -249,15 +244,15 @@ class Reranking(Regression):
         return self._metric.value(statistics) if self.ranks else super().score(statistics)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of an answer that is the same for every row; None for orders, which it does not have."""
+        """The score of the same answer for every example; None if the order of documents is scored."""
         return None if self.ranks else super().constant_score(statistics)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
-        """The encoding of rows of one or two texts, or of pairs in the template of a language model."""
+        """The tokens of rows of one or two texts, or of pairs in the chat template of a language model."""
         if self._template is None:
             return super()._tokenize(texts)
         queries, documents = texts if len(texts) == 2 else ([""] * len(texts[0]), texts[0])
-        rows, cut = self._template.encode(queries, documents, self._longest)
+        rows, cut = self._template.encode(queries, documents, self._texts.longest)
         return BatchEncoding({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}), cut
 
     def _set_metric(self, metric: Metric) -> None:
@@ -265,10 +260,7 @@ class Reranking(Regression):
         self.set_aside_by = "query" if self.ranks else None
 
     def _queries_of(self, rows: Dataset, source: str) -> list[int]:
-        """The number of the query of every row; equal queries have equal numbers in all splits.
-
-        A row of a single text without a column of queries is a query of its own.
-        """
+        """The number of the query of every row, the same in all splits; single texts without a column differ."""
         name = next((name for name in _QUERY_COLUMNS if name in rows.column_names), None)
         texts = self.text_columns.find(rows, self._request.text_columns, source)
         if name is None and len(texts) == 1:
@@ -282,11 +274,12 @@ def ranking_of_rows(statistics: np.ndarray) -> np.ndarray:
     """nDCG@10 and reciprocal rank@10 of each query with a relevant document, `[queries, 2]`.
 
     The gain of a document is its label, discounted by log2(1 + rank), and the sum is divided by that of the best order
-    (Järvelin and Kekäläinen 2002). The reciprocal rank is that of the first document with a label above zero, zero
-    beyond the tenth. Among equal scores less relevant documents come first, so that the order of rows has no influence.
+    (Järvelin and Kekäläinen 2002). The reciprocal rank is that of the first document with a label above zero, or zero
+    if it is not among the first ten. Documents with equal scores are sorted from the least relevant, so that the order
+    of rows has no influence.
 
     Args:
-        statistics: score, label and number of the query of each row, `[rows, 3]`.
+        statistics: score, label and number of the query of each example, `[examples, 3]`.
     """
     scores, labels, queries = statistics.T
     gains = np.maximum(labels, 0)
@@ -304,7 +297,7 @@ def ranking_of_rows(statistics: np.ndarray) -> np.ndarray:
 
 
 def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
-    """Share of the rows whose query has rows of other labels."""
+    """Share of the rows whose query has rows with different labels."""
     of_query: dict[int, set[float]] = {}
     for query, label in zip(queries, labels, strict=True):
         of_query.setdefault(query, set()).add(label)
@@ -312,10 +305,9 @@ def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
 
 
 class _PairTemplate:
-    """The chat template of a tokenizer that has the roles `query` and `document`, as sentence-transformers uses it.
+    """The chat template of a tokenizer with the roles `query` and `document`, as sentence-transformers uses it.
 
-    Raises:
-        InputError: the template fails, or leaves out the query or the document.
+    It raises InputError if the template fails, or lacks the query or the document.
     """
 
     def __init__(self, tokenizer: Any, answers: Answers, path: Any) -> None:
@@ -325,31 +317,29 @@ class _PairTemplate:
         if problem is not None:
             self._is_structured = True
             if self._problem() is not None:
-                raise InputError(
+                text = (
                     f"{path}: the chat template has no place for a query and a document ({problem}); save a template"
-                    " with these roles in chat_template.jinja",
-                    code=ErrorCode.UNSUPPORTED_MODEL,
-                    path=path,
-                    field="chat_template",
+                    " with these roles in chat_template.jinja"
                 )
+                raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
 
     @classmethod
     def of(cls, folder: ModelFolder) -> _PairTemplate | None:
-        """The template of a folder; None for a model that reads pairs as its tokenizer joins them."""
+        """The template of a folder; None for a model that reads pairs without a template."""
         if not isinstance(folder.model, CausalReranker) or not getattr(folder.processor, "chat_template", None):
             return None
         return cls(folder.processor, folder.model.answers, folder.path)
 
     @cached_property
     def suffix(self) -> list[int]:
-        """The tokens after the content, which stay where a row is cut: the last ones decide the score."""
+        """The tokens after the content, which truncation keeps because the score is computed at the last token."""
         first, second = (self._ids(text, text) for text in _FILLERS)
         pairs = zip(reversed(first), reversed(second), strict=False)
         count = next((count for count, (left, right) in enumerate(pairs) if left != right), 0)
         return first[len(first) - count :]
 
     def encode(self, queries: Sequence[str], documents: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
-        """The tokens of each pair, at most `longest`, and the number of pairs that are cut before their suffix."""
+        """The tokens of each pair, at most `longest`, and the number of truncated pairs."""
         rows = [self._ids(query, document) for query, document in zip(queries, documents, strict=True)]
         suffix = self.suffix[-longest:]
         cut = [[*ids[: longest - len(suffix)], *suffix] if len(ids) > longest else ids for ids in rows]
@@ -372,8 +362,8 @@ class _PairTemplate:
         return text
 
     def _problem(self) -> str | None:
-        """Why the template cannot hold a pair; None: it can."""
-        query, document = "a query of a pair", "its other document"
+        """Why the template cannot hold a pair, or None."""
+        query, document = "a query of a pair", "the document of a pair"
         try:
             text = self._render(query, document)
         except Exception as error:  # a template is a program of the folder

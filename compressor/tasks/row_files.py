@@ -1,9 +1,8 @@
 """Read rows from a file, or from the files of a folder, into a data set that may exceed the memory.
 
-Files are parsed chunk by chunk, and their content is checked to be text. Tables are read by Arrow, on which `datasets`
-is built. The CSV builder of `datasets` uses pandas, which silently fills rows that are too short and uses the first
-column of rows that are too long as an index. JSON is read by Python, because Arrow's reader, which the JSON builder
-calls, ends the process on some malformed lines.
+Files are parsed chunk by chunk, and their content is checked to be text. Arrow reads tables, since the CSV builder of
+`datasets` uses pandas, which silently fills short rows and takes the first column of long rows as an index. Python
+reads JSON, since Arrow's reader, which the JSON builder of `datasets` calls, ends the process on some malformed lines.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 from compressor.tasks.table_dialect import Dialect, find_dialect, header_evidence, proposed_names
 
 _CHUNK_BYTES = 2**21
-"""Size of what is parsed at once; a row may not be longer."""
+"""Bytes that are parsed at once; a row may not be longer."""
 _SAMPLE_BYTES = 2**16
-"""Size of the first rows of a table by which its separator is known."""
+"""Bytes of the first rows of a table, by which its separator is known."""
 _SEPARATOR_LINE = re.compile(rb'"?sep=([ -~\t])"?\r?\n')
-"""First line of a table that names its separator, as spreadsheets write it."""
+"""First line in which spreadsheets name the separator of a table."""
 _DOCUMENT = "-DOCSTART-"
-"""First column of the lines of CoNLL between documents."""
+"""First column of the lines that separate documents in CoNLL."""
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
-"""Errors of Arrow where values cannot be a column."""
+"""Errors of Arrow for values that cannot be a column."""
 _READ_BYTES = 2**20
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -63,32 +62,20 @@ _SIGNATURES = {
     b"PAR1": "is Parquet; rename it to .parquet",
     b"version https://git-lfs": "is a pointer of Git LFS, not the file itself; download the file (git lfs pull)",
 }
-"""First bytes of files that are no text -> what they are, and what to do."""
+"""First bytes of files other than text -> what the file is, and what to do."""
 _UNPACKERS = dict(zip(PACKED, ("xz -dc", "gzip -dc"), strict=True))
 _QUOTES = re.compile(rb'"+')
 _SINGLE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _RUNS, _HIGH = re.compile(rb"[\x80-\xff]+"), re.compile(rb"[\x80-\xff]")
 _LATIN = re.compile(rb"[\x80\x85\x91-\x97\x99\xa0-\xff]")
 _LEAST_KNOWN = 0.9
-"""Share of the bytes beyond ASCII that are letters, quotes, dashes or the like in a text of Latin-1 or Windows-1252."""
+"""Minimum share of letters, quotes and dashes in the bytes beyond ASCII of a text of Latin-1 or Windows-1252."""
 _CONTROL = re.compile(rb"[\x80-\x9f]")
 _OPENERS: Mapping[str, Callable[[Path], Any]] = dict(zip(PACKED, (lzma.open, gzip.open), strict=True))
 
 
-def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
-    """The rows of a file as tables, one after another; none if it has no rows.
-
-    Args:
-        path: the file, as error messages name it.
-        file_format: one of `ROW_FORMATS`.
-        file: its content, decompressed.
-
-    Raises:
-        LineError: a line is malformed.
-        FormatError: the content is not of the format.
-        InputError: the content is not text.
-        ValueError: the content is malformed; `pyarrow.ArrowException` is one of these.
-    """
+def _parse(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
+    """The rows of a decompressed file as tables; raise ValueError or InputError if its content is malformed."""
     if file_format == PARQUET:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             yield pa.Table.from_batches([batch])
@@ -104,13 +91,8 @@ def parse_chunks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Ta
         yield from _table_chunks(text, file_format)
 
 
-def dialect_of(text: TextFile, suffix: str) -> Dialect:
-    """The dialect of a table, by its first rows; a first line that names the separator is passed over.
-
-    Args:
-        text: the file, nothing of which was read.
-        suffix: `.csv` or `.tsv`.
-    """
+def _dialect_of(text: TextFile, suffix: str) -> Dialect:
+    """The dialect of a table, by its first rows; a first line that names the separator is skipped."""
     named = _SEPARATOR_LINE.match(text.head())
     if named is not None:
         text.skip_line()
@@ -121,13 +103,13 @@ def dialect_of(text: TextFile, suffix: str) -> Dialect:
 
 
 def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
-    """The rows of a table; the first chunk has the columns, if no rows."""
+    """The rows of a table; the first chunk may have columns alone."""
     if text.is_blank():
         return
     _require_table(text.head())
-    dialect = dialect_of(text, suffix)
+    dialect = _dialect_of(text, suffix)
     if dialect.obstacle is not None:
-        raise FormatError(dialect.obstacle)
+        raise _FormatError(dialect.obstacle)
     if dialect.is_quoted:
         text.follow_quotes(dialect.separator)
     try:
@@ -141,23 +123,23 @@ def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
 
 
 def _require_table(head: bytes) -> None:
-    """Raise FormatError for a file that begins as one of another format."""
+    """Raise _FormatError for a file that begins like a web page or JSON."""
     first = head.lstrip().split(b"\n", 1)[0]
     if first.lower().startswith((b"<!doctype html", b"<html")):
-        raise FormatError("is a web page; download the file that the page shows")
+        raise _FormatError("is a web page; download the file that the page shows")
     try:
         is_object = isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return
     if is_object:
-        raise FormatError("holds a JSON object per line; rename it to .jsonl")
+        raise _FormatError("holds a JSON object per line; rename it to .jsonl")
 
 
 def _require_closed_quotes(text: TextFile) -> None:
-    """Raise LineError where the quotes of CSV are open at the end: Arrow takes the rest of the file as one cell."""
+    """Raise _LineError for a quote that is open at the end, from which on Arrow reads a single cell."""
     line = text.open_line
     if line is not None:
-        raise LineError(line, "a quote is opened here and not closed")
+        raise _LineError(line, "a quote is opened here and not closed")
 
 
 def _parsed_tables(text: TextFile, dialect: Dialect) -> Iterator[pa.Table]:
@@ -179,7 +161,7 @@ def _parsed_tables(text: TextFile, dialect: Dialect) -> Iterator[pa.Table]:
 
 
 def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """One row per line, without the blank lines at the end."""
+    """A row for each line, without blank lines at the end."""
     if text.is_blank():
         return
     blank = 0
@@ -191,7 +173,7 @@ def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
 
 
 def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """One row per sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
+    """A row for each sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
     columns = 0
     sentence: list[list[str]] = []
     for first, chunk in _line_chunks(text):
@@ -201,7 +183,7 @@ def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
             if cells[0] not in ("", _DOCUMENT):
                 columns = columns or len(cells)
                 if len(cells) != columns:
-                    raise LineError(number, f"has {len(cells)} columns, the lines before it have {columns}")
+                    raise _LineError(number, f"has {len(cells)} columns, the lines before it have {columns}")
                 sentence.append(cells)
             elif sentence:
                 sentences.append(sentence)
@@ -240,7 +222,7 @@ def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
 
 
 def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """The rows of a text with one JSON object per line; a key that a line lacks is null in its row."""
+    """A row for each line, a JSON object; a key that it lacks is null."""
     for first, chunk in _line_chunks(text):
         rows, lines = [], []
         for number, line in enumerate(chunk.split("\n"), first):
@@ -249,11 +231,11 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
             try:
                 row = json.loads(line, object_pairs_hook=_unique_object)
             except json.JSONDecodeError as error:
-                raise LineError(number, f"{error.msg} at character {error.colno}") from error
+                raise _LineError(number, f"{error.msg} at character {error.colno}") from error
             except (ValueError, RecursionError) as error:
-                raise LineError(number, str(error)) from error
+                raise _LineError(number, str(error)) from error
             if not isinstance(row, dict):
-                raise LineError(number, "not an object")
+                raise _LineError(number, "not an object")
             rows.append(row)
             lines.append(number)
         if rows:
@@ -261,26 +243,26 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
 
 
 def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
-    """Rows with a column for each key; raise LineError if the values of a key are of several types."""
+    """Rows with a column for each key; raise _LineError if the values of a key are of several types."""
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         try:
             columns[name] = pa.array(values)
         except _NO_COLUMN as error:
-            # The line is the first whose value no column can hold together with those before it.
+            # The malformed line is the first whose value no column can hold with the values before it.
             last = bisect_left(range(len(values)), True, key=lambda last: _obstacle(values[: last + 1]) is not None)
             reason = _obstacle(values[last : last + 1])
             if reason is None:
                 text = f"values of {name!r} have different types: {_obstacle(values[: last + 1])}"
             else:  # e.g. half of a character, a huge number, or a list of several types
                 text = f"the value of {name!r} cannot be read: {reason}"
-            raise LineError(lines[last], text, name) from error
+            raise _LineError(lines[last], text, name) from error
     return pa.table(columns)
 
 
 def _obstacle(values: list[Any]) -> str | None:
-    """Why values of JSON cannot be a column; None: they can."""
+    """Why values of JSON cannot be a column, or None."""
     try:
         pa.array(values)
     except _NO_COLUMN as error:
@@ -289,7 +271,7 @@ def _obstacle(values: list[Any]) -> str | None:
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; raise ValueError if a key is repeated, of which `json` would silently keep the last value."""
+    """A JSON object; raise ValueError for a repeated key, of which `json` would silently keep the last value."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -297,18 +279,12 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-class FormatError(ValueError):
-    """A file is not of the form that its name tells; the message says what it is, and what to do."""
+class _FormatError(ValueError):
+    """A file is not of the format that its name says; the message names the format, and what to do."""
 
 
-class LineError(ValueError):
-    """A line of a file is malformed.
-
-    Args:
-        line: number of the line, counted from 1.
-        reason: what is wrong with it.
-        column: name of the column of the value that is wrong, where it is one.
-    """
+class _LineError(ValueError):
+    """A line of a file is malformed, counted from 1; `column` names the malformed value, where it is one."""
 
     def __init__(self, line: int, reason: str, column: str | None = None) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -329,7 +305,7 @@ class TextFile(io.RawIOBase):
         has_mark: whether the file begins with a byte order mark.
 
     Raises:
-        InputError: the file is none of text.
+        InputError: the file is not text.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -352,9 +328,9 @@ class TextFile(io.RawIOBase):
 
         Raises:
             InputError: they are not text of the encoding, or hold a zero byte; the message names the line.
-            LineError: text follows the quote that closes a cell; see `follow_quotes`.
+            _LineError: text follows the quote that closes a cell; see `follow_quotes`.
         """
-        # Arrow takes a short read for a block, which has to hold the end of a row.
+        # Arrow takes a short read as a block, which must contain the end of a row.
         while (missing := size - len(self._ahead)) > 0 and (fetched := self._fetch(missing)):
             self._ahead += fetched
         if size < 0 and not self._ahead:
@@ -366,11 +342,11 @@ class TextFile(io.RawIOBase):
         return chunk
 
     def head(self) -> bytes:
-        """The next bytes, which are read again afterwards; at most 1 MiB of the file."""
+        """The next bytes, which stay to be read; at most 1 MiB of the file."""
         return self._ahead
 
     def is_blank(self) -> bool:
-        """Whether all that was not read yet is white space."""
+        """Whether the rest of the file is white space."""
         while not self._ahead.strip():
             chunk = self._fetch(_READ_BYTES)
             if not chunk:
@@ -379,27 +355,27 @@ class TextFile(io.RawIOBase):
         return False
 
     def skip_line(self) -> None:
-        """Pass over the first line."""
+        """Skip the next line."""
         self._ahead = self._ahead.partition(b"\n")[2]
 
     def follow_quotes(self, separator: str) -> None:
-        """Check the quotes of all that is read from now on."""
+        """Check quotes from here on."""
         self._quotes = _Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
 
     @property
     def open_line(self) -> int | None:
-        """Number of the line with the quote that was opened and is not closed at the end; None: there is none."""
+        """Number of the line with a quote that is not closed at the end; None if all are."""
         return None if self._quotes is None else self._quotes.open_line
 
     def _fetch(self, size: int) -> bytes:
-        """The next bytes of the file as UTF-8; empty at its end alone."""
+        """The next bytes of the file as UTF-8; empty only at its end."""
         while raw := self._file.read(size):
             if chunk := self._decode(raw):
                 return chunk
         return self._decode(b"")
 
     def _decode(self, raw: bytes) -> bytes:
-        """Bytes of the file as UTF-8, as far as they are whole characters."""
+        """Bytes of the file as UTF-8, up to the last whole character."""
         try:
             text = self._decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
@@ -414,7 +390,7 @@ class TextFile(io.RawIOBase):
         return chunk
 
     def _encoding_problem(self, error: UnicodeDecodeError) -> str:
-        """What the bytes of a file are that its encoding does not have, and what to do."""
+        """Why bytes of the file cannot be decoded, and what to do."""
         content: bytes = error.object
         if self.encoding != "utf-8":
             return f"{self.encoding.upper()}, which the file begins with; save the file as UTF-8"
@@ -447,7 +423,7 @@ class TextFile(io.RawIOBase):
 
 
 def _unmarked_encoding(head: bytes) -> str:
-    """The encoding of a file without a mark, by where the zero bytes of its first two characters are."""
+    """The encoding of a file without a mark, by the zero bytes of its first two characters."""
     zeros = tuple(byte == 0 for byte in head[:4])
     if len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
         return "utf-16-le" if zeros[1] else "utf-16-be"
@@ -455,9 +431,9 @@ def _unmarked_encoding(head: bytes) -> str:
 
 
 class _Quotes:
-    """Follows the quotes of a table: whether what was read of it ends inside of some.
+    """Tracks whether a table ends inside quotes.
 
-    A quote opens a cell at its beginning alone; two quotes inside of one are a quote of its text.
+    A quote opens a cell only at its beginning; two quotes inside a cell are a quote of its text.
     """
 
     def __init__(self, separator: bytes, line: int = 1) -> None:
@@ -467,18 +443,14 @@ class _Quotes:
 
     @property
     def open_line(self) -> int | None:
-        """Number of the line with the quote that was opened and is not closed at the end; None: there is none."""
+        """Number of the line with a quote that is not closed at the end; None if all are."""
         self.follow(b"")
         return self._open
 
     def follow(self, chunk: bytes) -> None:
-        """Follow the quotes of a chunk; empty: of the end of the file.
-
-        Raises:
-            LineError: text follows the quote that closes a cell.
-        """
+        """Track the quotes of a chunk, empty at the end; raise _LineError for text after the quote that ends a cell."""
         text = self._held + chunk
-        end = len(text.rstrip(b'"')) if chunk else len(text)  # quotes that go on in the next chunk are one run
+        end = len(text.rstrip(b'"')) if chunk else len(text)  # a run of quotes may continue in the next chunk
         text, self._held = text[:end], text[end:]
         counted = 0
         for quotes in _QUOTES.finditer(text):
@@ -495,7 +467,7 @@ class _Quotes:
             else:
                 continue
             if closes and text[quotes.end() : quotes.end() + 1] not in self._ends:
-                raise LineError(
+                raise _LineError(
                     self._line,
                     "text follows the quote that ends a cell; double the quotes inside of a cell and put quotes around"
                     " it, or remove them",
@@ -505,39 +477,29 @@ class _Quotes:
 
 
 def is_file_name(source: str) -> bool:
-    """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
+    """Whether `source` names a file of rows or a folder, rather than a data set."""
     path = Path(source)
     return path.exists() or names_row_file(path)
 
 
 def require_file(source: str) -> None:
-    """Raise InputError for a source that names a file of rows which does not exist."""
+    """Raise InputError for a source that names a missing file of rows."""
     if is_file_name(source) and not Path(source).exists():
-        raise InputError(
-            f"{source}: cannot be read ({os.strerror(errno.ENOENT)}); check the path",
-            code=ErrorCode.FILE_MISSING,
-            path=Path(source),
-        )
+        text = f"{source}: cannot be read ({os.strerror(errno.ENOENT)}); check the path"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=Path(source))
 
 
 def has_tables(folder: Path) -> bool:
-    """Whether a folder holds files of rows with columns; plain text may lie anywhere for another purpose."""
+    """Whether a folder has files of rows other than plain text, which may serve another purpose."""
     return any(_format(path) in ROW_FORMATS and _format(path) != PLAIN_TEXT for path in folder.iterdir())
 
 
 def row_files(folder: Path) -> list[Path]:
-    """The files of rows in a folder, by name; files of other formats and hidden ones are left out.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The files of rows in a folder, by name, without hidden ones; raise InputError if there are none."""
     files = [path for path in folder.iterdir() if _format(path) in ROW_FORMATS and not path.name.startswith(".")]
     if not files:
-        raise InputError(
-            f"{folder}: has no files of rows ({_known()}); name the folder that holds them, or a file",
-            code=ErrorCode.FILE_MISSING,
-            path=folder,
-        )
+        text = f"{folder}: has no files of rows ({_known()}); name the folder that holds them, or a file"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder)
     return sorted(files)
 
 
@@ -547,20 +509,19 @@ def stem_of(path: Path) -> str:
 
 
 def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tuple[Dataset, RowOrigin]:
-    """Every row of some files, one file after another, and their origin; cells of TSV and CSV are text.
+    """The rows of files, one file after another, and their origin; cells of TSV and CSV are text.
 
-    Separators and quotes of TSV and CSV are those of the first rows, whatever the name (`table_dialect`). Plain text is
-    one column `text`, one row per line. Files are parsed chunk by chunk, and many rows are memory-mapped (`RowStore`).
-    `info.builder_name` of the rows is the format of the files, and `info.description` why a table seems to lack a line
-    with the names of its columns.
+    The first rows of TSV and CSV determine their separators and quotes (`table_dialect`). Lines of plain text are rows
+    with a column `text`. Many rows are memory-mapped (`RowStore`). `info.builder_name` of the rows is the format of the
+    files, and `info.description` says why a table seems to lack a line with the names of its columns.
 
     Args:
         files: files with the same columns.
         in_memory: bytes of rows that are kept in memory.
 
     Raises:
-        InputError: a file is missing, of an unknown format, damaged, no text, ragged, without rows, or has other
-            columns than the first one; the message names the line.
+        InputError: a file is missing, of an unknown format, damaged, not text, ragged, without rows, or has other
+            columns than the first; the message names the line.
     """
     store, path = RowStore(in_memory), files[0]
     columns: tuple[str, ...] = ()
@@ -580,7 +541,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
             rows.info.builder_name = formats.pop()
             rows.info.description = doubts[0]
         return rows, RowOrigin(tuple(zip(files, counts, strict=True)))
-    except FormatError as error:
+    except _FormatError as error:
         raise InputError(f"{path}: {error}", code=ErrorCode.FILE_UNREADABLE, path=path, reason=str(error)) from error
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
@@ -588,25 +549,21 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
             reason=one_line(error),
-            **({"line": error.line, "column": error.column} if isinstance(error, LineError) else {}),
+            **({"line": error.line, "column": error.column} if isinstance(error, _LineError) else {}),
         ) from error
     finally:
         store.close()
 
 
 def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
-    """Add the rows of a file to a store; return its columns, the number of its rows, and `_header_doubt`."""
+    """Add the rows of a file to a store; returns its columns, the number of its rows, and `_header_doubt`."""
     columns: dict[str, None] = {}
     rows, doubt = 0, ""
     for table in _chunks(path):
         names = table.column_names
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(
-                f"{path}: two columns are named {repeated[0]!r}; rename one",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=path,
-                column=repeated[0],
-            )
+            text = f"{path}: two columns are named {repeated[0]!r}; rename one"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, column=repeated[0])
         columns |= dict.fromkeys(names)
         if not rows and table.num_rows and _format(path) in TABLES:
             doubt = _header_doubt(path, table)
@@ -620,14 +577,14 @@ def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
 
 
 def _header_doubt(path: Path, table: pa.Table) -> str:
-    """Why the first line of a table seems to be a row, and what to do; empty where it may name columns."""
+    """Why the first line of a table seems to be a row, and what to do; empty if it may name columns."""
     evidence = header_evidence(table)
     if evidence is None:
         return ""
     with _open(path) as file:
         text = TextFile(path, file)
         is_plain = path.suffix.lower() not in PACKED and text.encoding == "utf-8" and not text.has_mark
-        names = dialect_of(text, _format(path)).separator.join(proposed_names(table))
+        names = _dialect_of(text, _format(path)).separator.join(proposed_names(table))
     line = names.replace("\t", "\\t")
     example = f"sed -i {shlex.quote(f'1i {line}')} {shlex.quote(str(path))}" if is_plain else f"such as {line}"
     return f"the first line seems to be a row ({evidence}); add a line with names before it ({example})"
@@ -639,31 +596,19 @@ def _open(path: Path) -> Any:
 
 
 def _chunks(path: Path) -> Iterator[pa.Table]:
-    """The rows of a file, chunk by chunk.
-
-    Raises:
-        InputError: the file is missing, damaged, or of an unknown format.
-        ValueError: its content is malformed.
-    """
+    """The rows of a file, chunk by chunk; raise InputError if it cannot be read, ValueError if it is malformed."""
     file_format = _format(path)
     if file_format not in ROW_FORMATS or (file_format == PARQUET and path.suffix.lower() in PACKED):
-        raise InputError(
-            f"{path}: unknown format of rows; rename or convert the file to {_known()}",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
-        )
+        text = f"{path}: unknown format of rows; rename or convert the file to {_known()}"
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, path=path)
     try:
         with _open(path) as file:
-            yield from parse_chunks(path, file_format, cast("BinaryIO", file))
+            yield from _parse(path, file_format, cast("BinaryIO", file))
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{path}: is damaged and cannot be decompressed ({one_line(error)}); download it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            reason=one_line(error),
-        ) from error
+        text = f"{path}: is damaged and cannot be decompressed ({one_line(error)}); download it again"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, reason=one_line(error)) from error
     except OSError as error:
-        if error.errno is None:  # Arrow raises these for damaged content
+        if error.errno is None:  # Arrow's error for damaged content
             raise ValueError(str(error)) from error
         code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path", code=code, path=path) from error
@@ -672,14 +617,11 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
 def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
     """The error for a file of a folder whose columns are not those of the first file."""
     listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
-    return InputError(
+    text = (
         f"{path}: its columns are {listed[0]}, those of {first.name} are {listed[1]}; rows of one folder need the same"
-        " columns",
-        code=ErrorCode.FILE_MISMATCH,
-        path=path,
-        columns=tuple(names),
-        expected=tuple(columns),
+        " columns"
     )
+    return InputError(text, code=ErrorCode.FILE_MISMATCH, path=path, columns=tuple(names), expected=tuple(columns))
 
 
 def _remedy(path: Path, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""Where rows come from: the file of each, and its number there, so that an error leads to it."""
+"""The origin of rows: the file of each, and its number there, for error messages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from compressor.errors import RowError
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """The files of some rows, and the selections by which these were made; no number is computed before it is needed.
+    """The files of rows, and how the rows were selected from them.
 
     Attributes:
-        files: the files, one after another, with the number of rows of each; empty for rows of a data set.
-        selections: each returns the indices of the rows that it selects, among those of the selection before it.
+        files: the files in order, each with its number of rows; empty for rows of a data set.
+        selections: functions that return the indices selected among the rows of the previous selection; they are called
+            only when a row is located.
     """
 
     files: Sequence[tuple[Path, int]] = ()
@@ -33,7 +34,7 @@ class RowOrigin:
         """The file of each row, None for rows of a data set, and its number there, counted from 1.
 
         Args:
-            indices: indices of rows, `[rows]`.
+            indices: indices of rows, `[examples]`.
         """
         for selection in reversed(self.selections):
             indices = selection()[indices]
@@ -46,7 +47,7 @@ class RowOrigin:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Inside, an error of one of these rows is raised as that of its file."""
+        """Inside, an error of one of these rows names its file and its number there."""
         try:
             yield
         except RowError as error:
@@ -58,11 +59,11 @@ class SplitRows(dict[str, Dataset]):
     """Rows by the name of their split.
 
     Attributes:
-        origins: where the rows of each split come from.
+        origins: the origin of the rows of each split.
 
     Args:
         rows: the rows.
-        origins: that of each split; a split without one is a data set.
+        origins: the origin of each split; rows of a data set have none.
     """
 
     def __init__(self, rows: Mapping[str, Dataset], origins: Mapping[str, RowOrigin] | None = None) -> None:

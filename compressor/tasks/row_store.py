@@ -1,4 +1,4 @@
-"""Rows that may exceed the memory: beyond a limit they lie in files that are memory-mapped."""
+"""A store of rows, which are written to memory-mapped files beyond a limit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ IN_MEMORY_BYTES = 2**26
 
 
 class RowStore:
-    """Joins tables, one after another, to one data set.
+    """Concatenates tables to a data set.
 
     Rows beyond the limit are written as Arrow record batches to a temporary file (in `TMPDIR`), which the data set maps
-    into memory. The file has no name any more once the data set is made, and ends with it.
+    into memory. The file is unlinked by `finish`, so that its space is freed with the data set.
 
     Args:
         limit: bytes of rows that are kept in memory.
@@ -52,24 +52,24 @@ class RowStore:
 
         Raises:
             pyarrow.ArrowException: a column has values of different types.
-            ValueError, TypeError: a column has a name or a type that data sets do not have.
+            ValueError, TypeError: a data set cannot have a column of this name or type.
         """
         self.close()
         mapped = [pa.ipc.open_stream(pa.memory_map(file.name)).read_all() for file in self._files]
         for file in self._files:
-            file.close()  # the mapping stays
+            file.close()  # which unlinks it; the mapping stays
         # The fingerprint of the content, which is the default, would take it into memory.
         return Dataset(_joined([*mapped, *self._tables]), fingerprint=generate_random_fingerprint())
 
     def close(self) -> None:
-        """End the file that is written, if there is one."""
+        """Close the writer of the file."""
         if self._writer is not None:
             self._writer.close()
             self._files[-1].flush()
             self._writer = None
 
     def _write(self, table: pa.Table) -> None:
-        """Append a table to the file, or begin another file where the columns differ."""
+        """Append a table to the file, or to a new one if the columns differ."""
         folder = Path(tempfile.gettempdir())
         free = shutil.disk_usage(folder).free
         if free < table.nbytes:

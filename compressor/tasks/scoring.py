@@ -1,24 +1,29 @@
-"""Batches and samples of a data set, and the statistics of its rows, from a PyTorch model or an engine."""
+"""Batches and samples of examples, and their statistics, computed by a PyTorch model or an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from compressor.silence_libraries import quiet_hub
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.data import draw_rows
+from compressor.tasks.forwards import LABELS, forward_arguments
 
 BATCH_SIZE = 32
-"""Rows of a batch in which rows are scored."""
+"""Examples of a batch in which examples are scored."""
 
 
 def batches(
     task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Collated batches of rows of similar length, longest first, with the index of each row in `examples`."""
+    """Collated batches of examples of similar length, longest first, with the index of each example."""
     for indices in rows_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
@@ -30,14 +35,14 @@ def statistics(
     batch_size: int = BATCH_SIZE,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """`Task.measure` of every row in the order of `examples`, `[examples, k]`, summarized by `Task.summarize`.
+    """`Task.measure` of all examples in their order, `[examples, k]`, summarized by `Task.summarize`.
 
     Args:
-        task: collates the rows and measures them.
-        examples: encoded rows.
-        forward: runs one batch.
-        batch_size: rows per batch.
-        progress: called after each batch with its number of rows.
+        task: collates and measures examples.
+        examples: the examples.
+        forward: runs a batch.
+        batch_size: examples of a batch.
+        progress: called after each batch with its number of examples.
     """
     order: list[int] = []
     measured = []
@@ -50,29 +55,56 @@ def statistics(
 
 
 def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
-    """Row numbers of batches of similar length, which need little padding.
+    """Indices of batches of examples of similar length, which need little padding.
 
-    The longest rows come first, so that a lack of memory shows in the first batch.
+    The longest examples come first, so that the first batch shows a lack of memory.
     """
     order = np.argsort(-np.asarray(examples["length"][:]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()
 
 
+def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Dataset | None:
+    """Examples whose labels are the answers of a model, so that the metric of another is its agreement with it.
+
+    Args:
+        task: what the examples are for.
+        examples: encoded rows, whose labels are placeholders.
+        model: the model.
+
+    Returns:
+        The examples; None where the task has no labels that make answers right (`Task.labels_of`).
+    """
+    labels: list[Any] = [None] * len(examples)
+    model.eval()
+    for indices in rows_by_length(examples, BATCH_SIZE):
+        rows = [examples[index] for index in indices]
+        batch = task.collate(rows)
+        task.pop_labels(batch, len(rows))
+        with torch.no_grad():
+            answers = task.labels_of(task.logits(model(**forward_arguments(model, batch))), rows)
+        if answers is None:
+            return None
+        for index, answer in zip(indices, answers, strict=True):
+            labels[index] = answer
+    with quiet_hub():  # a column is added to a copy, with a progress bar
+        return examples.remove_columns(LABELS).add_column(LABELS, labels)
+
+
 def compares_answers(task: Task) -> bool:
-    """Whether answers of two engines are compared one by one: the task defines `answer_ids`."""
+    """Whether single answers of engines are compared: the task defines `answer_ids`."""
     return type(task).answer_ids is not Task.answer_ids
 
 
 def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
-    """Rows that stand for all where models are compared: drawn at random; all if there are no more than `count`.
+    """A sample of examples by which models are compared, drawn at random.
 
-    Of rows that are read in order these are the first ones. Rows that only have a metric together are all taken.
+    The first examples are taken if the task reads them in order, and all if the metric needs groups of examples.
 
     Args:
-        task: what the rows are for.
-        examples: encoded rows.
-        count: number of rows to draw.
+        task: the task that reads the examples.
+        examples: the examples.
+        count: number of examples to draw.
         seed: seed of the draw.
     """
     if task.in_order:

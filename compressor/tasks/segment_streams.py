@@ -1,4 +1,4 @@
-"""Plain text for models with segment memory: consecutive segments, read in parallel streams."""
+"""Plain text for models with segment memory, which read consecutive segments in parallel streams."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from compressor.tasks.causal_lm import PERPLEXITY, CausalLM, summed_loss
 from compressor.tasks.metrics import Metric, bits_per_token
 
 SegmentForward = Callable[[Tensor], Tensor]
-"""Computes logits from the next segment of every stream, ids `[streams, segment]`; keeps the memory between calls."""
+"""Computes logits from ids of the next segment of every stream, `[streams, segment]`; keeps memories between calls."""
 
 FILLER = -1
-"""Row number in place of a missing row, whose targets are ignored."""
+"""Number of a missing segment, whose targets are ignored."""
 
 _MAX_UNKNOWN = 0.5
-"""Maximum share of unknown tokens in a text that suits the tokenizer."""
+"""Maximum share of unknown tokens in a text."""
 
 
 class Streams(CausalLM):
-    """Perplexity of a text that is read from the first segment to the last, with the memory of earlier segments.
+    """Perplexity of a text that is read from the first segment to the last, with a memory of earlier segments.
 
-    A row is `max_length` + 1 tokens: the inputs of a segment, and the token after the last of them. That token is also
-    the first input of the next row, so every token of a text but the first is predicted once.
+    An example has `max_length` + 1 tokens: the inputs of a segment, and the token after it, which is also the first
+    input of the next segment. Every token of a text except the first is predicted once.
 
     Args:
         folder: its tokenizer encodes the text.
@@ -43,7 +43,7 @@ class Streams(CausalLM):
         metric: one of `metrics`.
 
     Raises:
-        InputError: tokenizer and model have different numbers of tokens, or the memory leaves no room for a segment.
+        InputError: tokenizer and model differ in their numbers of tokens, or the memory leaves no room for a segment.
     """
 
     in_order = True
@@ -92,14 +92,14 @@ class Streams(CausalLM):
 
     @property
     def chooser(self) -> Task:
-        """Independent segments without memory, because a search evaluates rows in any order."""
+        """Independent segments without memory, because a search evaluates them in any order."""
         return self._independent
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
-        """`input_ids` and `shift_labels`, `[streams, segment]`; -100 pads the targets of short rows and of fillers.
+        """`input_ids` and `shift_labels`, `[streams, segment]`; -100 pads targets of short and missing segments.
 
         Args:
-            examples: the row of each stream; None or empty for a filler.
+            examples: the segment of each stream; None or empty if it is missing.
         """
         rows = [list(example["input_ids"]) if example else [] for example in examples]
         length = max(2, *(len(row) for row in rows))
@@ -118,17 +118,14 @@ class Streams(CausalLM):
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
         share = self._unknown_share(texts, ids)
         if share > _MAX_UNKNOWN:
-            raise InputError(
+            text = (
                 f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give text"
-                f" like that from which the tokenizer was built{self._remedy}",
-                code=ErrorCode.FILE_MISMATCH,
-                path=self._path,
-                share=share,
-                unit=self._unit,
+                f" like that from which the tokenizer was built{self._remedy}"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self._path, share=share, unit=self._unit)
 
     def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        """Share of a text that is unknown to the tokenizer."""
+        """Share of a text that the tokenizer does not know."""
         unknown = self._tokenizer.unk_token_id
         return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
 
@@ -149,14 +146,14 @@ class CharacterStreams(Streams):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model has segment memory and every token but the special ones is one character."""
+        """Whether the model has segment memory, and all tokens except special ones are single characters."""
         if not super().accepts(folder):
             return False
         tokenizer = folder.processor
         return all(len(token) == 1 for token in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
 
     def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        # A tokenizer of letters encodes an unknown character as a space and may have no unknown token.
+        # A tokenizer of letters may encode an unknown character as a space instead of an unknown token.
         characters = sum(len(word) for text in texts for word in text.split())
         unknown = self._tokenizer.unk_token_id
         blank = [*self._ids([" "])[0], *([] if unknown is None else [unknown])]
@@ -164,7 +161,7 @@ class CharacterStreams(Streams):
         return max(0.0, 1 - known / characters) if characters else 0.0
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """Join chunks; a tokenizer that merges two spaces would also merge those at the border of two chunks."""
+        """Concatenate chunks, and merge spaces at their border if the tokenizer merges two spaces."""
         (space,) = self._ids(["  "])
         repeated = [left[-1:].tolist() == right[:1].tolist() == space for left, right in itertools.pairwise(chunks)]
         skips = [False, *repeated]
@@ -172,19 +169,19 @@ class CharacterStreams(Streams):
 
 
 class IndependentSegments(CausalLM):
-    """The rows of `Streams` as `CausalLM` reads them: the same targets, each predicted from its own row only."""
+    """The segments of `Streams` without memory, as `CausalLM` reads them; the targets are the same."""
 
     shortest = 1
 
 
 def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
-    """Row numbers `[segments, streams]`: column s is a consecutive part of the text, row t segment t of every stream.
+    """Numbers of segments `[segments, streams]`; the segments of each stream are a consecutive part of the text.
 
     Args:
         rows: number of segments of the text.
         streams: number of parallel streams.
-        whole: cover the whole text and pad streams that end early with `FILLER`; otherwise leave out the segments that
-            do not fill all streams.
+        whole: cover the whole text, and pad streams that end early with `FILLER`; otherwise drop the last segments,
+            which do not fill all streams.
 
     Raises:
         InputError: there are fewer segments than streams to fill.
@@ -203,7 +200,7 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
 
 
 def reader(model: PreTrainedModel) -> SegmentForward:
-    """A `SegmentForward` of a PyTorch model in evaluation mode, which starts with an empty memory."""
+    """A `SegmentForward` of a PyTorch model in evaluation mode; its memory is empty at the start."""
     memories: Memories | None = None
 
     def forward(ids: Tensor) -> Tensor:
@@ -223,14 +220,14 @@ def read(
     streams: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Statistics of every row, `[examples, 2]`; the text is read in order, with the memory of earlier segments.
+    """Statistics of every segment, `[examples, 2]`; the text is read in order, with a memory of earlier segments.
 
     Args:
-        task: collates the rows; one that reads streams.
-        examples: encoded rows in the order of the text.
-        forward: runs the model on one segment of every stream; its memory is empty at the start.
-        streams: number of parallel streams; more are faster, but each begins without memory.
-        progress: called after each segment with its number of rows.
+        task: a task that reads streams, which collates segments.
+        examples: segments in the order of the text.
+        forward: runs the model on a segment of every stream; its memory is empty at the start.
+        streams: number of parallel streams; more are faster, but each starts without memory.
+        progress: called after each batch with its number of segments.
     """
     losses = np.zeros((len(examples), 2))
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):

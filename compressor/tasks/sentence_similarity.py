@@ -1,4 +1,4 @@
-"""Sentence similarity: embeddings of texts, whose cosines rank pairs or retrieve the nearest documents of a query."""
+"""Sentence similarity: embed texts, and rank pairs by cosines, or retrieve the nearest documents of a query."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from transformers import BatchEncoding
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_token_types
 from compressor.models.sentence_encoder import EMBEDDING, RANKING, STATES, SentenceEncoder
 from compressor.results import MetricUnit
-from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
-from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, pad, padding_id, row_length
+from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
-from compressor.tasks.row_store import RowStore
 
 TOP = 10
 """Number of documents that are retrieved for a query."""
@@ -35,9 +32,9 @@ _CHUNK_ROWS = 256
 Gains = dict[int, float]
 """Index of a document -> its relevance to a query, above zero."""
 _ABSENT = -1
-"""Number of the second text of a row that has one text."""
+"""Number of the second text of an example with a single text."""
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
-"""Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
+"""Names of the prompts of queries and documents, as in the library's `encode_query` and `encode_document`."""
 _RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
 _NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
 _SPEARMAN = Metric("spearman", spearman, maximum=1.0)
@@ -48,9 +45,9 @@ class Judgements:
     """Queries, documents and relevances of judged pairs.
 
     Attributes:
-        queries: for each query with a relevant document, the index of a pair that holds it, `[queries]`.
-        documents: for each distinct document of all pairs, the index of a pair that holds it, `[documents]`.
-        gains: for each query, its relevant documents, as indices of `documents`.
+        queries: the index of a pair with each query that has a relevant document, `[queries]`.
+        documents: the index of a pair with each distinct document, `[documents]`.
+        gains: the relevant documents of each query, as indices of `documents`.
     """
 
     queries: np.ndarray
@@ -61,8 +58,8 @@ class Judgements:
     def of(cls, pairs: np.ndarray) -> Judgements:
         """Judgements of pairs `[pairs, 3]`: relevance, number of the query, number of the document.
 
-        Every document of the pairs can be retrieved for every query. A document without a judgement for a query, or
-        with one of zero or less, is not relevant to it.
+        Every document can be retrieved for every query. A document is not relevant to a query if their pair is missing,
+        or if its relevance is at most zero.
         """
         relevance, numbers = pairs[:, 0], pairs[:, 1:].astype(np.int64)
         _, queries, query_of = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
@@ -85,7 +82,7 @@ class Judgements:
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.ndarray:
-    """Indices of the documents of largest cosine, `[queries, count]`, the largest first; fewer if there are fewer.
+    """Indices of the documents of largest cosine, `[queries, count]`, or fewer if there are fewer; the largest first.
 
     Args:
         queries: embeddings `[queries, width]`.
@@ -104,15 +101,15 @@ def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.
 
 
 def ranking_scores(retrieved: np.ndarray, gains: Sequence[Gains]) -> np.ndarray:
-    """Recall and nDCG of each query, `[queries, 2]`; with more relevant documents than places, recall stays below 1.
+    """Recall and nDCG of each query, `[queries, 2]`.
 
-    Recall is the number of relevant documents that are retrieved over the number of all relevant ones. The gain of a
-    document is discounted by log2(1 + rank), and the sum is divided by that of the best order (Järvelin and Kekäläinen
-    2002, with the relevance itself as gain, as trec_eval's ndcg_cut).
+    Recall is the share of all relevant documents that are retrieved; it stays below 1 if they are more than `count`.
+    The gain of a document is discounted by log2(1 + rank), and the sum is divided by that of the best order (Järvelin
+    and Kekäläinen 2002, with the relevance as gain, like trec_eval's ndcg_cut).
 
     Args:
         retrieved: indices of the retrieved documents, `[queries, count]`, the best first.
-        gains: the relevant documents of each query, at least one.
+        gains: the relevant documents of each query, at least one document.
     """
     discounts = 1 / np.log2(np.arange(2, retrieved.shape[1] + 2))
     scores = np.zeros((len(retrieved), 2))
@@ -124,7 +121,7 @@ def ranking_scores(retrieved: np.ndarray, gains: Sequence[Gains]) -> np.ndarray:
 
 
 def unit_rows(embeddings: np.ndarray) -> np.ndarray:
-    """Embeddings of norm one, float32; zeros stay zero."""
+    """Embeddings of norm one, float32; zero vectors stay zero."""
     embeddings = embeddings.astype(np.float32)
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
@@ -132,16 +129,16 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
 class SentenceSimilarity(Task):
     """Embeddings of texts, scored by the correlation of cosines with labels, or by retrieval.
 
-    A row holds two texts and a number: how similar they are, or how relevant the second is to the first. For retrieval
-    the second texts of all rows are the documents. Rows without labels may hold a single text.
+    A row holds two texts and a number: how similar both are, or how relevant the second is to the first. For retrieval,
+    the documents are the second texts of all rows. Rows without labels may hold a single text.
 
     Args:
         folder: a folder of sentence-transformers.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the model has no pooling, or the maximum row length leaves no room for text.
+        InputError: the model has no pooling, or the maximum length leaves no room for text.
     """
 
     name = "sentence-similarity"
@@ -175,15 +172,11 @@ class SentenceSimilarity(Task):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
         if folder.sentence is None or not isinstance(folder.model, SentenceEncoder):
-            raise InputError(
-                f"{folder.path}: the model has no pooling (modules.json); save it with sentence-transformers",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=folder.path,
-            )
+            text = f"{folder.path}: the model has no pooling (modules.json); save it with sentence-transformers"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path)
         self._folder, self._request = folder, request
-        self._model, self._sentence, self._tokenizer = folder.model, folder.sentence, folder.processor
-        self._with_token_types = takes_token_types(folder.model, folder.processor)
-        self._longest = row_length(folder, request, texts=1)
+        self._model, self._sentence = folder.model, folder.sentence
+        self._texts = TextTokenizer(folder, request)
         self._numbers: dict[str, int] = {}
         self.set_aside_by = "query" if self.retrieves else None
 
@@ -194,33 +187,29 @@ class SentenceSimilarity(Task):
 
     @property
     def chooser(self) -> Task:
-        """Cosines and relevances are correlated where heads are selected: retrieval needs all rows at once."""
+        """A task with the metric Spearman: retrieval needs all examples at once."""
         return SentenceSimilarity(self._folder, self._request, _SPEARMAN) if self.retrieves else self
 
     @property
     def loss_outputs(self) -> tuple[str, ...]:
-        """The embedding, or the ranking of documents where the model has some; see `SentenceEncoder.documents`."""
+        """The embedding, or the scores of documents if the model has some; see `SentenceEncoder.documents`."""
         return (EMBEDDING,) if self._model.documents is None else (RANKING,)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Check that labels differ, which a correlation requires, or that a document is relevant to a query.
+        """Check that labels differ, as a correlation requires, or that a document is relevant, as retrieval does.
 
         Raises:
-            InputError: a label is not a number, or all are the same.
+            InputError: a label is not a number, or labels do not suit the metric.
         """
         column = self.label_column.find(rows, self._request.label_column, source)
         numbers = numbers_of(rows, column, source)
         if max(numbers) <= 0 if self.retrieves else min(numbers) == max(numbers):
             wanted = "above zero for the relevant pairs" if self.retrieves else "that differ"
-            raise InputError(
-                f"{source}: every row has the label {numbers[0]:g}; give rows with values of {column!r} {wanted}",
-                code=ErrorCode.INVALID_ROWS,
-                column=column,
-                value=numbers[0],
-            )
+            text = f"{source}: every row has the label {numbers[0]:g}; give rows with values of {column!r} {wanted}"
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column, value=numbers[0])
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Without differing labels there is no correlation, without a relevant document no retrieval."""
+        """A correlation needs different labels; retrieval needs a relevant document."""
         labels = examples["labels"][:]
         if self.retrieves:
             return None if max(labels) > 0 else "no document is relevant to any query"
@@ -229,8 +218,8 @@ class SentenceSimilarity(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode pairs of texts.
 
-        Columns: `input_ids`, a list of tokens per text; `numbers`, one per text, equal for equal texts; `query`, the
-        first of them; `labels`; `length`, the tokens of the longest text.
+        Columns: `input_ids`, the tokens of each text; `numbers`, which identify the texts; `query`, the number of the
+        first text; `labels`; `length`, the tokens of the longest text.
         """
         names = self.pair_columns.find(rows, self._request.text_columns, source)
         column = self.label_column.find(rows, self._request.label_column, source)
@@ -246,46 +235,40 @@ class SentenceSimilarity(Task):
         return max(map(len, examples["input_ids"][:]), default=1), max(examples["length"][:], default=1)
 
     def row_counts(self, rows: Dataset) -> tuple[int, int]:
-        """The texts of the rows, and the tokens of the texts."""
+        """The numbers of texts and of their tokens."""
         texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Texts `[texts, longest]`, those of a row consecutive and padded on the right, and `pairs` `[rows, 3]`.
+        """Texts `[texts, longest]`, padded on the right, and `pairs` `[examples, 3]`.
 
-        A pair holds the label and the numbers of both texts, float64; -1 where there is no second text.
+        The texts of an example are consecutive. A pair holds the label and the numbers of both texts, float64; -1 for a
+        missing second text.
         """
-        texts = [ids for example in examples for ids in example["input_ids"]]
-        batch = {
-            "input_ids": pad(texts, padding_id(self._folder)),
-            "attention_mask": pad([[1] * len(ids) for ids in texts], 0),
-        }
-        if self._with_token_types:
-            batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
+        batch = self._texts.collate([ids for example in examples for ids in example["input_ids"]])
         pairs = [(example["labels"], *(*example["numbers"], _ABSENT)[:2]) for example in examples]
         return {**batch, self.label_name: torch.tensor(pairs, dtype=torch.float64)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with `labels` `[rows]` instead of `pairs`."""
-        inputs = {name: value for name, value in batch.items() if name != self.label_name}
-        return {**inputs, "labels": batch[self.label_name][:, 0].float()}
+        """The batch with `labels` `[examples]` instead of `pairs`."""
+        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean over the texts of each row, `[rows]`, from values `[texts]`."""
+        """The mean over the texts of each example, `[examples]`, from values `[texts]`."""
         counts = _text_counts(batch[self.label_name])
         return torch.stack([texts.mean() for texts in values.split(counts.tolist())])
 
     def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """The outputs with embeddings, pooled here where the graph does not pool."""
+        """The outputs with embeddings, which are pooled here if the graph does not pool."""
         if EMBEDDING in outputs or STATES not in outputs:
             return outputs
         states = torch.from_numpy(np.asarray(outputs[STATES]))
         return {**outputs, EMBEDDING: self._model.pool(states, batch["attention_mask"]).numpy()}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Cosine and label of each row, `[rows, 2]`, from embeddings `[texts, width]`.
+        """Cosine and label of each example, `[examples, 2]`, from embeddings `[texts, width]`.
 
-        For retrieval: the pair and the embeddings of its texts, `[rows, 3 + 2 width]`.
+        For retrieval, the pair and the embeddings of its texts, `[examples, 3 + 2 width]`.
         """
         first, second = pair_embeddings(logits, labels)
         if self.retrieves:
@@ -293,51 +276,54 @@ class SentenceSimilarity(Task):
         cosines = (unit_rows(first) * unit_rows(second)).sum(1, dtype=np.float64)
         return np.stack([cosines, labels[:, 0]], axis=-1)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[float] | None:
+        """The cosine of each pair; None for single texts, and for retrieval, which compares all texts."""
+        labels = self.collate(examples)[self.label_name].numpy()
+        if self.retrieves or (labels[:, 2] == _ABSENT).any():
+            return None
+        return [float(cosine) for cosine in self.per_example(logits, labels)[:, 0]]
+
     def reference_text(self, example: Mapping[str, Any]) -> str:
         """The label of a pair."""
         return f"{example['labels']:.4g}"
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
-        """For retrieval: recall and nDCG of each query, `[queries, 2]`, from the pairs and embeddings of all rows."""
+        """For retrieval, recall and nDCG of each query, `[queries, 2]`, from pairs and embeddings of all examples."""
         if not self.retrieves:
             return statistics
         pairs, embeddings = np.split(statistics, [3], axis=1)
         return Judgements.of(pairs).scores(*np.split(embeddings, 2, axis=1))
 
     def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float], source: str) -> Dataset:
-        """The tokens and the numbers of the texts of every row; many rows are memory-mapped."""
-        store, cut = RowStore(), 0
-        for start, chunk in chunks_of(rows):
+        """The tokens and the numbers of the texts of every row."""
+
+        def encode(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             texts = [list(chunk[name]) for name in names]
             encodings = [self._tokenize(column, number) for number, column in enumerate(texts)]
-            cut += sum(map(count_cut, encodings))
             tokens = [encoding["input_ids"] for encoding in encodings]
             for name, column in zip(names, tokens, strict=True):
                 lengths = list(map(len, column))
                 if 0 in lengths:
                     row = start + lengths.index(0) + 1
                     raise RowError.of(source, row, f"no text in {name!r}; fill it or remove the row", column=name)
-            encoded = {
+            columns = {
                 "input_ids": [list(row) for row in zip(*tokens, strict=True)],
                 "numbers": [[self._number(text) for text in row] for row in zip(*texts, strict=True)],
                 "query": [self._number(text) for text in texts[0]],
                 "length": [max(map(len, row)) for row in zip(*tokens, strict=True)],
                 "labels": labels[start : start + len(chunk)],
             }
-            store.add(Dataset.from_dict(encoded).data.table)
-        cut_note = cut_notes(source, cut, len(names) * len(rows), self._longest, "texts")
-        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_note)
-        return store.finish()
+            return columns, sum(map(count_cut, encodings))
+
+        encoded, cut = encode_chunks(rows, encode)
+        cut_notes = self._texts.cut_notes(source, cut, len(names) * len(rows), "texts")
+        self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_notes)
+        return encoded
 
     def _tokenize(self, texts: Sequence[str], column: int) -> BatchEncoding:
-        """The encoding of the texts of a column, after the prompt of queries or documents where these are retrieved."""
-        if not texts:
-            return BatchEncoding({"input_ids": []})
+        """The tokens of the texts of a column, with the prompt of queries or documents for retrieval."""
         names = (_QUERY, _DOCUMENT)[column] if self.retrieves else ()
-        prepared = [self._sentence.prepare(text, *names) for text in texts]
-        with quiet_transformers():
-            encoding: BatchEncoding = self._tokenizer(prepared, truncation=True, max_length=self._longest)
-        return encoding
+        return self._texts([self._sentence.prepare(text, *names) for text in texts])
 
     def _number(self, text: str) -> int:
         return self._numbers.setdefault(text, len(self._numbers))
@@ -348,7 +334,7 @@ def pair_embeddings(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarr
 
     Args:
         embeddings: `[texts, width]`, those of a pair consecutive.
-        pairs: `[pairs, 3]`, see `SentenceSimilarity.collate`; the first text stands for a second one that is absent.
+        pairs: `[pairs, 3]`, see `SentenceSimilarity.collate`; a missing second text is replaced by the first.
     """
     counts = _text_counts(pairs)
     first = np.cumsum(counts) - counts
@@ -356,5 +342,5 @@ def pair_embeddings(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarr
 
 
 def _text_counts(pairs: Any) -> Any:
-    """The number of texts of each row, from pairs, an array or a tensor."""
+    """The number of texts of each example, from pairs (an array or a tensor)."""
     return 2 - (pairs[:, 2] == _ABSENT) * 1

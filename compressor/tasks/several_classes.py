@@ -1,4 +1,4 @@
-"""Rows with any number of a model's classes: the base class of tasks that assign them, and their thresholds."""
+"""The base class of tasks that assign any number of classes to a row, and the thresholds of classes."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ from compressor.tasks.labels import (
     are_vectors,
     columns_of_classes,
     label_lists,
-    listed_names,
     no_columns,
     numbers_by_column,
 )
 from compressor.tasks.metrics import Metric, mean_average_precision, set_macro_f1, set_micro_f1
 
 _COUNTS = 64
-"""Numbers of most frequent classes up to which each is tried as an answer; beyond, as many more are."""
+"""Numbers of frequent classes that are tried as a constant answer: 1 up to this, and as many larger numbers."""
 _PRESENT = 0.5
-"""Smallest label of a class that a row has."""
+"""Minimum label of a class that an example has."""
 _KEY = "thresholds"
 _DEFAULT = 0.5
 
 
 class SeveralClasses(LabelledRows):
-    """Labels that are sets of a model's classes; the answer is the classes whose probability reaches their threshold.
+    """Base class of tasks whose labels are sets of classes; the answer is the classes that reach their threshold.
 
-    A label is a vector of one number from 0 to 1 for each class, a list of names or numbers of classes, such names or
-    numbers joined in a text, or one column for each class (`label_lists`). Numbers between 0 and 1 are soft labels: the
-    loss reads them as they are, and the metric counts those from 0.5 on.
+    A label is a vector of a number from 0 to 1 for each class, a list of names or numbers of classes, such names or
+    numbers joined in a text, or a column for each class (`label_lists`). Numbers between 0 and 1 are soft labels, which
+    the loss reads as they are; the metric counts labels from 0.5.
 
     Attributes:
-        thresholds: the probabilities from which classes are assigned.
+        thresholds: the minimum probabilities of assigned classes.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -71,11 +70,7 @@ class SeveralClasses(LabelledRows):
         return [0.0] * self._classes
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Map names to classes by the rules of `labels.class_ids`.
-
-        Raises:
-            InputError: a label is not that of a class, or no row has a class.
-        """
+        """Map names to classes (`labels.class_ids`); raise InputError for another label, or if no row has a class."""
         columns, column, names = self._columns(rows, source), self._find_labels(rows, source), self.config.id2label
         reason = "the columns of labels are the classes in the order of --label-column"
         if columns is None:
@@ -87,13 +82,7 @@ class SeveralClasses(LabelledRows):
         elif has_default_names(self.config):
             self.config.id2label = dict(enumerate(columns))
             self.config.label2id = {name: index for index, name in enumerate(columns)}
-        if self.config.id2label != names:
-            classes = [f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items()]
-            text = (
-                f"{source}: the model has no class of these names, so that {reason} ({listed_names(classes)}); if the"
-                " model learned another order, put id2label into its config.json"
-            )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.LABELS_NUMBERED))
+        self._note_new_names(names, reason, source)
         if not any(max(vector, default=0) >= _PRESENT for vector in self.encode_labels(rows, column, source)):
             raise InputError(
                 f"{source}: {column!r} assigns no class to any row; give rows with classes, or remove the column where"
@@ -111,7 +100,7 @@ class SeveralClasses(LabelledRows):
             self.notes = (*self.notes, Note(text=text, code=NoteCode.THRESHOLDS))
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[list[float]]:
-        """The number of each class for every row."""
+        """The number of each class for every example."""
         columns = self._columns(rows, source)
         if columns is not None:
             vectors = numbers_by_column(rows, columns, source)
@@ -123,26 +112,30 @@ class SeveralClasses(LabelledRows):
         return self._vectors(lists, column, source)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The assigned classes of each row and those of its label, `[batch, 2 classes]`, from `[batch, classes]`.
+        """The assigned classes of each example and those of its label, `[batch, 2 classes]`, from `[batch, classes]`.
 
-        For mean average precision, which has no thresholds, the logits instead of the assigned classes.
+        For mean average precision, which needs no thresholds, the logits instead of the assigned classes.
         """
         logits = logits.reshape(len(labels), -1)
         answers = logits if self._metric.compute is mean_average_precision else self._assigned(logits)
         return np.concatenate([answers, labels >= _PRESENT], axis=1, dtype=np.float64)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        """A hash of the assigned classes of each row: answers are equal if all of their classes are."""
+        """A hash of the assigned classes of each example."""
         digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in self._assigned(logits))
         return np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64)
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        """The assigned classes of each example."""
+        return [list(map(float, row)) for row in self._assigned(logits.reshape(len(examples), -1))]
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """Without a row of a class there is no F1 and no average precision."""
+        """F1 and average precision need an example of a class."""
         is_empty = all(max(label, default=0) < _PRESENT for label in examples["labels"][:])
         return "no row has a class" if is_empty else None
 
     def constant_score(self, statistics: np.ndarray) -> float:
-        """The best score of an answer that is the same for every row: the most frequent classes, as many as help."""
+        """The best score of the same classes for every example, among numbers of the most frequent classes."""
         labels = statistics[:, self._classes :]
         order = np.argsort(-labels.mean(0), kind="stable")
         ranks = np.argsort(order)
@@ -152,11 +145,11 @@ class SeveralClasses(LabelledRows):
         return max(self.score(np.concatenate([answer, labels], axis=1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The names of the assigned classes of each row."""
+        """The names of the assigned classes of each example."""
         return [self._names_of(row) for row in self._assigned(logits.reshape(len(labels), -1))]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The names of the classes of a row."""
+        """The names of the classes of an example."""
         return self._names_of(np.asarray(example["labels"]) >= _PRESENT)
 
     @property
@@ -164,7 +157,7 @@ class SeveralClasses(LabelledRows):
         return int(self.config.num_labels or 0)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels, or those of the columns of the classes, joined."""
+        """The name of the column of labels, or the joined names of the columns of classes."""
         is_missing = not set(self.label_column.usual) & set(rows.column_names)
         if self._columns(rows, source) is None and self._request.label_column is None and is_missing:
             raise no_columns(rows, self.config, source)
@@ -184,7 +177,7 @@ class SeveralClasses(LabelledRows):
                     raise RowError.of(source, row, problem, column=column, value=number)
 
     def _vectors(self, lists: Sequence[Sequence[str]], column: str, source: str) -> list[list[float]]:
-        """One number for each class, from lists of names or numbers of classes."""
+        """A number for each class, from lists of names or numbers of classes."""
         labels, ids = RowLabels.of(lists, column, source), self._class_ids
         if labels.texts and not ids:  # the labels of the first split are vectors
             ids = labels.ids(self.config)
@@ -209,8 +202,8 @@ class Thresholds:
     """The thresholds of the classes.
 
     Attributes:
-        values: one for each class, in their order.
-        file: where the folder declares them; None: it does not.
+        values: a threshold for each class, in their order.
+        file: the file that declares them; None: no file of the folder does.
     """
 
     values: tuple[float, ...]
@@ -218,14 +211,14 @@ class Thresholds:
 
 
 def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
-    """The thresholds of a folder; 0.5 for every class where it declares none.
+    """The thresholds of a folder; 0.5 for every class if it declares none.
 
-    They are the entry `thresholds` of `config.json`, else the content of a file `thresholds.json` or, for example,
-    `best_thresholds.json`, or its entry `thresholds`: a number for all classes, a list in the order of the classes, or
-    an object of names and numbers. A class that the object lacks has 0.5.
+    They are the entry `thresholds` of `config.json`, else of a file such as `thresholds.json` or
+    `best_thresholds.json`, or the content of that file: a number for all classes, a list in the order of the classes,
+    or an object of names and numbers. A class that the object lacks has 0.5.
 
     Raises:
-        InputError: they are no such numbers, or two files declare some.
+        InputError: the thresholds are something else, or two files declare some.
     """
     declared, file = getattr(config, _KEY, None), folder / "config.json"
     if declared is None:
@@ -233,12 +226,8 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
         if not files:
             return Thresholds((_DEFAULT,) * len(class_names(config)))
         if len(files) > 1:
-            raise InputError(
-                f"{folder}: {files[0].name} and {files[1].name} both declare thresholds of the classes; keep one",
-                code=ErrorCode.CONTRADICTION,
-                path=files[1],
-                field=_KEY,
-            )
+            text = f"{folder}: {files[0].name} and {files[1].name} both declare thresholds of the classes; keep one"
+            raise InputError(text, code=ErrorCode.CONTRADICTION, path=files[1], field=_KEY)
         file = files[0]
         declared = read_json(file)
         if isinstance(declared, Mapping) and isinstance(declared.get(_KEY), Mapping | list | float | int):
@@ -246,18 +235,16 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
     names = class_names(config)
     values = _threshold_values(declared, names)
     if values is None:
-        raise InputError(
+        text = (
             f"{file}: the thresholds are not a number from 0 to 1 for each of {len(names)} classes"
-            f" ({', '.join(names):.80}); write a list of them, or an object of these names",
-            code=ErrorCode.FILE_MISMATCH,
-            path=file,
-            field=_KEY,
+            f" ({', '.join(names):.80}); write a list of them, or an object of these names"
         )
+        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=file, field=_KEY)
     return Thresholds(values, file)
 
 
 def _threshold_values(declared: Any, names: Sequence[str]) -> tuple[float, ...] | None:
-    """One number for each class; None where something else is declared."""
+    """A number for each class, or None if something else is declared."""
     values: list[Any]
     if isinstance(declared, Mapping):
         by_name = {str(name).strip().lower(): value for name, value in declared.items()}

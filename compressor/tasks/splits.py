@@ -1,9 +1,10 @@
-"""Named splits of files or a data set, and the selection of training, evaluation and test rows by their names."""
+"""Read the splits of files or a data set, and select training, evaluation and test rows by the names of splits."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from compressor.tasks.row_origin import RowOrigin, SplitRows
 Split = Literal["train", "eval", "test"]
 
 _SAVED = ("state.json", "dataset_dict.json")
-"""Files of a data set that `datasets` saved, without and with splits."""
+"""Files that `datasets` saves with a data set, without and with splits."""
 _NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "eval": ("dev", "validation", "valid", "val", "eval", "dev_matched", "validation_matched"),
@@ -33,9 +34,9 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 def named_splits(source: str) -> SplitRows:
     """The rows of a file, of a folder of files, or of a data set of Hugging Face, by the name of their split.
 
-    A file is divided by its column `split`, if that holds the usual name of a split; any other file is one split, named
-    `""`. The files of a folder are joined to one, or to one for each split where their names begin with those of
-    splits: `train-0.tsv`, `train-1.tsv`, `dev.tsv`.
+    A file is divided by its column `split`, if that holds the usual name of a split; otherwise it is a single split
+    named `""`. The files of a folder are concatenated, by split if their names begin with those of splits:
+    `train-0.tsv`, `train-1.tsv`, `dev.tsv`.
 
     Args:
         source: path of a file, of a folder of files or of a saved data set, or `owner/name` or
@@ -72,11 +73,7 @@ def named_splits(source: str) -> SplitRows:
 
 
 def _divide(rows: Dataset, origin: RowOrigin, source: str) -> SplitRows:
-    """Rows by their column `split`, if that holds the usual name of a split.
-
-    Raises:
-        InputError: some rows then have none.
-    """
+    """Rows by their column `split`, if that holds the usual name of a split; raise InputError if a cell is empty."""
     if "split" not in rows.column_names or not is_text(rows, "split"):
         return SplitRows({"": rows}, {"": origin})
     column = rows.data.column("split")
@@ -100,24 +97,17 @@ def _indices_of(column: pa.ChunkedArray, name: str) -> np.ndarray:
     return np.flatnonzero(pc.equal(column, name))
 
 
-def pick(splits: Iterable[str], split: Split) -> str | None:
+def pick(splits: Collection[str], split: Split) -> str | None:
     """The name among `splits` that means `split`: a usual name, else one that begins with it (`test_2016_flickr`)."""
-    names = list(splits)
-    for usual in _NAMES[split]:
-        for name in names:
-            if name.lower() == usual:
-                return name
-    for usual in _NAMES[split]:
-        for name in names:
-            if name.lower().startswith((f"{usual}_", f"{usual}-", f"{usual}.")):
-                return name
-    return None
+    pairs = [(usual, name) for usual in _NAMES[split] for name in splits]
+    same = (name for usual, name in pairs if name.lower() == usual)
+    longer = (name for usual, name in pairs if name.lower().startswith((f"{usual}_", f"{usual}-", f"{usual}.")))
+    return next(itertools.chain(same, longer), None)
 
 
-def pick_any(splits: Iterable[str], *preferred: Split) -> str:
-    """The name among `splits` that means the first of the preferred purposes; the first name where none means any."""
-    names = list(splits)
-    return next(filter(None, (pick(names, split) for split in preferred)), names[0])
+def pick_any(splits: Collection[str], *preferred: Split) -> str:
+    """The name among `splits` that means the first of the preferred purposes; without such a name, the first."""
+    return next(filter(None, (pick(splits, split) for split in preferred)), next(iter(splits)))
 
 
 def is_saved(folder: Path) -> bool:
@@ -126,16 +116,13 @@ def is_saved(folder: Path) -> bool:
 
 
 def _load_saved(folder: Path) -> dict[str, Dataset]:
-    """The splits of a data set that `save_to_disk` wrote; a data set without splits is one, named `""`."""
+    """The splits of a data set that `save_to_disk` wrote; without splits, all rows as `""`."""
     try:
         rows = load_from_disk(str(folder))
     except Exception as error:
-        # The files of a saved data set are read by `datasets`, which raises errors of many types.
-        raise InputError(
-            f"{folder}: the saved data set cannot be loaded ({one_line(error)}); save it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=folder,
-        ) from error
+        # `datasets` raises errors of many types for damaged files.
+        text = f"{folder}: the saved data set cannot be loaded ({one_line(error)}); save it again"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=folder) from error
     return {str(split): part for split, part in rows.items()} if isinstance(rows, DatasetDict) else {"": rows}
 
 
@@ -146,7 +133,7 @@ def _load_from_hub(source: str) -> dict[str, Dataset]:
         with quiet_hub():
             splits = load_dataset(path, configuration or None)
     except Exception as error:
-        # `datasets` and its network libraries raise many types of errors; each means that the name cannot be used.
+        # `datasets` and its network libraries raise errors of many types.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InputError(
             f"{source}: no such file, and not a Hugging Face data set that can be loaded{offline} ({one_line(error)});"
@@ -155,9 +142,6 @@ def _load_from_hub(source: str) -> dict[str, Dataset]:
             source=source,
         ) from error
     if not isinstance(splits, DatasetDict):
-        raise InputError(
-            f"{source}: a streamed data set has no rows to select; name another configuration",
-            code=ErrorCode.FILE_UNREADABLE,
-            source=source,
-        )
+        text = f"{source}: a streamed data set has no rows to select; name another configuration"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, source=source)
     return {str(split): rows for split, rows in splits.items()}

@@ -1,4 +1,4 @@
-"""How the cells of a table are separated and quoted, and whether its first line names columns, by its first rows."""
+"""The separator and quotes of a table, and whether its first line names columns, by its first rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
-"""Separators that a table of a suffix may have, the usual one first."""
+"""Suffix of a table -> separators that it may have, the usual one first."""
 _MOST = 0.5
-"""Share of the rows that must have as many cells as the header, so that some other rows can be blamed."""
+"""Minimum share of the rows with as many cells as the header, so that the rest count as faulty."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
 _ROWS = 1000
 """Rows whose cells are compared with the names of their columns."""
@@ -27,8 +27,8 @@ class Dialect:
 
     Attributes:
         separator: the character between two cells.
-        is_quoted: whether cells with separators, line ends or quotes are in quotes.
-        obstacle: why no row can be read, and what to do; None: rows can be read.
+        is_quoted: whether cells with separators, line ends or quotes are quoted.
+        obstacle: why no row can be read, and what to do; None if rows can be read.
     """
 
     separator: str
@@ -38,7 +38,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The rows of a sample, read in one dialect; with malformed quotes, the lines of its text."""
+    """The rows of a sample, read in a dialect; with malformed quotes, the lines of its text."""
 
     dialect: Dialect
     rows: list[list[str]]
@@ -50,7 +50,7 @@ class _Reading:
 
     @property
     def widths(self) -> set[int]:
-        """The numbers of cells of the rows behind the header."""
+        """The numbers of cells of the rows after the header."""
         return {len(row) for row in self.rows[1:]}
 
     @property
@@ -60,7 +60,7 @@ class _Reading:
 
     @property
     def share(self) -> float:
-        """Share of the rows with as many cells as the header; zero where that has a single one."""
+        """Share of the rows with as many cells as the header; zero if that has a single cell."""
         matching = sum(len(row) == self.columns for row in self.rows[1:])
         return matching / max(1, len(self.rows) - 1) if self.columns > 1 else 0.0
 
@@ -71,17 +71,17 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
     The first rule that applies decides:
 
     1. Every row of the sample has as many cells, at least two, as the header: the usual separator of the suffix, else
-       the one with the most columns.
+       the separator with the most columns.
     2. All rows have one cell more or fewer than the header: no dialect is right, see `Dialect.obstacle`.
-    3. Most rows have as many cells as the header, so that the others are faulty.
+    3. Most rows have as many cells as the header, so that the rest are faulty.
     4. Rows have a single cell: the usual separator.
 
-    Tabs separate cells without quotes, unless quotes around cells show that a program wrote them.
+    Cells between tabs are not quoted, unless quotes around cells show that a program wrote them.
 
     Args:
         sample: the first rows of the file.
         suffix: `.csv` or `.tsv`.
-        is_whole: whether the sample is the whole file; otherwise its last row is left out.
+        is_whole: whether the sample is the whole file; otherwise its last row may be cut, and is ignored.
     """
     usual = _SEPARATORS[suffix][0]
     readings = [_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix]]
@@ -97,16 +97,15 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
 
 
 def _header_obstacle(reading: _Reading) -> str | None:
-    """Why the header of a table does not name its columns; None: it is no such table."""
+    """Why the header of a table does not name its columns, or None."""
     if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
         return None
     (width,) = reading.widths
     counts = f"the first line names {reading.columns} columns, every row has {width} cells"
     if width == reading.columns + 1:
         if not any(row[-1].strip() for row in reading.rows[1:]):
-            return (
-                f"{counts}, of which the last is empty; remove the separator {reading.dialect.separator!r} at its end"
-            )
+            separator = reading.dialect.separator
+            return f"{counts}, of which the last is empty; remove the separator {separator!r} at its end"
         return f"{counts}; name all columns in the first line"
     if width == reading.columns - 1 and width > 1:
         return f"{counts}; name only the columns that rows have"
@@ -114,7 +113,7 @@ def _header_obstacle(reading: _Reading) -> str | None:
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
-    """The sample, read with one separator."""
+    """The sample, read with a separator."""
     quoted = _rows(sample, separator, is_quoted=True, is_whole=is_whole)
     if quoted is not None and separator != "\t":
         return _Reading(Dialect(separator, True), quoted)
@@ -127,7 +126,7 @@ def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
 
 
 def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> list[list[str]] | None:
-    """The rows without blank lines; None where quotes are malformed."""
+    """The rows without blank lines; None if quotes are malformed."""
     quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(sample, newline=""), delimiter=separator, quoting=quoting, strict=True)
     rows: list[list[str]] = []
@@ -141,7 +140,7 @@ def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> li
 
 
 def _is_escaped(rows: Iterable[list[str]]) -> bool:
-    """Whether a program put quotes around cells: around names of columns, or around cells whose quotes it doubled."""
+    """Whether a program quoted cells: names of columns, or cells whose quotes are doubled."""
     cells = [(number == 0, cell) for number, row in enumerate(rows) for cell in row if '"' in cell]
     if not all(_QUOTED.fullmatch(cell) for _, cell in cells):
         return False
@@ -149,9 +148,9 @@ def _is_escaped(rows: Iterable[list[str]]) -> bool:
 
 
 def header_evidence(table: pa.Table) -> str | None:
-    """Why the names of a table's columns are cells of a row, in a few words; None: they may be names.
+    """Why the names of a table's columns are cells of a row, in a few words; None if they may be names.
 
-    A name is a cell if it is among the cells of its own column, or a number; columns may be numbered from 0 or 1.
+    A name is a cell if its column contains it, or if it is a number, unless columns are numbered from 0 or 1.
     """
     names = [str(name) for name in table.column_names]
     if any(names == [str(first + number) for number in range(len(names))] for first in (0, 1)):
@@ -164,11 +163,11 @@ def header_evidence(table: pa.Table) -> str | None:
 
 
 def proposed_names(table: pa.Table) -> list[str]:
-    """Names for the columns of a table without names: `text` for most words, `label` for the fewest values."""
+    """Names for the columns of a table without names: `text` for the most words, `label` for the fewest values."""
     columns = {name: [name, *table.column(name)[:_ROWS].to_pylist()] for name in table.column_names}
     longest = max(columns, key=lambda name: sum(len(cell.split()) for cell in columns[name]))
-    others = [name for name in columns if name != longest]
-    label = min(others, key=lambda name: len(set(columns[name])), default=None)
+    remaining = [name for name in columns if name != longest]
+    label = min(remaining, key=lambda name: len(set(columns[name])), default=None)
     usual = {longest: "text", label: "label"}
     return [usual.get(name, f"column {number}") for number, name in enumerate(table.column_names, 1)]
 

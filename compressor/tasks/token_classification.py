@@ -1,11 +1,11 @@
-"""Token classification: a tag for each word, such as the named entity that it is a part of.
+"""Token classification: predict a tag for each word, such as that of the named entity that contains it.
 
-A tag is a prefix and a type: `B-PER`. `B` begins an entity, `I` is inside one, `E` ends one, `S` is an entity of one
-word, and `O` is outside. The rules read IOB1, IOB2, IOBES and BIOES alike; they are those of conlleval (CoNLL-2000), as
-seqeval 1.2 has them in its default mode:
+A tag is a prefix and a type, e.g. `B-PER`. `B` begins an entity, `I` is inside, `E` ends it, `S` is an entity of a
+single word, and `O` is outside. The same rules read IOB1, IOB2, IOBES and BIOES; they are those of conlleval
+(CoNLL-2000), and of seqeval 1.2 in its default mode:
 
 1. `I` or `E` after `B` or `I` of the same type continues the entity.
-2. Any other tag but `O` begins an entity; it ends before the next tag that does not continue it.
+2. Any other tag except `O` begins an entity, which ends before the next tag that does not continue it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from datasets import ClassLabel, Dataset
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
-from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import chunks_of, require_fast_tokenizer
+from compressor.tasks.encoding import encode_chunks, require_fast_tokenizer
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.labels import listed_names
 from compressor.tasks.metrics import Metric, token_accuracy
-from compressor.tasks.row_store import RowStore
 from compressor.tasks.token_labels import TokenLabels, table_of
 
 WORD_COLUMNS = ("words", "tokens")
@@ -42,7 +41,7 @@ _ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 
 
 def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
-    """The column that holds words, as a list in each row: the requested one, else the first of a usual name.
+    """The column with a list of words in each row: the named one, else the first with a usual name; or None.
 
     Args:
         rows: the rows.
@@ -56,13 +55,13 @@ def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[l
     """The words of every row.
 
     Args:
-        rows: some rows.
+        rows: consecutive rows.
         column: the column of words.
         source: name of the rows in error messages.
         before: number of rows before these.
 
     Raises:
-        InputError: a row has no words, or a word is empty or not a text.
+        InputError: a row has no words, or a word is empty or not text.
     """
     sentences = []
     for row, words in enumerate(rows[column][:], before + 1):
@@ -80,13 +79,7 @@ def _invalid_row(source: str, row: int, column: str, problem: str) -> RowError:
 
 
 class Entity(NamedTuple):
-    """An entity.
-
-    Attributes:
-        type: its type, e.g. `PER`.
-        start: index of its first tag.
-        end: index after its last tag.
-    """
+    """An entity: its type, e.g. `PER`, the index of its first tag, and the index after its last tag."""
 
     type: str
     start: int
@@ -100,11 +93,7 @@ def is_entity_tag(tag: str) -> bool:
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence, in order.
-
-    Args:
-        tags: one for each word; see `is_entity_tag`.
-    """
+    """The entities of a sentence, in order, from the tag of each word (see `is_entity_tag`)."""
     entities = []
     start, previous_prefix, previous_type = 0, _OUTSIDE, ""
     for index, tag in enumerate((*tags, _OUTSIDE)):
@@ -119,16 +108,13 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def entity_counts(predicted: Sequence[str], expected: Sequence[str]) -> tuple[int, int, int]:
-    """Numbers of entities of a sentence that are predicted correctly, predicted, and expected.
-
-    An entity is correct if its type and both bounds are.
-    """
+    """Numbers of correct, predicted and expected entities of a sentence; type and both ends must be correct."""
     predictions, entities = set(entities_of(predicted)), set(entities_of(expected))
     return len(predictions & entities), len(predictions), len(entities)
 
 
 def entity_f1(statistics: np.ndarray) -> float:
-    """F1 over all entities (micro average) from `entity_counts` of each row `[rows, 3]`; 0 without any entity."""
+    """F1 over all entities (micro average) from `entity_counts`, `[examples, 3]`; 0 without any entity."""
     correct, predicted, expected = statistics.sum(axis=0)
     return float(2 * correct / (predicted + expected)) if predicted + expected else 0.0
 
@@ -137,19 +123,19 @@ _F1 = Metric("f1", entity_f1, MetricUnit.POINTS, maximum=1.0)
 
 
 class TokenClassification(TokenLabels):
-    """Tags of words, by the logits at the first piece of each: F1 of entities as seqeval counts them, or accuracy.
+    """Tags of words by the logits at their first tokens, scored by seqeval's F1 of entities, or by accuracy.
 
-    A row holds the words of a sentence, and a tag for each. Rows without tags may hold a plain text instead, all of
-    whose tokens count then.
+    A row holds the words of a sentence, and a tag for each. Rows without tags may hold a plain text instead, of which
+    all tokens count.
 
     Args:
         folder: its tokenizer encodes the words, its configuration names the tags.
-        request: columns and maximum row length.
+        request: columns and maximum length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the tokenizer does not report the word of a token, entities cannot be told from the names of the
-            tags, or the maximum row length leaves no room for text.
+        InputError: the tokenizer does not report the word of a token, the names of the tags do not mark entities, or
+            the maximum length leaves no room for text.
     """
 
     name = "token-classification"
@@ -159,16 +145,14 @@ class TokenClassification(TokenLabels):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         require_fast_tokenizer(folder, "which word a token is a part of")
         super().__init__(folder, request, metric)
-        self._special_ids = frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        self._special_ids = self._texts.special_ids
         names: dict[Any, str] = dict(folder.config.id2label or {})
         if sorted(names) != list(range(len(names))):
-            raise InputError(
+            text = (
                 f"{folder.path}: id2label in config.json numbers its {len(names)} tags {sorted(names)}; number"
-                " them from 0 on without gaps",
-                code=ErrorCode.LABEL_MISMATCH,
-                path=folder.path,
-                field="id2label",
+                " them from 0 on without gaps"
             )
+            raise InputError(text, code=ErrorCode.LABEL_MISMATCH, path=folder.path, field="id2label")
         self._tags = tuple(str(names[index]) for index in sorted(names))
         self._classes = {tag: index for index, tag in enumerate(self._tags)}
         invalid = next((tag for tag in self._tags if not is_entity_tag(tag)), None)
@@ -184,18 +168,14 @@ class TokenClassification(TokenLabels):
             )
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Check that there are tags, and note how they are scored.
-
-        Raises:
-            InputError: no column holds tags.
-        """
+        """Note how tags are scored; raise InputError without a column of tags."""
         column = TAG_COLUMN.find(rows, self._request.label_column, source)
         scored = "entities are compared by the rules of seqeval's default mode" if self._metric == _F1 else "all count"
         text = f"{column!r} is read at the first piece of each word; {scored}"
         self.notes = (Note(text=text, code=NoteCode.METRIC_SETTINGS),)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode words as tokens, with the class of the tag at the first piece of each word as its label.
+        """Encode words as tokens; the label of a word's first token is the class of its tag.
 
         Raises:
             InputError: F1 is scored, and no row has an entity.
@@ -205,8 +185,9 @@ class TokenClassification(TokenLabels):
         outside = {IGNORED, self._classes.get("O")}
         if self._metric == _F1 and all(outside.issuperset(labels) for labels in encoded["labels"]):
             raise InputError(
-                f"{source}: no word within {self._longest} tokens has a tag other than O in {column!r}, so there is no"
-                " entity to find; give rows with entities, raise --max-length, or score each tag (--metric accuracy)",
+                f"{source}: no word within {self._texts.longest} tokens has a tag other than O in {column!r}, so there"
+                " is no entity to find; give rows with entities, raise --max-length, or score each tag (--metric"
+                " accuracy)",
                 code=ErrorCode.INVALID_ROWS,
                 column=column,
                 value="O",
@@ -214,40 +195,48 @@ class TokenClassification(TokenLabels):
         return encoded
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode words, of which the first pieces count, or plain texts, of which all tokens do; labels are zero."""
+        """Encode words, whose first tokens count, or plain texts, of which all tokens count; labels are zero."""
         words = word_column(rows, self._request.text_columns)
         return self.encode_texts(rows, source) if words is None else self._encode_words(rows, words, source)
 
     def label_text(self, ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The ids, and zero for each but those of special tokens."""
+        """The ids, and zero for each except special tokens."""
         return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
+    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The predicted class of each token that is scored."""
+        rows = zip(logits.argmax(-1).tolist(), (example["labels"] for example in examples), strict=True)
+        return [
+            [IGNORED if label == IGNORED else answer for answer, label in zip(classes, labels, strict=False)]
+            for classes, labels in rows
+        ]
+
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:
-        """`entity_counts` of a row, or the numbers of correct tags and of all."""
+        """`entity_counts` of an example, or the numbers of correct tags and of all."""
         predicted = logits.argmax(-1)
         if self._metric == _ACCURACY:
             return (predicted == labels).sum(), len(labels)
         return entity_counts(*([self._tags[index] for index in classes] for classes in (predicted, labels)))
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-        """The entities that the model finds in each row; for accuracy, the words whose tag is not the label."""
+        """The entities that the model finds in each example; for accuracy, the words whose tag is not the label."""
         batch = self.collate(examples)
         del batch[self.label_name]
         rows = zip(examples, forward(batch).argmax(-1), strict=True)
         return [self._describe(example, classes) for example, classes in rows]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The entities of a row; empty for accuracy, where answers have the labels beside the tags that differ."""
+        """The entities of an example; empty for accuracy, whose answers contain the labels that differ."""
         return self._describe(example, example["labels"]) if self._metric == _F1 else ""
 
     def _describe(self, example: Mapping[str, Any], classes: Sequence[int]) -> str:
-        """An answer to a row as text, from the class of each token."""
+        """An answer to an example as text, from the class of each token."""
         starts = [position for position, label in enumerate(example["labels"]) if label != IGNORED]
         ids, ends = example["input_ids"], [*starts[1:], len(example["input_ids"])]
         words = []
-        for start, end in zip(starts, ends, strict=True):  # each from its first piece to that of the next
-            pieces = [ids[start], *(token for token in ids[start + 1 : end] if token not in self._special_ids)]
-            words.append(self._tokenizer.decode(pieces).strip())
+        for start, end in zip(starts, ends, strict=True):  # each from its first token to that of the next
+            tokens = [ids[start], *(token for token in ids[start + 1 : end] if token not in self._special_ids)]
+            words.append(self._tokenizer.decode(tokens).strip())
         tags = [self._tags[classes[position]] for position in starts]
         if self._metric == _F1:
             spans = [(" ".join(words[entity.start : entity.end]), entity.type) for entity in entities_of(tags)]
@@ -275,19 +264,14 @@ class TokenClassification(TokenLabels):
         return column
 
     def _encode_words(self, rows: Dataset, column: str, source: str, tags: str | None = None) -> Dataset:
-        """The tokens of the words; the labels are the tags of a column, or zero.
+        """The tokens of words, with tags of a column or zero as labels; raise InputError for a word without token."""
 
-        Raises:
-            InputError: a word has no piece.
-        """
-        store, cut = RowStore(), 0
-        for before, chunk in chunks_of(rows):
+        def encode(chunk: Dataset, before: int) -> tuple[pa.Table, int]:
             sentences = words_of(chunk, column, source, before)
             classes = [[0] * len(words) for words in sentences]
             if tags is not None:
                 classes = self._classes_of(chunk, tags, sentences, source, before)
-            encodings = self._tokenize(sentences)
-            labels = []
+            encodings, labels, cut = self._tokenize(sentences), [], 0
             for row, (encoding, words) in enumerate(zip(encodings, sentences, strict=True)):
                 pieces = [(word, position) for position, word in enumerate(encoding.word_ids) if word is not None]
                 positions = dict(reversed(pieces))  # those of first pieces
@@ -300,19 +284,20 @@ class TokenClassification(TokenLabels):
                 labels.append([IGNORED] * len(encoding.ids))
                 for word, position in positions.items():
                     labels[-1][position] = classes[row][word]
-            store.add(table_of([encoding.ids for encoding in encodings], labels))
+            return table_of([encoding.ids for encoding in encodings], labels), cut
+
+        encoded, cut = encode_chunks(rows, encode)
         if cut:
-            text = f"{source}: {cut} words lie beyond {self._longest} tokens of their row and are not read"
+            text = f"{source}: {cut} words lie beyond {self._texts.longest} tokens of their row and are not read"
             self.notes = (*self.notes, Note(text=text, code=NoteCode.WORDS_CUT))
-        return store.finish()
+        return encoded
 
     def _classes_of(
         self, rows: Dataset, column: str, words: Sequence[Sequence[str]], source: str, before: int
     ) -> list[list[int]]:
-        """The classes of the tags of every row, by their names or numbers; `before` rows precede these.
+        """The classes of tags, given by name or number; raise InputError unless every word has a tag of the model.
 
-        Raises:
-            InputError: a row has no tags or more or fewer than words, or a tag is not one of the model's.
+        `before` rows precede these.
         """
         feature, names = getattr(rows.features[column], "feature", None), dict[Any, str]()
         if isinstance(feature, ClassLabel) and set(feature.names) & self._classes.keys():
@@ -330,25 +315,17 @@ class TokenClassification(TokenLabels):
             for tag in (names.get(tag, tag) if names else tag for tag in tags):
                 number = self._classes.get(tag) if isinstance(tag, str) else tag
                 if type(number) is not int or not 0 <= number < len(self._tags):
-                    raise RowError.of(
-                        source,
-                        row,
+                    problem = (
                         f"{column!r} has the tag {tag!r}, which is not among the model's ({listed_names(self._tags)};"
-                        " id2label in its config.json); correct the tag or remove the row",
-                        code=ErrorCode.LABEL_MISMATCH,
-                        column=column,
-                        value=tag,
-                        labels=self._tags,
+                        " id2label in its config.json); correct the tag or remove the row"
                     )
+                    details = {"column": column, "value": tag, "labels": self._tags}
+                    raise RowError.of(source, row, problem, code=ErrorCode.LABEL_MISMATCH, **details)
                 classes[-1].append(number)
         return classes
 
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> list[Any]:
-        """The encodings of sentences by the library tokenizers, cut at the maximum row length."""
-        if not sentences:
-            return []
-        # Some tokenizers take the space before a word for a part of it, as in a text.
+        """The encodings of sentences by the library `tokenizers`, truncated to the maximum length."""
+        # For some tokenizers, the space before a word is a part of it, as in a text.
         spaced = [[f" {word}" if number else word for number, word in enumerate(words)] for words in sentences]
-        with quiet_transformers():
-            batch = self._tokenizer(spaced, truncation=True, max_length=self._longest, is_split_into_words=True)
-        return list(batch.encodings)
+        return list(self._texts(spaced, is_split_into_words=True).encodings or ())

@@ -22,9 +22,8 @@ from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import TextColumns, is_text
-from compressor.tasks.encoding import chunks_of, count_cut, cut_notes, longest_row, pad
+from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
-from compressor.tasks.row_store import RowStore
 
 BEAMS = 5
 """Number of beams of the beam search."""
@@ -37,10 +36,10 @@ _LOSS = Metric("loss", mean_loss, higher_is_better=False)
 
 
 class TranslationColumns(TextColumns):
-    """Columns of source and target: those with usual names, else two columns named by languages, in file order."""
+    """Columns of source and target: those with usual names, else the only two columns named by languages."""
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of the first convention that is present, else the columns named by languages if there are two."""
+        """The columns of the first convention that is present, else those named by languages if they are two."""
         languages = tuple(name for name in rows.column_names if _LANGUAGE.fullmatch(name) and is_text(rows, name))
         return super().find_usual(rows) or (languages if len(languages) == 2 else ())
 
@@ -48,9 +47,9 @@ class TranslationColumns(TextColumns):
 class Translation(Task):
     """Translation by an encoder-decoder, scored by BLEU of beam search or by the loss with teacher forcing.
 
-    BLEU is sacrebleu's, cased, against the unchanged target texts. The search has five beams; length penalty and
-    special tokens are those of the model's generation configuration. Prefixes that the model expects before every
-    source, such as T5's, must be in the rows.
+    BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
+    special tokens are those of the model's generation configuration. Rows must contain prefixes that the model expects
+    in every source, such as T5's.
 
     Args:
         folder: its tokenizer encodes both texts.
@@ -84,36 +83,22 @@ class Translation(Task):
             )
         for field in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, field, None) is None:
-                raise InputError(
-                    f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
-                    code=ErrorCode.MISSING_VALUE,
-                    path=folder.path / "config.json",
-                    field=field,
-                )
+                text = f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there"
+                raise InputError(text, code=ErrorCode.MISSING_VALUE, path=folder.path / "config.json", field=field)
         self._folder, self._request = folder, request
         self._tokenizer = folder.processor
         self._columns: tuple[str, ...] = request.text_columns
-        self._longest = longest_row(folder, request)
-        special = self._tokenizer.num_special_tokens_to_add()
-        if self._longest <= special:
-            raise InputError(
-                f"{folder.path}: texts of {self._longest} tokens leave no room between {special} special tokens; raise"
-                " --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self._longest,
-                minimum=special + 1,
-            )
+        self._texts = TextTokenizer(folder, request)
         if metric == _BLEU:
-            self.beams, self.max_new_tokens = BEAMS, self._longest
+            self.beams, self.max_new_tokens = BEAMS, self._texts.longest
 
     @property
     def chooser(self) -> Task:
-        """This task scored by the loss; beam search for every checkpoint or subset of heads would take too long."""
+        """This task with the metric loss; beam search for every checkpoint or subset of heads would take too long."""
         return self if self.metric == _LOSS.name else Translation(self._folder, self._request, _LOSS)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Determine the columns of source and target for every split, and note them."""
+        """Determine the columns of source and target of all splits, and note them."""
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
         first, second = self._columns
         notes = [
@@ -121,7 +106,7 @@ class Translation(Task):
         ]
         if self.metric == _BLEU.name:
             settings = (
-                f"BLEU is that of beam search ({BEAMS} beams, at most {self._longest} tokens), by sacrebleu"
+                f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens), by sacrebleu"
                 f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
                 " loss on the evaluation rows, not by BLEU"
             )
@@ -131,31 +116,23 @@ class Translation(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         names = self.text_columns.find(rows, self._columns, source)
-        store, cut = RowStore(), 0
-        for _, chunk in chunks_of(rows):
-            encoded, cut_texts = self._encode_chunk(*(list(chunk[name]) for name in names))
-            cut += cut_texts
-            store.add(encoded.data.table)
-        self.notes = (*self.notes, *cut_notes(source, cut, 2 * len(rows), self._longest, "texts"))
-        return store.finish()
 
-    def _encode_chunk(self, sources: list[str], targets: list[str]) -> tuple[Dataset, int]:
-        """Encoded rows, and how many of their texts are truncated."""
-        settings = {"truncation": True, "max_length": self._longest, "return_token_type_ids": False}
-        with quiet_transformers():
-            encoded = self._tokenizer(sources, return_attention_mask=True, **settings)
-            encoded_targets = self._tokenizer(text_target=targets, **settings)
-        ids, labels = encoded["input_ids"], encoded_targets["input_ids"]
-        rows = Dataset.from_dict(
-            {
+        def encode_chunk(chunk: Dataset, _: int) -> tuple[dict[str, Any], int]:
+            sources, targets = (list(chunk[name]) for name in names)
+            encodings = self._texts(sources, return_attention_mask=True), self._texts(text_target=targets)
+            ids, labels = (encoding["input_ids"] for encoding in encodings)
+            columns = {
                 "input_ids": ids,
-                "attention_mask": encoded["attention_mask"],
+                "attention_mask": encodings[0]["attention_mask"],
                 "labels": labels,
                 "reference": targets,
                 "length": [max(map(len, pair)) for pair in zip(ids, labels, strict=True)],
             }
-        )
-        return rows, count_cut(encoded) + count_cut(encoded_targets)
+            return columns, sum(map(count_cut, encodings))
+
+        encoded, cut = encode_chunks(rows, encode_chunk)
+        self.notes = (*self.notes, *self._texts.cut_notes(source, cut, 2 * len(rows), "texts"))
+        return encoded
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Sources `[batch, source]` and targets `[batch, target]`, padded on the right.
@@ -175,13 +152,13 @@ class Translation(Task):
         return np.stack([bleu_counts(text, row["reference"]) for text, row in zip(texts, examples, strict=True)])
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-        """The translations that beam search generates; none where the metric is the loss, which generates nothing."""
+        """The translations of beam search; none if the metric is the loss, which generates nothing."""
         return () if self.metric == _LOSS.name else self._translate(forward, examples)
 
     def _translate(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         batch = self.collate(examples)
         sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        ids = beam_search(self._folder.model, forward, sources, BEAMS, self._longest)
+        ids = beam_search(self._folder.model, forward, sources, BEAMS, self._texts.longest)
         texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts
 
@@ -195,11 +172,11 @@ class Translation(Task):
 def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
     """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
 
-    Every step runs `forward` on the whole sources and on the whole targets generated so far, as an engine without a
-    key/value cache requires. Therefore targets of PyTorch and of engines are comparable.
+    Each token takes a forward of the whole sources and of all tokens generated so far, as an engine without key/value
+    cache requires, so that targets of PyTorch and of engines are comparable.
 
     Args:
-        model: provides special tokens, length penalty and the like; it is not run.
+        model: has special tokens, length penalty and the like; it is not run.
         forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
         batch: input_ids and attention_mask, `[batch, source]`.
         beams: hypotheses kept per source.
@@ -218,7 +195,7 @@ def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tenso
 
 
 class _Generator(GenerationMixin):
-    """The model that `generate` requires; each step calls `forward` once."""
+    """The model that `generate` requires; each token takes a call of `forward`."""
 
     main_input_name = "input_ids"
     base_model_prefix = "model"

@@ -47,7 +47,7 @@ def _(w: World) -> None:
     w.right(*command, "20")
 
 
-@advice("model_folder.loading load_unchanged unsafe-code")
+@advice("model_folder.loading _find_parts unsafe-code")
 def _(w: World) -> None:
     change_config(w, auto_map={"AutoModelForSequenceClassification": "modeling.Mine"})
     w.rows("model/modeling.py", "from transformers import BertForSequenceClassification as Mine")

@@ -188,11 +188,13 @@ def _(w: World) -> None:
 @advice("run.load _require_labels column-missing")
 def _(w: World) -> None:
     words = folders.WORDS
-    w.rows("texts.tsv", "verdict\ttext", *(f"{n % 2}\tthe {words[n % 20]} {words[n % 7]} film" for n in range(40)))
-    command = ("model", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
+    texts = [f"the {words[n % 20]} {words[n % 7]} film" for n in range(40)]
+    w.rows("texts.tsv", "text", *texts)
+    w.rows("pairs.tsv", "score\tsentence1\tsentence2", *(f"{n % 7}\t{texts[n]}\t{texts[-n]}" for n in range(40)))
+    folders.save_sentence_encoder(w.file("encoder"))
+    command = ("encoder", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
     w.fails(*command)
-    w.right(*command, "--label-column", "verdict")
-    w.right(*command, "--test-data", "rows.tsv")
+    w.right(*command, "--test-data", "pairs.tsv")
 
 
 @advice("run.steps.heads _check_options contradiction")

@@ -117,14 +117,20 @@ def _(w: World) -> None:
     w.right(open_data, folders.rows_config("rows.tsv"), folder)
 
 
-@advice("tasks.encoding row_length out-of-range")
+@advice("tasks.encoding TextTokenizer.__init__ out-of-range")
 def _(w: World) -> None:
-    command = ("model", "--data", "rows.tsv", *SHORT, "--max-length")
-    w.fails(*command, "3")
-    w.right(*command, "6")
+    translations.save(translations.marian(), w.file("marian"))
+    pairs = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
+    for command, short, long in (
+        (("model", "--data", "rows.tsv"), "3", "6"),
+        ((model_of_questions(w), "--data", question_rows(w)), "6", "24"),
+        (("marian", "--task", "translation", "--data", pairs), "1", "8"),
+    ):
+        w.fails(*command, *SHORT, "--max-length", short)
+        w.right(*command, *SHORT, "--max-length", long)
 
 
-@advice("tasks.encoding cut_notes text")
+@advice("tasks.encoding TextTokenizer.cut_notes text")
 def _(w: World) -> None:
     command = ("model", "--data", "rows.tsv", *SHORT, "--max-length")
     w.notes(*command, "6")
@@ -198,13 +204,6 @@ def _(w: World) -> None:
     for split in ("eval", "test"):
         w.fails(*command, f"--{split}-data", "equal.tsv")
         w.right(*command, f"--{split}-data", "scores.tsv")
-
-
-@advice("tasks.question_answering QuestionAnswering.__init__ out-of-range")
-def _(w: World) -> None:
-    command = (model_of_questions(w), "--data", question_rows(w), *SHORT, "--max-length")
-    w.fails(*command, "6")
-    w.right(*command, "24")
 
 
 @advice("tasks.question_answering QuestionAnswering.encode text")
@@ -328,15 +327,6 @@ def _(w: World) -> None:
     w.right(*command, tags.conll(w.file("rows.conll"), *(tags.sentence(seed) for seed in range(24))))
 
 
-@advice("tasks.translation Translation.__init__ out-of-range")
-def _(w: World) -> None:
-    translations.save(translations.marian(), w.file("marian"))
-    file = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
-    command = ("marian", "--task", "translation", "--data", file, *SHORT, "--max-length")
-    w.fails(*command, "1")
-    w.right(*command, "8")
-
-
 @advice("tasks.data _encode_unlabelled file-mismatch")
 def _(w: World) -> None:
     rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
@@ -378,7 +368,7 @@ def _(w: World) -> None:
         w.right(*command, f"--{split}-data", "new.tsv")
 
 
-@advice("tasks.data _set_aside too-few-rows")
+@advice("tasks.data _set_aside text")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("one.txt", "the good film")
@@ -402,7 +392,7 @@ def several(w: World, **fields: Any) -> str:
 CLASSES = ("loud", "long", "sad")
 
 
-@advice("tasks.id_tables IdTables._check_batch too-long")
+@advice("tasks.id_tables IdTables._check_batch text")
 def _(w: World) -> None:
     from datasets import Dataset
 

@@ -53,9 +53,6 @@ def test_an_engine_is_chosen_without_labels(inputs: Path, tmp_path: Path, unlabe
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"max_drop": 0.01, "method": "reconstruct"}, "eval_data"),
-        ({"max_drop": 0.01, "macs": "60%"}, "test_data"),
-        ({"max_drop": 0.01, "macs": "60%", "target": "auto"}, "eval_data"),
         ({"macs": "60%", "label_column": "sentiment"}, "label_column"),
         ({"macs": "60%", "method": "dsp"}, "label_column"),
         ({"keep": 1, "method": "taylor"}, "label_column"),
@@ -73,9 +70,16 @@ def test_what_needs_labels_is_refused_without_them(
     assert listener.stages[-1] == "reading the rows"
 
 
+def test_a_loss_is_bounded_by_the_agreement_with_the_whole_model(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
+    report = run(inputs, tmp_path / "out", macs="60%", max_drop=0.99, data=unlabelled)
+    assert NoteCode.ANSWERS_AS_LABELS in codes(report)
+    assert report.drop_status is DropStatus.PASSED
+    assert {score.split for score in report.scores} == {"eval", "test"}
+    assert {score.dense for score in report.scores} == {1.0}
+    assert {score.metric for score in report.scores} == {"agreement (accuracy)"}
+
+
 def test_test_rows_with_labels_are_no_evaluation_rows(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
     rows = {"data": unlabelled, "test_data": str(inputs / "rows.tsv")}
-    with fails_with(ErrorCode.COLUMN_MISSING, InputError, field="eval_data"):
-        run(inputs, tmp_path / "out", max_drop=0.5, method="reconstruct", **rows)
     learned = learn(budget_recipe(inputs, tmp_path / "out", max_drop=0.5, macs="60%", **rows))
     assert NoteCode.BUDGET_MET in learned.codes
