@@ -6,12 +6,57 @@ Units that a group keeps or drops together (`PrunableGroup.bundle`) have one imp
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
+from compressor.selection.pruners.base import OptionsT, Pruner, PruningInputs
 from compressor.units import PrunableGroup
+from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, linear_weight
+
+
+class ImportancePruner(Pruner[OptionsT]):
+    """Removes the units of least importance of each group; a subclass computes the importances. See `Pruner`.
+
+    The loss of a group is the share of its importance that is dropped. The weights that remain keep their values.
+    """
+
+    def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
+        super().__init__(inputs, options)
+        self._importance: dict[str, np.ndarray] = {}
+
+    @abstractmethod
+    def importance(self, group: PrunableGroup) -> np.ndarray:
+        """The importance of each bundle of units of a group, `[bundles]`, not negative."""
+
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
+        groups = self.inputs.groups
+        for number, group in enumerate(groups):
+            on_progress(number, len(groups))
+            self._importance[group.name] = self.importance(group)
+        on_progress(len(groups), len(groups))
+
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
+        shares = {name: importance / (importance.sum() or 1.0) for name, importance in self._importance.items()}
+        return {group.name: dropped_importance(group, shares[group.name]) for group in self.inputs.groups}
+
+    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        order = by_importance(self._importance[group.name], group.parts)
+        return units_without(group, order[: group.dropped_bundles(count)])
+
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
+        self.require_counts(counts)
+        groups = self.inputs.groups
+        for number, group in enumerate(groups):
+            on_progress(number, len(groups))
+            kept = self.kept(group, counts[group.name])
+            scale_units(linear_of(self.inputs.model, group), group, kept, np.ones(len(kept)))
+        on_progress(len(groups), len(groups))
 
 
 def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
