@@ -30,13 +30,13 @@ from compressor import PruningInputs, ReconstructPruner, allocate
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.progress import RunLog
 from compressor.run.load import load_model, read_rows
-from compressor.run.products import LoadedModel
 from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import LoadedModel
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_batches, draw_rows
 from compressor.training import precision
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)

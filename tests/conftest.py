@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +59,22 @@ def shared_exports() -> Iterator[None]:
 
     with sharing_exports():
         yield
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it can learn; tests must not change them."""
+    from tests.run.runs import write_inputs
+
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it answers rightly; tests must not change them."""
+    from tests.run.runs import write_answered_rows
+
+    return write_answered_rows(tmp_path_factory.mktemp("answered"))
 
 
 @pytest.fixture

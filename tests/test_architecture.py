@@ -28,6 +28,7 @@ COMPRESSOR = (
     ("models", "model_folder", "export"),
     ("tasks",),
     ("measure", "quantization"),
+    ("engines",),
     ("training",),
     ("selection",),
     ("block_masks",),

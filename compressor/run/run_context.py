@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from accelerate import PartialState
 
@@ -13,17 +14,96 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.config.steps import Step
-from compressor.model_folder import example_feeds
-from compressor.results import VariantName
+from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, export_graph, shrink_graph
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.prove import Case
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import EngineTrials
+from compressor.model_folder import ModelFolder, example_feeds_by_size
+from compressor.progress import RunLog
+from compressor.results import (
+    BudgetRow,
+    CertifiedLoss,
+    CostShare,
+    CurvePoint,
+    MissingTarget,
+    Note,
+    VariantName,
+)
 from compressor.run.beyond_served import prove_beyond
-from compressor.run.engine_choice.product_times import ProductTimes
-from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.proof_lengths import longest_text
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_variant, export_graph, shrink_graph
+from compressor.targets import BuildOptions
+from compressor.targets.base import Feeds
 from compressor.tasks import Data
+from compressor.units import PrunableGroup, Site
 from compressor.workdir import WorkDir
 from graph_passes import Plan
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model of a run.
+
+    Attributes:
+        folder: the model with its tokenizer or processor.
+        sites: its attention sites, in call order.
+        groups: the groups of units that plans of the run list, in call order: of heads, and of neurons where any may be
+            removed.
+        missing: the requested target, if this machine lacks what it needs; None otherwise.
+    """
+
+    folder: ModelFolder
+    sites: tuple[Site, ...]
+    groups: tuple[PrunableGroup, ...] = ()
+    missing: MissingTarget | None = None
+
+
+@dataclass(frozen=True)
+class SelectedPlan:
+    """A plan and where it came from.
+
+    Attributes:
+        plan: one entry a site, with the fingerprint of the weights that it belongs to.
+        curves: quantities logged while it was learned.
+        trained: whether the model's weights were trained with it.
+        notes: notes for the readers of the report.
+        budget: the budgets that it meets; empty without one.
+        costs: where the cost goes, before and after; empty without a budget.
+        certificate: the loss that is certified; None where no certificate was requested.
+        engine: label of the engine that units were removed for; empty without a budget.
+        weights: folder of the weights that the plan belongs to; None: the model has them.
+    """
+
+    plan: Plan
+    curves: tuple[CurvePoint, ...] = ()
+    trained: bool = False
+    notes: tuple[Note, ...] = ()
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
+    certificate: CertifiedLoss | None = None
+    engine: str = ""
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class RunSizes:
+    """Every size that a run needs, worked out before anything is built.
+
+    Attributes:
+        lengths: lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
+        cases: inputs of the proofs.
+        mask_reach: positions that the masks of the plan cover, or will cover; None without masks.
+        longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
+        build: sizes and settings of the engines.
+        beyond: lengths after which the model may compute something else, and which no case exceeds.
+    """
+
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+    mask_reach: int | None
+    longest_row: int | None
+    build: BuildOptions
+    beyond: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,10 +152,15 @@ class RunContext(RunInputs):
     state: PartialState
 
     @functools.cached_property
-    def product_times(self) -> ProductTimes:
-        """Times of single products, at the sizes that the run times."""
+    def timed_inputs(self) -> Mapping[tuple[int, int | None], Feeds]:
+        """Inputs at every size that the run times, by batch size and length."""
         sizes = itertools.product(self.recipe.measure.batch, self.sizes.lengths)
-        return ProductTimes([example_feeds(self.model.folder, batch, seq) for batch, seq in sizes], self.log)
+        return example_feeds_by_size(self.model.folder, sizes)
+
+    @functools.cached_property
+    def matmul_times(self) -> MatmulTimes:
+        """Times of single products, at the sizes that the run times."""
+        return MatmulTimes(list(self.timed_inputs.values()), self.log)
 
     @property
     def saves_dense(self) -> bool:
@@ -120,3 +205,31 @@ class RunContext(RunInputs):
         """Build the engine of one variant."""
         with self.log.stage(f"{graph.name}: building the engine"):
             return build_variant(graph, config, self.sizes.build, self.sizes.cases)
+
+    def scorer(self, dense: Variant) -> EvaluationScorer:
+        """Scores engines in comparison with the dense one."""
+        selection = self.built.selection
+        return EvaluationScorer(
+            dense, self.data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+        )
+
+    def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
+        """What candidates for the engine of a graph are built, scored and timed with.
+
+        Args:
+            graph: the graph.
+            scorer: scores them.
+            scratch: folder for engines that are not delivered.
+        """
+        return EngineTrials(
+            graph=graph,
+            scorer=scorer,
+            config=self.built.engine,
+            options=self.sizes.build,
+            cases=self.sizes.cases,
+            inputs=self.timed_inputs,
+            seconds=self.built.measure.seconds,
+            matmul_times=self.matmul_times,
+            scratch=scratch,
+            log=self.log,
+        )

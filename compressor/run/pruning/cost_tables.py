@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable, StoredTables, load_tables, read_tables, save_tables
+from compressor.progress import RunLog
 from compressor.results import Note, NoteCode
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import (
@@ -24,7 +25,6 @@ from compressor.run.pruning.measure_times import (
 )
 from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.run_log import RunLog
 from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
 from compressor.targets.machine import user_cache

@@ -9,20 +9,20 @@ from dataclasses import replace
 from compressor.config.steps import Units
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback
-from compressor.run.accelerator import on_accelerator
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows, within_tokens
-from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.pruning.budget import Allocation
 from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_shares
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.constraints import Constraint, constraints_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.unreachable_budgets import unreachable
+from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
+from compressor.training.accelerator import on_accelerator
 from compressor.units import Bundles
 from compressor.workdir import write_json
 

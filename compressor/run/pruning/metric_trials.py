@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.run.run_log import RunLog
-from compressor.run.run_notes import uninformed_text
+from compressor.progress import RunLog
 from compressor.tasks import Task, statistics
+from compressor.tasks.scoring import uninformed_text
 from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500

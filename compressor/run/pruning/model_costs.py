@@ -9,19 +9,18 @@ from pathlib import Path
 
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import build_variant, drops_unread, export_graph, rehearse, shrink_graph
+from compressor.engines.choices import DYNAMIC, PORTABLE, SYMMETRIC, Choice
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
-from compressor.progress import Listener, NullListener
+from compressor.progress import Listener, NullListener, RunLog
 from compressor.quantization import require_nncf
-from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, LoadedModel
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.model_units import load_units, note_refusals
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import expert_notes
-from compressor.run.run_context import RunInputs
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import LoadedModel, RunInputs
 from compressor.run.sizes import work_out_sizes
-from compressor.run.variant import build_variant, drops_unread, export_graph, rehearse, shrink_graph
 from compressor.targets import QUANTIZED, target
 from compressor.units import keep_all
 
@@ -102,7 +101,7 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
         choice=choice,
         options=sizes.build,
         row=example_feeds(folder, 1, 8),  # ranges of activations, which times do not depend on
-        drop_unread=drops_unread(recipe),
+        drop_unread=drops_unread(recipe.export, recipe.engine),
         scratch=scratch / "plans",
     )
     inputs = example_feeds_by_size(folder, itertools.product(recipe.measure.batch, sizes.lengths))

@@ -10,19 +10,18 @@ from pathlib import Path
 import onnx_ir as ir
 
 from compressor.config.run import Recipe
+from compressor.engines.build import drops_unread, export_unproven, rehearse
 from compressor.errors import CompressorError, InputError
 from compressor.model_folder import example_inputs
-from compressor.progress import Listener, NullListener
+from compressor.progress import Listener, NullListener, RunLog
 from compressor.results import CostUnit, Note, NoteCode
 from compressor.run.load import load_folder
-from compressor.run.products import LoadedModel
 from compressor.run.pruning.cost_tables import latest_tables
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.plan_engines import float_graph
 from compressor.run.pruning.prunable_groups import expert_notes
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
-from compressor.run.variant import drops_unread, export_unproven, rehearse
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, Refusal
 
@@ -105,7 +104,7 @@ def _counted_shares(
         groups = [group for group in model.groups if group.name not in kept]
 
         def graph_of(plan: Plan) -> ir.Model:
-            return float_graph(path, plan, drop_unread=drops_unread(recipe))
+            return float_graph(path, plan, drop_unread=drops_unread(recipe.export, recipe.engine))
 
         with log.stage("counting the cost of units") as on_progress:
             try:

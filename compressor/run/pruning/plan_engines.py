@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 import graph_passes
-from compressor.run.engine_choice.product_times import ProductTimes
-from compressor.run.engine_choice.quantize import quantize_as
-from compressor.run.products import Choice, ExportedGraph
-from compressor.run.variant import build_engine
+from compressor.engines.build import ExportedGraph, build_engine
+from compressor.engines.choices import Choice
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.quantize import quantize_as
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from graph_passes import Plan
@@ -42,7 +42,7 @@ class PlanEngines:
         scratch: folder for graphs and engines.
         quantized: the quantized graph of the whole model, where there is one already; None: it is made when needed.
         unpruned: the engine of the whole model, where there is one already; None: it is built when needed.
-        products: times of single products; only where `choice` mixes int8 and floats.
+        matmul_times: times of single products; only where `choice` mixes int8 and floats.
     """
 
     reference: ExportedGraph
@@ -53,7 +53,7 @@ class PlanEngines:
     scratch: Path
     quantized: Path | None = None
     unpruned: Engine | None = None
-    products: ProductTimes | None = None
+    matmul_times: MatmulTimes | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
     _engine: Engine | None = field(default=None, init=False, repr=False)
 
@@ -108,8 +108,8 @@ class PlanEngines:
         graph = folder / "model.onnx"
         graph_passes.save(self.graph(plan), graph)
         config = self.choice.config
-        if self.choice.mixes and self.products is not None:
-            config, options = self.products.mixed(self.choice, graph, options, exact=False)
+        if self.choice.mixes and self.matmul_times is not None:
+            config, options = self.matmul_times.mixed(self.choice, graph, options, exact=False)
         return build_engine(graph, folder, config, options)
 
     def discard(self, engine: Engine) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import Note, NoteCode
-from compressor.run.products import LoadedModel
+from compressor.run.run_context import LoadedModel
 from compressor.units import PrunableGroup, expert_weights
 from graph_passes import Refusal
 

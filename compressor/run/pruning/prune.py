@@ -16,10 +16,7 @@ from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
-from compressor.run.accelerator import on_accelerator
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows, within_tokens
 from compressor.run.plan_source import load_start
-from compressor.run.products import SelectedPlan
 from compressor.run.pruning.bisect_metric import bisect_metric
 from compressor.run.pruning.budget import Allocation, allocate_until_met, keep_all_within, require_reachable
 from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_shares
@@ -27,10 +24,13 @@ from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.constraints import Constraint, constraints_of, head_table, macs_of
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.run_times import RunTimes
+from compressor.run.run_context import SelectedPlan
 from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
+from compressor.training.accelerator import on_accelerator
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight

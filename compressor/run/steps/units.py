@@ -6,20 +6,20 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from compressor.config.steps import Follow, Step, Units
+from compressor.engines.build import drops_unread
+from compressor.engines.choices import Choice
+from compressor.engines.choose import ChosenEngine, LaterPruning, choose_engine, fastest_of
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
 from compressor.results import Note, NoteCode
-from compressor.run.engine_choice.calibrate import calibration_rows
-from compressor.run.engine_choice.choose_engine import choose_engine
-from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.trial_times import fastest_of
 from compressor.run.plan_source import check_start
-from compressor.run.products import Choice, ChosenEngine, SelectedPlan
-from compressor.run.pruning.budget_run import BudgetRun
+from compressor.run.pruning.budget_run import BudgetRun, share_left
 from compressor.run.pruning.constraints import timed_sizes
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.pruning.early_checks import check_reachable
@@ -28,13 +28,13 @@ from compressor.run.pruning.measure_times import keep_counts
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.prune import prune
-from compressor.run.run_context import RunInputs
+from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
-from compressor.run.variant import drops_unread
 from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
 from compressor.targets import QUANTIZED, Engine
+from compressor.tasks.calibration import calibration_rows
 from graph_passes import GraphPassError, Plan
 
 _FEWEST_ROWS = 4
@@ -80,7 +80,7 @@ def _run(step: Units, state: State, context: StepContext, store: StepStore) -> S
     if step.learns:
         return _learn(step, state, context, store)
     run = context.run
-    scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
+    scorer = run.scorer(context.graphs.dense)
     engine = _choose_first(step, context, scorer, store.engines)
     if run.built.engine.chooses:
         nearest = (engine, engine.runner_up)
@@ -132,10 +132,10 @@ def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized
         choice=choice,
         options=run.sizes.build,
         row=calibration_rows(run.rows, 1, run.recipe.selection.seed)[0],
-        drop_unread=drops_unread(run.recipe),
+        drop_unread=drops_unread(run.recipe.export, run.recipe.engine),
         scratch=scratch,
         quantized=quantized,
-        products=run.product_times,
+        matmul_times=run.matmul_times,
     )
 
 
@@ -147,11 +147,11 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
     run, reference = context.run, context.graphs.reference
     if not run.built.engine.chooses:
         return ChosenEngine(scorer.dense, Choice(run.built.engine))
-    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
+    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built.export, run.built.engine))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
-    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log)
+    trials = run.engine_trials(whole, scorer, scratch)
     units = step.prune_units
     skipped = frozenset().union(*(refusal.sites for refusal in context.graphs.refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
@@ -162,7 +162,8 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
             plan = keep_counts(reference.plan, groups, counts)
             return _build_plan(context, trial, Path(tempfile.mkdtemp(dir=pruned)), plan)
 
-        return choose_engine(trials, pruning=(step, build_pruned), decided=decided)
+        pruning = LaterPruning(partial(share_left, step), build_pruned)
+        return choose_engine(trials, pruning=pruning, decided=decided)
 
 
 def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
@@ -193,9 +194,7 @@ def _choose_last(
     if store.delivered in nearest:
         return nearest[store.delivered]
     scratch = run.work.scratch / "nearest"
-    trials = EngineTrials(
-        scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
-    )
+    trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
     built: dict[str, Engine] = {}
     with run.log.stage("building the two fastest engines with the plan"):
         for label, chosen in nearest.items():

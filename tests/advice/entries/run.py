@@ -384,7 +384,7 @@ def _(w: World) -> None:
 
 @advice("run.run_notes selection_notes no-metric")
 def _(w: World) -> None:
-    from compressor.run.products import SelectedPlan
+    from compressor.run.run_context import SelectedPlan
     from compressor.run.run_notes import selection_notes
     from graph_passes import Plan
 
@@ -463,10 +463,10 @@ def _(w: World) -> None:
     w.right(*command, "--max-length", "16", "--seq", "16")
 
 
-@advice("run.variant require_precision products-in-float")
+@advice("engines.build require_precision products-in-float")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.run.variant import require_precision
+    from compressor.engines.build import require_precision
 
     engine: Any = SimpleNamespace(precision="bf16", products={"bf16": 3, "fp32": 1}, quantized=None)
     w.fails(require_precision, engine, EngineConfig(target="openvino", precision="bf16"))
@@ -474,10 +474,10 @@ def _(w: World) -> None:
     w.right(require_precision, engine, config)
 
 
-@advice("run.variant require_precision products-in-float #2")
+@advice("engines.build require_precision products-in-float #2")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.run.variant import require_precision
+    from compressor.engines.build import require_precision
 
     quantized = SimpleNamespace(requested=4, executed=3, in_float=("product",))
     engine: Any = SimpleNamespace(precision="int8", products={}, quantized=quantized)
@@ -486,7 +486,7 @@ def _(w: World) -> None:
     w.right(require_precision, engine, config)
 
 
-@advice("run.variant require_complete site-refused", zoo=True)
+@advice("engines.build require_complete site-refused", zoo=True)
 def _(w: World) -> None:
     import graph_passes
     from tests.run.runs import refuse_drops
@@ -512,10 +512,10 @@ def _(w: World) -> None:
     w.right(*build, w.out)
 
 
-@advice("run.engine_choice.choose_engine _choice text", unfollowed="needs a processor with bfloat16")
+@advice("engines.choose _choice text", unfollowed="needs a processor with bfloat16")
 def _(w: World) -> None:
+    from compressor.engines.choose import _notes
     from compressor.results import Candidate
-    from compressor.run.engine_choice.choose_engine import _notes
 
     row = Candidate(target="openvino", precision="bf16", agreement=0.9, holds=False, chosen=True)
     w.notes(lambda: list(_notes([row], (), is_bounded=False)))
@@ -529,7 +529,7 @@ def _(w: World) -> None:
     report["recipe"]["precision"] = "auto"
     report["delivered"] += ", where faster"
     (w.out / "report.json").write_text(json.dumps(report))
-    w.patch.setattr("compressor.run.engine_choice.product_times._time_ratio", lambda *arguments: 2.0)
+    w.patch.setattr("compressor.engines.matmul_times._time_ratio", lambda *arguments: 2.0)
     build = ("build", w.out, "--seconds", "0.01", "--threads", "1")
     w.notes(*build)
     w.right(*build, "--precision", "fp32")
@@ -538,9 +538,8 @@ def _(w: World) -> None:
 @advice("run.rebuild _note_build text")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.progress import NullListener
+    from compressor.progress import NullListener, RunLog
     from compressor.run.rebuild import _note_build
-    from compressor.run.run_log import RunLog
     from graph_passes import Plan
 
     def note(**fields: Any) -> None:
@@ -599,20 +598,20 @@ def _(w: World) -> None:
     w.right(_note, [plan, plan], 4, task)
 
 
-@advice("run.engine_choice.choose_engine _notes text")
+@advice("engines.choose _notes text")
 def _(w: World) -> None:
     notes_of_choice(w, rows=(8, 4096))
 
 
-@advice("run.engine_choice.choose_engine _notes text #2")
+@advice("engines.choose _notes text #2")
 def _(w: World) -> None:
     notes_of_choice(w, bounded=(False, True))
 
 
 def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tuple[bool, bool] = (True, True)) -> None:
     """The notes of a choice before and after the advice is followed."""
+    from compressor.engines.choose import _notes
     from compressor.results import MetricUnit
-    from compressor.run.engine_choice.choose_engine import _notes
 
     best: Any = SimpleNamespace(
         precision="fp32", target="ort", chosen=True, quantized=1, difference=-0.01, unit=MetricUnit.POINTS,
@@ -627,7 +626,7 @@ def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tup
     w.right(notes, rows[1], bounded[1])
 
 
-@advice("run.engine_choice.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+@advice("engines.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
 def _(w: World) -> None:
     w.whole()
     w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
@@ -648,10 +647,9 @@ def _(w: World) -> None:
 
 @advice("run.rebuild _note_what_to_expect text #2", unfollowed="needs TensorRT 8.6")
 def _(w: World) -> None:
-    from compressor.progress import NullListener
+    from compressor.progress import NullListener, RunLog
     from compressor.results import Note, NoteCode
     from compressor.run import rebuild
-    from compressor.run.run_log import RunLog
 
     w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
     note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
@@ -684,11 +682,11 @@ def _(w: World) -> None:
     w.right(note)
 
 
-@advice("run.fixed_shapes _remedy text", zoo=True)
-@advice("run.fixed_shapes _remedy text #2", zoo=True)
+@advice("engines.prove _remedy text", zoo=True)
+@advice("engines.prove _remedy text #2", zoo=True)
 def _(w: World) -> None:
     from compressor.targets import target
-    from tests.run.test_fixed_shapes import wrong
+    from tests.engines.test_fixed_shapes import wrong
 
     w.whole()
     short = ("--seconds", "0.01", "--threads", "1", "--allow-float-products")

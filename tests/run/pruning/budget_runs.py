@@ -8,9 +8,9 @@ from typing import Any
 import compressor
 import graph_passes
 from compressor.config.run import Recipe
+from compressor.engines.build import ExportedGraph
 from compressor.measure import macs
 from compressor.results import BudgetRow, NoteCode, Proof, ProofStage, Report
-from compressor.run.products import ExportedGraph
 from compressor.targets import Engine
 from compressor.units import PrunableGroup, keep_all
 from tests.run.runs import learning_recipe

@@ -8,10 +8,10 @@ import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CostShare
-from compressor.run.products import SelectedPlan
 from compressor.run.pruning.budget import Allocation
 from compressor.run.pruning.budget_rows import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.run.pruning.constraints import Constraint
+from compressor.run.run_context import SelectedPlan
 from compressor.run.step_store import StepStore
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan

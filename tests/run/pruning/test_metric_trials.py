@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
-from compressor.progress import NullListener
+from compressor.progress import NullListener, RunLog
 from compressor.run.pruning.metric_trials import (
     ResampledScore,
     TrialScorer,
@@ -20,7 +20,6 @@ from compressor.run.pruning.metric_trials import (
     scored_statistics,
     upper_losses,
 )
-from compressor.run.run_log import RunLog
 from compressor.tasks import Data, open_data
 from compressor.tasks.forwards import forward_arguments
 from compressor.training.distillation import Distillation

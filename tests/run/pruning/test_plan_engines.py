@@ -10,10 +10,11 @@ import pytest
 
 import graph_passes
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import ExportedGraph
+from compressor.engines.choices import PORTABLE, SYMMETRIC, Choice
 from compressor.export import export_reference
 from compressor.measure import macs as measured_macs
 from compressor.measure.costs import CostTable
-from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import equal_groups, keep_counts, measured_counts
 from compressor.run.pruning.plan_engines import PlanEngines

@@ -10,11 +10,10 @@ import pytest
 
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
-from compressor.progress import NullListener
+from compressor.progress import NullListener, RunLog
 from compressor.run.load import load_model, read_rows
 from compressor.run.pruning import prune
 from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.run_log import RunLog
 from compressor.run.step_store import StepStore
 from tests.run.runs import learning_recipe
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from compressor.config.sections import EngineConfig
+from compressor.engines.choices import Choice
+from compressor.engines.choose import ChosenEngine
 from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
-from compressor.run.products import Choice, ChosenEngine
 from compressor.run.step_store import StepStore
 from compressor.run.steps import units
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from compressor.config.sections import EngineConfig
-from compressor.run.products import SYMMETRIC, Choice
+from compressor.engines.choices import SYMMETRIC, Choice
 from compressor.run.pruning import measure_times as times_module
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import keep_counts, measure_times

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressor.engines.prove import Case, prove_graphs
 from compressor.errors import ErrorCode, InputError
+from compressor.progress import RunLog
 from compressor.quantization import quantize_graph
 from compressor.results import NoteCode, ProofStage
-from compressor.run.fixed_shapes import prove_graphs
-from compressor.run.products import Case
-from compressor.run.run_log import RunLog
 from compressor.targets import target
 from compressor.targets.base import Feeds, Target
 from compressor.workdir import QUANTIZED_GRAPH

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from compressor.run.run_log import RunLog
+from compressor.progress import RunLog
 from tests.run.listeners import RecordingListener
 
 

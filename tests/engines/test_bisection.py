@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.run.engine_choice.bisection import smallest_that_holds
+from compressor.engines.trials import smallest_that_holds
 
 
 @given(st.integers(0, 40), st.integers(1, 50))

@@ -12,11 +12,12 @@ import onnx
 import pytest
 
 from compressor.config.sections import EngineConfig
-from compressor.run.engine_choice.product_times import ProductTimes, TimeRatio, product_graph
-from compressor.run.engine_choice.quantize import quantize_portable
-from compressor.run.products import DYNAMIC, PORTABLE, Case, Choice, ShrunkGraph
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_variant
+from compressor.engines.build import ShrunkGraph, build_variant
+from compressor.engines.choices import DYNAMIC, PORTABLE, Choice
+from compressor.engines.matmul_times import MatmulTimes, TimeRatio, matmul_graph
+from compressor.engines.prove import Case
+from compressor.engines.quantize import quantize_portable
+from compressor.progress import RunLog
 from compressor.targets import BuildOptions, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import mix, products_by_widths, quantized_products, weighted_products
@@ -43,8 +44,8 @@ def ratio_of(slower: Collection[Widths]) -> TimeRatio:
     return ratio
 
 
-def times_of(slower: Collection[Widths]) -> ProductTimes:
-    return ProductTimes([case.feeds for case in CASES[:2]], RunLog(RecordingListener()), ratio_of(slower))
+def times_of(slower: Collection[Widths]) -> MatmulTimes:
+    return MatmulTimes([case.feeds for case in CASES[:2]], RunLog(RecordingListener()), ratio_of(slower))
 
 
 FOLDER = tempfile.TemporaryDirectory()
@@ -130,7 +131,7 @@ def test_an_engine_is_in_floats_where_no_width_is_faster_in_int8(name: str, form
 @needs_nncf
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_products_are_timed_alone_in_both_precisions(name: str, form: str) -> None:
-    times = ProductTimes([case.feeds for case in CASES[:1]], RunLog(RecordingListener()))
+    times = MatmulTimes([case.feeds for case in CASES[:1]], RunLog(RecordingListener()))
     path, choice = source_of(form), choice_of(name, form)
     first, second = (times.mixed(choice, path, BuildOptions()) for _ in range(2))
     assert first == second, "each width is timed once"
@@ -142,7 +143,7 @@ def test_the_graph_of_a_product_computes_it(widths: Widths, tmp_path: Path) -> N
     feeds = {"activations": np.random.default_rng(1).standard_normal((3, widths[0]), dtype=np.float32)}
     outputs = []
     for is_quantized in (False, True):
-        graph = product_graph(widths, np.random.default_rng(0), is_quantized=is_quantized)
+        graph = matmul_graph(widths, np.random.default_rng(0), is_quantized=is_quantized)
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, tmp_path / "product.onnx")
         case = Case(feeds, "three rows")

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.engines.prove import Case, make_cases, prove_engine, prove_shrunk, require
+from compressor.engines.prove_export import prove_export
 from compressor.errors import ErrorCode, MismatchError
 from compressor.results import FLOAT_STAGES, Proof, ProofStage
-from compressor.run.products import Case
-from compressor.run.verify import make_cases, prove_engine, prove_export, prove_shrunk, require
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
 from tests.faults import fails_with

@@ -20,21 +20,22 @@ import compressor
 from compressor.config.run import Recipe, definite_fields
 from compressor.config.sections import EngineConfig
 from compressor.config.unused_flags import unused_field_notes
+from compressor.engines.choices import Choice, choices
+from compressor.engines.choose import _with_equal_answers
+from compressor.engines.score import ScoredAnswers
+from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.quantization.portable import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report, deciding_scores
-from compressor.run.engine_choice.choose_engine import _with_equal_answers, choices
-from compressor.run.engine_choice.engine_trials import Trial
-from compressor.run.products import Choice, ScoredAnswers
 from compressor.targets import Precision, target
 from compressor.targets.graph_facts import float_products, quantized_products, weighted_products
 from compressor.targets.machine import usable_cores
 from graph_passes import load
 from tests import folders
+from tests.engines import saturating_process
 from tests.quantization.graphs import needs_nncf
 from tests.report import reports
-from tests.run import saturating_process
 from tests.run.listeners import RecordingListener
 from tests.run.runs import NUMBERS, learning_recipe
 from tests.targets.cpu import needs_vnni

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import graph_passes
-from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig, ExportConfig
+from compressor.engines.prove import Case, prove_engine, prove_products, prove_shrunk, require
+from compressor.engines.prove_export import prove_export, require_export
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs, example_rows, fresh_model
 from compressor.model_folder.input_rules import IMAGES
 from compressor.results import Proof, VariantName
-from compressor.run import verify
-from compressor.run.build_options import spans_of
-from compressor.run.changed_models import require_export
-from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
-from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
+from compressor.targets import BuildOptions, Engine, Feeds, span, target
+from compressor.targets.base import Span
 from compressor.targets.graph_facts import write_mixed
 from compressor.units import PrunableGroup, Site, keep_all
-from graph_passes import Plan, Shrunk
+from graph_passes import Plan, Refusal, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """The reference graph of a plan, which still contains every unit, gated.
+
+    Attributes:
+        name: the variant that it belongs to.
+        plan: the plan whose gates and masks it holds.
+        path: its file.
+        proof: gated model = reference graph.
+    """
+
+    name: VariantName
+    plan: Plan
+    path: Path
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class ShrunkGraph:
+    """The graph without the units that its plan drops.
+
+    Attributes:
+        name: the variant that it belongs to.
+        plan: the plan as it was carried out, see `graph_passes.Shrunk`.
+        path: its file.
+        proofs: gated model = reference graph, and reference graph = shrunk graph.
+        lowered: masked sites that are block-sparse in the graph.
+        dense: masked sites that were to be block-sparse, with the operator that prevents it.
+        unused: site -> number of key blocks that are not projected.
+        thinned: names of the products that compute only the positions that are read.
+        shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
+    """
+
+    name: VariantName
+    plan: Plan
+    path: Path
+    proofs: tuple[Proof, ...]
+    lowered: tuple[str, ...] = ()
+    dense: tuple[Refusal, ...] = ()
+    unused: Mapping[str, int] = field(default_factory=dict)
+    thinned: tuple[str, ...] = ()
+    shared: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of the comparison, ready to be scored and timed.
+
+    Attributes:
+        graph: the graph that the engine was built from.
+        engine: the loaded engine.
+        proofs: the proofs of the graph, and shrunk graph = engine.
+    """
+
+    graph: ShrunkGraph
+    engine: Engine
+    proofs: tuple[Proof, ...]
+
+    @property
+    def name(self) -> VariantName:
+        """`dense`, `rewritten` or `compressed`."""
+        return self.graph.name
 
 
 def export_graph(
@@ -62,11 +123,11 @@ def export_graph(
     """
     model = fresh_model(folder, trained=name != "dense")
     if template is not None and rewrite_reference(template.path, folder.model, plan, out):
-        proof = verify.prove_export(model, plan, out, cases, name, attention=config.attention)
+        proof = prove_export(model, plan, out, cases, name, attention=config.attention)
         if proof.holds:
             return ExportedGraph(name, plan, out, proof)
     export_unproven(folder, plan, config, out)
-    prove = partial(verify.prove_export, model, plan, out, cases, name, attention=config.attention)
+    prove = partial(prove_export, model, plan, out, cases, name, attention=config.attention)
     return ExportedGraph(name, plan, out, require_export(prove, model, cases))
 
 
@@ -86,9 +147,9 @@ def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: 
     )
 
 
-def drops_unread(recipe: Recipe) -> bool:
-    """Whether compressed graphs lack the positions that no output depends on: the recipe and its runtime allow it."""
-    return not recipe.export.keep_unread_positions and target(recipe.engine.reference.target).drops_positions
+def drops_unread(export: ExportConfig, engine: EngineConfig) -> bool:
+    """Whether compressed graphs lack the positions that no output depends on: the settings and the runtime allow it."""
+    return not export.keep_unread_positions and target(engine.reference.target).drops_positions
 
 
 def shrink_graph(
@@ -121,7 +182,7 @@ def shrink_graph(
         unread = DropUnreadPositions()(shrunk.model).report.products
         CleanUp()(shrunk.model)
     graph_passes.save(shrunk.model, out)
-    proof = verify.require(verify.prove_shrunk(reference.path, out, cases, name))
+    proof = require(prove_shrunk(reference.path, out, cases, name))
     return ShrunkGraph(
         name=name,
         plan=shrunk.plan,
@@ -161,7 +222,7 @@ def build_variant(
     folder, source = folder or graph.path.parent, quantized or graph.path
     # The dense engine is the runtime's own, without rewrites.
     if graph.name == "dense":
-        options = dataclasses.replace(options, norm_seconds=0.0)
+        options = replace(options, norm_seconds=0.0)
     engine = build_engine(source, folder, config, options)
     require_precision(engine, config)
     proofs = prove_build(engine, graph.path, config, options, cases, graph.name, quantized=quantized)
@@ -194,20 +255,38 @@ def prove_build(
     """
     tolerance = target(config.target).tolerance
     if quantized is None:
-        return (verify.require(verify.prove_engine(graph, engine, cases, name, tolerance)),)
+        return (require(prove_engine(graph, engine, cases, name, tolerance)),)
 
     def build_products(path: Path, feeds: Sequence[Feeds]) -> Engine:
         # Products have other inputs than the graph, and are proven in fp32 outside of their sums.
         batch, seq = spans_of(feeds)
-        plain = dataclasses.replace(
+        plain = replace(
             options, shapes=(), norm_seconds=0.0, batch=batch, seq=seq, float_widths=frozenset(), float_precision="fp32"
         )
         return build_engine(path, path.parent, config, plain)
 
     with tempfile.TemporaryDirectory() as scratch:
         source = write_mixed(quantized, options.float_widths, Path(scratch) / quantized.name)
-        products = verify.require(verify.prove_products(source, build_products, cases, name))
-        return (products, verify.require(verify.prove_engine(source, engine, cases, name, tolerance)))
+        products = require(prove_products(source, build_products, cases, name))
+        return (products, require(prove_engine(source, engine, cases, name, tolerance)))
+
+
+def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
+    """The spans of sizes of arbitrary inputs: of their first axes, and of all others.
+
+    Only axes whose size differs between batches count; the others are fixed. A first axis may count tokens, as in the
+    input of a `Gemm`.
+
+    Args:
+        batches: inputs of the same names.
+    """
+    first_axes: list[int] = []
+    further_axes: list[int] = []
+    for name in batches[0]:
+        for axis, lengths in enumerate(zip(*(batch[name].shape for batch in batches), strict=True)):
+            if len(set(lengths)) > 1:
+                (further_axes if axis else first_axes).extend(lengths)
+    return span(first_axes or [1]), span(further_axes or [1])
 
 
 def require_precision(engine: Engine, config: EngineConfig) -> None:
@@ -311,8 +390,3 @@ def _rehearsed(group: Site | PrunableGroup) -> tuple[int, ...]:
 def rehearse(reference: Path, groups: Sequence[Site | PrunableGroup]) -> Shrunk:
     """Shrink the dense reference graph by the rehearsal plan; `refused` holds the groups that no plan can shrink."""
     return shrink(reference, rehearsal_plan(groups))
-
-
-def cpu_fallback(recipe: Recipe) -> Recipe:
-    """The recipe for ONNX Runtime on the CPU in fp32, which replaces a target that this machine lacks."""
-    return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.model_folder import load
-from compressor.run.engine_choice.calibrate import calibration_rows, within_tokens
 from compressor.targets import Feeds
 from compressor.tasks import open_data
+from compressor.tasks.calibration import calibration_rows, within_tokens
 from tests.folders import rows_config
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=12)

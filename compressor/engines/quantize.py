@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
+from compressor.engines.build import ShrunkGraph
 from compressor.environment import int8_instructions
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, RunLog
 from compressor.quantization import (
     QuantizedGraph,
     output_distance,
@@ -16,11 +17,9 @@ from compressor.quantization import (
     quantize_without_ruined,
 )
 from compressor.results import Note, NoteCode
-from compressor.run.engine_choice.calibrate import calibration_rows
-from compressor.run.products import ShrunkGraph
-from compressor.run.run_log import RunLog
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_rows
 from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH
 
 _COMPARED_ROWS = 32
@@ -80,20 +79,20 @@ def remove_graph(path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def quantize_for_target(graph: ShrunkGraph, recipe: Recipe, data: Data | None, log: RunLog) -> None:
+def quantize_for_target(graph: ShrunkGraph, engine: EngineConfig, data: Data | None, seed: int, log: RunLog) -> None:
     """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
 
     Args:
         graph: the graph of the compressed variant.
-        recipe: target and precision, and calibration.
+        engine: target and precision, and the number of calibration rows.
         data: the rows; None: nothing is written.
+        seed: seed of the draw of calibration rows.
         log: receives the stage, and a note with the difference to the float graph.
     """
-    engine = recipe.engine
     file = target(engine.target).quantized_graph(engine.definite_precision)
     if file is None or data is None:
         return
-    rows = calibration_rows(data, engine.calibration_rows, recipe.selection.seed)
+    rows = calibration_rows(data, engine.calibration_rows, seed)
     with log.stage("compressed: quantizing the graph") as on_progress:
         quantized = quantize_as(file, graph.path, rows, on_progress)
         distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])

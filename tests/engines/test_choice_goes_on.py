@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import compressor
+from compressor.engines import choose as choosing
+from compressor.engines import trials
+from compressor.engines.choices import Choice
+from compressor.engines.choose import fastest
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.results import Candidate, NoteCode, Report
-from compressor.run.engine_choice import choose_engine as choosing
-from compressor.run.engine_choice import engine_trials
-from compressor.run.engine_choice.choose_engine import fastest
-from compressor.run.engine_choice.engine_trials import Trial
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.products import Choice
 from compressor.run.rebuild import rebuild
 from compressor.targets.onnxruntime import engine as ort_engine
 from compressor.workdir import QUANTIZED_GRAPH
@@ -51,7 +51,7 @@ def quantize_in_part(graph: Path, rows: object, out: Path, **_: Any) -> Any:
 def test_the_dynamic_engine_is_delivered_where_the_graph_cannot_be_quantized(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.run.engine_choice.quantize.quantize_without_ruined", quantize_in_part)
+    monkeypatch.setattr("compressor.engines.quantize.quantize_without_ruined", quantize_in_part)
     report = run_int8(inputs, tmp_path / "out", target="ort")
     portable, dynamic = report.candidates
     assert (portable.label, portable.failure, portable.holds) == ("ort int8 portable", REASON, False)
@@ -63,7 +63,7 @@ def test_the_dynamic_engine_is_delivered_where_the_graph_cannot_be_quantized(
 
 
 def test_a_run_ends_where_no_engine_is_left(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_trials, "quantize_as", failing)
+    monkeypatch.setattr(trials, "quantize_as", failing)
     with fails_with(ErrorCode.RUNTIME_FAILED) as caught:
         run_int8(inputs, tmp_path / "out", target="openvino")
     assert isinstance(caught.value, InputError)

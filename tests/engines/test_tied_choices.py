@@ -11,15 +11,14 @@ import torch
 import transformers as hf
 
 from compressor.config.sections import ExportConfig
+from compressor.engines.build import export_graph
+from compressor.engines.prove import Case, case_name
+from compressor.engines.prove_export import prove_export, require_export
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fresh_model, load
 from compressor.models.forward_changes import FirstOfEqual, configured_switches
 from compressor.results import NoteCode
-from compressor.run import verify
 from compressor.run.beyond_served import prove_beyond
-from compressor.run.changed_models import require_export
-from compressor.run.products import Case
-from compressor.run.variant import export_graph
 from compressor.units import keep_all
 from compressor.units.find import find_units
 from tests import folders
@@ -79,12 +78,12 @@ def test_keys_among_equal_scores_are_right_up_to_their_number_and_refused_above(
 
     def cases(length: int) -> list[Case]:
         feeds = {key: value.numpy() for key, value in example_inputs(folder, 2, length).items()}
-        return [Case(feeds, verify.case_name(feeds))]
+        return [Case(feeds, case_name(feeds))]
 
     exported = export_graph("dense", folder, plan, config, cases(KEYS), path)
     assert exported.proof.holds
     fresh, above = fresh_model(folder), cases(40)
-    prove = partial(verify.prove_export, fresh, plan, path, above, "dense", attention=config.attention)
+    prove = partial(prove_export, fresh, plan, path, above, "dense", attention=config.attention)
     assert prove().holds == (name == "AXK2ForSequenceClassification"), "its last position happens to agree"
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="index_topk", value=KEYS):
         require_export(prove, fresh, above)

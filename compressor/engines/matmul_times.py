@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graph_passes
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import build_engine
+from compressor.engines.choices import DYNAMIC, Choice
 from compressor.measure import median_times
-from compressor.run.products import DYNAMIC, Choice
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_engine
+from compressor.progress import RunLog
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import products_by_widths, quantized_products
@@ -37,7 +37,7 @@ TimeRatio = Callable[[Choice, Widths, Sequence[int], BuildOptions], float]
 
 
 @dataclass
-class ProductTimes:
+class MatmulTimes:
     """Times products of a graph in int8 and in floats, each width once.
 
     Attributes:
@@ -137,7 +137,7 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
         for config, is_quantized in ((choice.config, choice.form != DYNAMIC), (in_floats, False)):
             folder = Path(scratch) / str(config.precision)
             folder.mkdir()
-            onnx.save(product_graph(widths, rng, is_quantized=is_quantized), folder / "product.onnx")
+            onnx.save(matmul_graph(widths, rng, is_quantized=is_quantized), folder / "product.onnx")
             engines.append(build_engine(folder / "product.onnx", folder, config, plain))
         ratios = []
         for count in sorted(set(rows)):
@@ -150,7 +150,7 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
 _INPUT, _OUTPUT = "activations", "output"
 
 
-def product_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool) -> onnx.ModelProto:
+def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool) -> onnx.ModelProto:
     """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
 
     Args:

@@ -1,24 +1,26 @@
-"""Proofs that each product of a run computes the same function as the one before it."""
+"""Proofs that each graph and engine computes the same function as what it comes from.
+
+They need neither PyTorch nor transformers; `prove_export` compares with the PyTorch model.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from compressor.errors import ErrorCode, InputError, MismatchError
-from compressor.results import Proof, ProofStage, VariantName
-from compressor.run.products import Case
+from compressor.errors import CompressorError, ErrorCode, MismatchError, TargetMissingError, UsageError
+from compressor.progress import RunLog
+from compressor.results import Note, NoteCode, Proof, ProofStage, VariantName
+from compressor.targets import TARGETS, Target, target
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
+from compressor.workdir import QUANTIZED_GRAPHS
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from compressor.units.hook import Attention
-    from graph_passes import Plan
 
 _PRODUCT_TOLERANCE = 1e-2
 """Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
@@ -26,6 +28,19 @@ Run = Callable[[Feeds], Outputs]
 
 _SIZES = ((1, 5), (2, 17), (3, 32))
 """Batch sizes and lengths of the inputs of a proof. Rows of padded batches differ in length."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch of inputs for the proofs.
+
+    Attributes:
+        feeds: input name -> array.
+        name: description for readers: `batch 2, length 17, padded`.
+    """
+
+    feeds: Feeds
+    name: str
 
 
 def make_cases(
@@ -69,71 +84,6 @@ def case_name(feeds: Feeds) -> str:
     return ", ".join(parts)
 
 
-def prove_export(
-    model: PreTrainedModel,
-    plan: Plan,
-    graph: Path,
-    cases: Sequence[Case],
-    variant: VariantName,
-    *,
-    attention: Attention,
-) -> Proof:
-    """Compare the gated PyTorch model with its reference graph.
-
-    Each case runs on a copy of the model that nothing has run on before: a model may change at an input.
-
-    Args:
-        model: the model, which stays as it is; to be the reference, nothing has run on it.
-        plan: the plan, whose dropped units the gates switch off.
-        graph: the reference graph.
-        cases: the inputs.
-        variant: name of the variant.
-        attention: form of attention in the graph.
-
-    Raises:
-        InputError: the graph does not run on inputs of some size that the model reads, or the model's own outputs are
-            not finite.
-    """
-    import torch
-    from transformers.exporters.utils import get_leaf_tensors
-
-    from compressor.model_folder import copy_of
-    from compressor.run.finite_outputs import require_defined
-    from compressor.silence_libraries import quiet_transformers
-    from compressor.units import gated
-    from compressor.units.find import evaluation_mode
-    from compressor.units.hook import family
-
-    run = _run_of(graph)
-
-    def run_exported(feeds: Feeds) -> Outputs:
-        try:
-            return run(feeds)
-        except InputError as error:
-            raise InputError(
-                f"{family(model)}: the exported graph does not run on {case_name(feeds)}, as the model does ({error});"
-                " the exporter of transformers fixes a size of this family: export another head or form of attention",
-                code=ErrorCode.EXPORT_FAILED,
-                family=family(model),
-            ) from error
-
-    expected: list[Outputs] = []
-    for case in cases:
-        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
-        fresh = copy_of(model)
-        with (
-            gated(fresh, plan, attention=attention) as gated_model,
-            evaluation_mode(fresh),
-            quiet_transformers(),
-            torch.no_grad(),
-        ):
-            # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
-            outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
-            require_defined(gated_model, inputs, outputs)
-        expected.append(outputs)
-    return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
-
-
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:
     """Compare the reference graph with the shrunk one; the runtime optimizes neither.
 
@@ -144,7 +94,7 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
         variant: name of the variant.
     """
     expected = graph_outputs(reference, cases)
-    return _prove(ProofStage.SHRINK, variant, cases, expected, _run_of(shrunk), TOLERANCE["fp32"])
+    return prove_outputs(ProofStage.SHRINK, variant, cases, expected, unoptimized(shrunk), TOLERANCE["fp32"])
 
 
 def prove_engine(
@@ -172,11 +122,11 @@ def prove_engine(
     if engine.precision in QUANTIZED:
         expected = graph_outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
         tolerance = tolerances[engine.precision]
-        return _prove(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
+        return prove_outputs(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
     expected = graph_outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
-    return _prove(ProofStage.BUILD, variant, cases, expected, engine.run, tolerances[precision])
+    return prove_outputs(ProofStage.BUILD, variant, cases, expected, engine.run, tolerances[precision])
 
 
 def prove_products(
@@ -198,33 +148,12 @@ def prove_products(
     with tempfile.TemporaryDirectory() as folder:
         activations, products = Path(folder) / "activations.onnx", Path(folder) / "products.onnx"
         save(activations_graph(load(quantized)), activations)
-        run = _run_of(activations)
+        run = unoptimized(activations)
         operands = [Case({**case.feeds, **run(case.feeds)}, case.name) for case in cases]
         save(products_graph(load(quantized), [case.feeds for case in operands]), products)
         expected = graph_outputs(products, operands)
         engine = build(products, [case.feeds for case in operands])
-        return _prove(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)
-
-
-def prove_fixed(
-    run: Run,
-    fixed: Sequence[Case],
-    others: Sequence[Case],
-    expected: Sequence[Outputs],
-    variant: VariantName,
-    tolerance: float,
-) -> Proof:
-    """Compare a graph with itself, compiled by a runtime for the shapes of single batches.
-
-    Args:
-        run: runs one batch at its own shapes.
-        fixed: the inputs that are compared.
-        others: inputs of other sizes, by whose outputs errors are scaled too.
-        expected: outputs of the graph (`graph_outputs`) for `fixed`, then for `others`.
-        variant: name of the variant.
-        tolerance: largest relative error.
-    """
-    return _prove(ProofStage.FIXED_SHAPE, variant, fixed, expected, run, tolerance, others)
+        return prove_outputs(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)
 
 
 def require(proof: Proof) -> Proof:
@@ -247,7 +176,8 @@ def require(proof: Proof) -> Proof:
     return proof
 
 
-def _run_of(path: Path) -> Run:
+def unoptimized(path: Path) -> Run:
+    """Runs a graph that the runtime does not optimize."""
     from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
     return unoptimized_runner(path)
@@ -255,11 +185,11 @@ def _run_of(path: Path) -> Run:
 
 def graph_outputs(path: Path, cases: Sequence[Case]) -> list[Outputs]:
     """Outputs of a graph that the runtime does not optimize, for each case."""
-    run = _run_of(path)
+    run = unoptimized(path)
     return [run(case.feeds) for case in cases]
 
 
-def _prove(
+def prove_outputs(
     stage: ProofStage,
     variant: VariantName,
     cases: Sequence[Case],
@@ -268,7 +198,20 @@ def _prove(
     tolerance: float,
     others: Sequence[Case] = (),
 ) -> Proof:
-    """The proof on some cases; `expected` holds their outputs, then those of `others`, by which errors are scaled."""
+    """The proof on some cases.
+
+    Args:
+        stage: what is compared with what.
+        variant: name of the variant.
+        cases: the inputs.
+        expected: outputs of the reference for `cases`, then for `others`.
+        run: runs one batch with what is proven.
+        tolerance: largest relative error.
+        others: further inputs, by whose outputs errors are scaled too.
+
+    Raises:
+        MismatchError: there are no inputs, or an output is missing or unexpected.
+    """
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
     errors: dict[str, float] = {}
@@ -296,3 +239,93 @@ def _prove(
 
 def _mismatch(stage: ProofStage, variant: VariantName, reason: str) -> NoReturn:
     raise MismatchError(f"{variant}: {stage}: {reason}", code=ErrorCode.OUTPUTS_DIFFER, variant=variant, stage=stage)
+
+
+def prove_graphs(
+    folder: Path, cases: Sequence[Case], log: RunLog, graphs: Mapping[str, Path] | None = None
+) -> tuple[Proof, ...]:
+    """Prove the graphs of a folder in each installed runtime that may read them, compiled for a batch of one row.
+
+    A graph is also read by others than `compress`: without its rewrites, and often at one shape, for which a runtime
+    may choose other kernels. A runtime in which a graph does not hold gets a note, since the engine that is delivered
+    has proofs of its own.
+
+    Args:
+        folder: the folder.
+        cases: inputs of the proofs; those of one row are compared.
+        log: receives the stages and the notes.
+        graphs: name in the folder -> file, of float graphs that are not there yet; None: there are none.
+
+    Returns:
+        The proofs that hold.
+    """
+    fixed = [case for case in cases if _is_one_row(case)]
+    if not fixed:
+        return ()
+    others = [case for case in cases if not _is_one_row(case)]
+    files = {name: folder / name for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()}
+    proofs = []
+    for name, path in {**files, **(graphs or {})}.items():
+        expected: list[Outputs] = []  # the same for every runtime
+        for runtime, precision in _readers(name):
+            with log.stage(f"{name}: proving it at fixed shapes in {runtime.title}"):
+                try:
+                    expected = expected or graph_outputs(path, (*fixed, *others))
+                    proof = _prove_fixed(path, name, runtime, precision, fixed, others, expected)
+                    reason = "" if proof.holds else f"its outputs differ by {proof.error:.2g} of their size"
+                except CompressorError as error:
+                    proof, reason = None, str(error)
+            if proof is not None and proof.holds:
+                proofs.append(proof)
+                continue
+            text = (
+                f"{name}: do not run it in {runtime.title} at a fixed shape ({reason}); {_remedy(runtime, precision)}"
+            )
+            log.add_notes([Note(code=NoteCode.GRAPH_WRONG_IN_RUNTIME, text=text)])
+    return tuple(proofs)
+
+
+def _is_one_row(case: Case) -> bool:
+    """Whether a case has one row, and no memory of length 0, which is no shape to compile for."""
+    arrays = case.feeds.values()
+    return next(iter(arrays)).shape[0] == 1 and all(array.size for array in arrays)
+
+
+def _readers(name: str) -> Iterator[tuple[Target, Precision]]:
+    """The installed runtimes that may read a graph of the folder, with the precision that it then has."""
+    for runtime in map(target, TARGETS):
+        for precision in runtime.tried_precisions:
+            is_source = runtime.quantized_graph(precision) == name
+            if is_source or (name not in QUANTIZED_GRAPHS and precision == "fp32"):
+                try:
+                    runtime.check(precision=precision)
+                except (TargetMissingError, UsageError):
+                    continue
+                yield runtime, precision
+
+
+def _prove_fixed(
+    path: Path,
+    name: str,
+    runtime: Target,
+    precision: Precision,
+    fixed: Sequence[Case],
+    others: Sequence[Case],
+    expected: Sequence[Outputs],
+) -> Proof:
+    """Compare a graph with itself, compiled by a runtime for the shapes of single batches.
+
+    `expected` holds the outputs of the graph for `fixed`, then for `others`, by which errors are scaled too.
+    """
+    named = [replace(case, name=f"{name} in {runtime.title}, {case.name}") for case in fixed]
+    variant: VariantName = "dense" if name == "dense.onnx" else "compressed"
+
+    def run(feeds: Feeds) -> Outputs:
+        return runtime.run_fixed(path, feeds, precision=precision)
+
+    return prove_outputs(ProofStage.FIXED_SHAPE, variant, named, expected, run, TOLERANCE[precision], others)
+
+
+def _remedy(runtime: Target, precision: Precision) -> str:
+    # The precision is named for floats too: without it, the engine has the precision of the run.
+    return f"compress build OUT --target {runtime.name} --precision {precision} makes an engine from it that is proven"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.engines.prove_export import first_not_finite, require_defined
 from compressor.errors import ErrorCode
-from compressor.run.finite_outputs import first_not_finite, require_defined
 from compressor.targets.relative_error import is_defined
 from tests import folders
 from tests.faults import fails_with

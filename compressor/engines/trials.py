@@ -5,31 +5,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import graph_passes
-from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
+from compressor.engines.build import ShrunkGraph, Variant, build_variant
+from compressor.engines.choices import Choice
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.prove import Case
+from compressor.engines.quantize import quantize_as, quantize_portable, remove_graph
+from compressor.engines.score import EvaluationScorer, ScoredAnswers
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.measure import file_bytes
-from compressor.model_folder import ModelFolder, example_feeds
+from compressor.progress import RunLog
 from compressor.quantization import QuantizedGraph, rank_products
 from compressor.quantization.products import names_of
 from compressor.results import Candidate, ProofStage
-from compressor.run.engine_choice.bisection import smallest_that_holds
-from compressor.run.engine_choice.calibrate import calibration_rows
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.product_times import ProductTimes
-from compressor.run.engine_choice.quantize import quantize_as, quantize_portable, remove_graph
-from compressor.run.products import Choice, RunSizes, ScoredAnswers, ShrunkGraph, Variant
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_variant
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_rows
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import GraphPassError
 from graph_passes.passes import ReturnToFloats
+
+T = TypeVar("T")
 
 _RANKED_ROWS = 32
 """Calibration rows on which products are ranked."""
@@ -70,20 +72,24 @@ class EngineTrials:
     Attributes:
         graph: the graph of the compressed variant.
         scorer: scores candidates, in comparison with the dense engine.
-        folder: the model, for inputs to time.
-        recipe: the loss allowed, calibration, and the sizes to time.
-        sizes: sizes and settings of the engines.
-        products: times of single products, by which engines mix int8 and floats.
+        config: the targets and precisions that may be chosen, and the number of calibration rows.
+        options: sizes and settings of the engines.
+        cases: inputs of the proofs.
+        inputs: inputs to time, by batch size and length.
+        seconds: maximum time spent on timing one candidate at one size.
+        matmul_times: times of single products, by which engines mix int8 and floats.
         scratch: folder for engines that are not delivered.
         log: receives stages and notes.
     """
 
     graph: ShrunkGraph
     scorer: EvaluationScorer
-    folder: ModelFolder
-    recipe: Recipe
-    sizes: RunSizes
-    products: ProductTimes
+    config: EngineConfig
+    options: BuildOptions
+    cases: Sequence[Case]
+    inputs: Mapping[tuple[int, int | None], Feeds]
+    seconds: float
+    matmul_times: MatmulTimes
     scratch: Path
     log: RunLog
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
@@ -109,7 +115,7 @@ class EngineTrials:
     def _rows(self) -> list[Feeds]:
         """Calibration rows."""
         assert self.data is not None
-        return calibration_rows(self.data, self.recipe.engine.calibration_rows, self.recipe.selection.seed)
+        return calibration_rows(self.data, self.config.calibration_rows, self.scorer.seed)
 
     def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
         """The quantized graphs that engines are built from, beside the float graph, by file name.
@@ -153,16 +159,14 @@ class EngineTrials:
     def _build(self, choice: Choice, source: Path | None) -> Trial:
         folder = self.scratch / f"candidate{next(self._numbers)}"
         folder.mkdir()
-        config, options = choice.config, self.sizes.build
+        config, options = choice.config, self.options
         try:
             if choice.mixes:
-                config, options = self.products.mixed(choice, source or self.graph.path, options)
+                config, options = self.matmul_times.mixed(choice, source or self.graph.path, options)
             if config.precision != choice.config.precision:
                 raise InputError("no product is faster in int8 on this machine", code=ErrorCode.UNSUPPORTED)
             with self.log.stage(f"trying {choice.label}"):
-                variant = build_variant(
-                    self.graph, choice.config, options, self.sizes.cases, quantized=source, folder=folder
-                )
+                variant = build_variant(self.graph, choice.config, options, self.cases, quantized=source, folder=folder)
         except (CompressorError, GraphPassError) as error:
             failing = self._failing_products(source, error)
             if not failing or source is None:
@@ -247,7 +251,7 @@ class EngineTrials:
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with the peak memory of those that hold, at the first size."""
-        feeds = example_feeds(self.folder, self.recipe.measure.batch[0], self.sizes.lengths[0])
+        feeds = next(iter(self.inputs.values()))
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
             for trial in trials:
@@ -258,3 +262,22 @@ class EngineTrials:
                 measured.append(trial)
                 on_progress(len(measured), len(trials))
         return measured
+
+
+def smallest_that_holds(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:
+    """The attempt with the smallest number that holds, by bisection; None if none holds.
+
+    Args:
+        maximum: largest number to attempt; the smallest is 1.
+        attempt: makes the attempt of a number.
+        holds: whether an attempt holds; with a larger number it is assumed to hold too.
+    """
+    best, low, high = None, 1, maximum + 1
+    while low < high:
+        count = (low + high) // 2
+        attempted = attempt(count)
+        if holds(attempted):
+            best, high = attempted, count
+        else:
+            low = count + 1
+    return best

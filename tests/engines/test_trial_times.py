@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from compressor.config.sections import EngineConfig
-from compressor.config.steps import Units
+from compressor.engines import choose
+from compressor.engines.choices import Choice
+from compressor.engines.choose import fastest, time_pruned, time_whole
+from compressor.engines.trials import EngineTrials, Trial
 from compressor.progress import ignore_progress
 from compressor.results import Candidate, Note, NoteCode
-from compressor.run.engine_choice import trial_times
-from compressor.run.engine_choice.choose_engine import fastest
-from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.engine_choice.trial_times import share_left, time_pruned, time_whole
-from compressor.run.products import Choice
 from compressor.targets import Engine
 from graph_passes import PlanError
 
@@ -33,13 +30,12 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> EngineTrials:
     def median_times(engines: Sequence[Any], feeds: object, seconds: float) -> list[float]:
         return [MILLISECONDS[engine] / 1e3 for engine in engines]
 
-    monkeypatch.setattr(trial_times, "median_times", median_times)
-    monkeypatch.setattr(trial_times, "example_feeds", lambda folder, batch, seq: {})
+    monkeypatch.setattr(choose, "median_times", median_times)
     notes: list[Note] = []
     log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress), notes=notes, add_notes=notes.extend)
-    recipe = SimpleNamespace(measure=SimpleNamespace(batch=(1, 8), seconds=1.0))
-    sizes, dense = SimpleNamespace(lengths=(128,)), SimpleNamespace(engine="dense")
-    return cast(EngineTrials, SimpleNamespace(dense=dense, folder=Path(), recipe=recipe, sizes=sizes, log=log))
+    inputs: dict[tuple[int, int], object] = {(1, 128): {}, (8, 128): {}}
+    dense = SimpleNamespace(engine="dense")
+    return cast(EngineTrials, SimpleNamespace(dense=dense, inputs=inputs, seconds=1.0, log=log))
 
 
 def trial(name: str, *, holds: bool = True) -> Trial:
@@ -89,15 +85,6 @@ def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(tr
     assert timed == built
 
 
-def test_engines_are_timed_at_about_the_size_that_a_budget_leaves(trials: EngineTrials) -> None:
-    built = time_whole(trials, [trial("a"), trial("b", holds=False)])  # a is three times as fast as dense, at 4 ms
-    for fields, share in (
-        ({"macs": 0.1}, 0.1),
-        ({"macs": 0.5, "parameters": 0.25}, 0.25),
-        ({"speedup": 6.0}, 0.5),
-        ({"speedup": 2.0}, 1.0),
-        ({"latency": "1ms"}, 0.25),
-        ({"max_drop": 0.01}, 0.5),
-    ):
-        assert share_left(Units(**cast(Any, fields)), built) == pytest.approx(share)
-    assert time_pruned(trials, [*built, *built], 1.0, fail) == [*built, *built], "nothing has to be removed"
+def test_no_engine_is_built_again_where_every_unit_is_left(trials: EngineTrials) -> None:
+    built = time_whole(trials, [trial("a"), trial("b")])
+    assert time_pruned(trials, built, 1.0, fail) == built

@@ -1,70 +1,85 @@
-"""Deliver the fastest engine that a recipe allows and that keeps the metric."""
+"""The choice of the fastest engine that the settings allow and that keeps the metric."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 import graph_passes
-from compressor.config.sections import AUTO, EngineConfig
-from compressor.config.steps import Units
+from compressor.engines.build import Variant, build_variant
+from compressor.engines.choices import Choice, choices
+from compressor.engines.score import ScoredAnswers, agreement
+from compressor.engines.trials import EngineTrials, Trial
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
+from compressor.measure import median_times
 from compressor.quantization import QuantizedGraph
-from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of
-from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.engine_choice.evaluation_scorer import agreement
-from compressor.run.engine_choice.trial_times import share_left, time_pruned, time_whole
-from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, ChosenEngine, Variant
-from compressor.run.variant import build_variant
-from compressor.targets import QUANTIZED, TARGETS, Engine, Precision, target
+from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of, size_label
+from compressor.targets import Engine, target
+from compressor.tasks import Task
 from graph_passes import GraphPassError
 
+_TIMED_SECONDS = 3.0
+"""Maximum time spent on timing one candidate at one size."""
+_MAX_TIMES_SLOWER = 2.0
+"""Ratio of times up to which an engine of the whole model may overtake the fastest when units are removed."""
 _NEAR = 1.1
 """Ratio of speeds up to which two engines are built and timed once more when the plan is known."""
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
 
 
-def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
-    """Every engine that a configuration allows, in the order in which they are tried.
+@dataclass(frozen=True)
+class ChosenEngine:
+    """The engine to deliver, and the table that it was chosen from.
 
-    Args:
-        config: target and precision, which may be left to the choice.
-        has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
+    Attributes:
+        variant: the engine, in the output folder.
+        choice: its settings.
+        candidates: every engine that was tried; empty where the settings name one.
+        source: the quantized graph that it was built from; None: a float graph, or the settings name the engine.
+        scored: its answers to the evaluation rows; None: they have no labels, or the settings name the engine.
+        runner_up: an engine that is nearly as fast; None: there is none.
     """
-    names = tuple(TARGETS) if config.target == AUTO else (config.target,)
-    allowed = []
-    for name, precision in _precisions(names, config):
-        engine = config.model_copy(update={"target": name, "precision": precision})
-        if precision not in QUANTIZED:
-            allowed.append(Choice(engine))
-            continue
-        if not has_rows:
-            continue
-        mixes = config.precision == AUTO and precision == "int8" and "float_widths" in target(name).options
-        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE, mixes=mixes))
-        if target(name).quantizes and precision == "int8":
-            allowed.append(Choice(engine, DYNAMIC, mixes=mixes))
-    return allowed
+
+    variant: Variant
+    choice: Choice
+    candidates: tuple[Candidate, ...] = ()
+    source: Path | None = None
+    scored: ScoredAnswers | None = None
+    runner_up: ChosenEngine | None = None
+
+    def lost(self, task: Task) -> float:
+        """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""
+        row = next((row for row in self.candidates if row.chosen), None)
+        difference = 0.0 if row is None else row.difference or 0.0
+        return loss_of(difference, higher_is_better=task.higher_is_better)
 
 
-def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:
-    """Each target with each precision that is tried there."""
-    for name in names:
-        precisions = target(name).tried_precisions if config.precision == AUTO else (config.definite_precision,)
-        yield from ((name, precision) for precision in precisions)
+@dataclass(frozen=True)
+class LaterPruning:
+    """The pruning that follows the choice of an engine.
+
+    Attributes:
+        share_left: about the share of the units that is left, from the candidates with their times.
+        build: builds the engine of a candidate with a share of the units of every group.
+    """
+
+    share_left: Callable[[Sequence[Candidate]], float]
+    build: Callable[[Trial, float], Engine]
 
 
 def choose_engine(
     trials: EngineTrials,
     allowed: Sequence[Choice] | None = None,
-    pruning: tuple[Units, Callable[[Trial, float], Engine]] | None = None,
+    pruning: LaterPruning | None = None,
     decided: Sequence[str] = (),
     otherwise: Sequence[Choice] = (),
 ) -> ChosenEngine:
-    """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
+    """Try every engine that the settings allow on the evaluation rows, and build the fastest that keeps the metric.
 
     An engine that cannot be quantized, built or proven is a row with its reason, and the next is tried.
 
@@ -73,9 +88,8 @@ def choose_engine(
 
     Args:
         trials: what candidates are built, scored and timed with.
-        allowed: the engines to try, which are timed only to choose between several; None: all that the recipe allows.
-        pruning: the budgets, and what builds the engine of a candidate with a share of the units of every group; None:
-            no units are removed.
+        allowed: the engines to try, which are timed only to choose between several; None: all that the settings allow.
+        pruning: what units are removed for the chosen engine afterwards; None: none are.
         decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
             runner-up; empty: none was.
         otherwise: the engines to try where none of `allowed` can be built.
@@ -84,9 +98,9 @@ def choose_engine(
         CompressorError: no engine could be built; see `fastest`.
     """
     # An engine that was chosen before units were removed loses by their removal too.
-    is_bounded = trials.recipe.selection.max_drop is not None or allowed is not None
-    graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    every = choices(trials.recipe.engine, has_rows=trials.has_rows) if allowed is None else allowed
+    is_bounded = trials.scorer.max_drop is not None or allowed is not None
+    graph, data, log = trials.graph, trials.data, trials.log
+    every = choices(trials.config, has_rows=trials.has_rows) if allowed is None else allowed
     quantized = trials.quantize(every)
     built = _built(trials, every, quantized)
     if otherwise and all(trial.variant is None for trial in built):
@@ -106,16 +120,16 @@ def choose_engine(
     is_new = best is None
     if best is None:
         if pruning is not None:
-            step, build_pruned = pruning
-            built = time_pruned(trials, built, share_left(step, built), build_pruned)
+            share = pruning.share_left([trial.candidate for trial in built])
+            built = time_pruned(trials, built, share, pruning.build)
         best = fastest(built, higher_is_better)
     while True:
         source = _written_source(best, quantized)
         before = set(graph.path.parent.iterdir())
         try:
             with log.stage(f"compressed: building the engine ({best.choice.label})"):
-                options = best.options or sizes.build
-                variant = build_variant(graph, best.choice.config, options, sizes.cases, quantized=source)
+                options = best.options or trials.options
+                variant = build_variant(graph, best.choice.config, options, trials.cases, quantized=source)
             break
         except (CompressorError, GraphPassError) as error:
             for path in set(graph.path.parent.iterdir()) - before:
@@ -229,8 +243,99 @@ def _speed(trial: Trial) -> float:
     return trial.candidate.speed_pruned or trial.candidate.speed or 0.0
 
 
+def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
+    """The candidates with their times by size, and their speed: the time of the dense engine over theirs.
+
+    Args:
+        trials: the dense engine, the sizes and the inputs.
+        built: the candidates, those that could not be built included.
+    """
+    engines = [trial.variant.engine for trial in built if trial.variant is not None]
+    reference, *rows = _times(trials, engines, "timing all engines")
+    remaining = iter(rows)
+    return [trial if trial.variant is None else _timed(trial, next(remaining), reference) for trial in built]
+
+
+def time_pruned(
+    trials: EngineTrials, built: Sequence[Trial], share: float, build: Callable[[Trial, float], Engine]
+) -> list[Trial]:
+    """The candidates, and of those that may be the fastest the speed with a share of the units.
+
+    How much faster an engine gets when units are removed differs between runtimes and precisions. An engine that takes
+    more than `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One
+    that cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a
+    note.
+
+    Args:
+        trials: the dense engine, the sizes and the inputs.
+        built: the candidates with their speeds.
+        share: the share of the units.
+        build: builds the engine of a candidate with a share of the units.
+    """
+    speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
+    least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
+    near = [index for index, speed in speeds.items() if speed >= least]
+    if len(near) < 2 or share >= 1:
+        return list(built)
+    pruned: dict[int, Engine] = {}
+    failures: dict[int, Exception] = {}
+    with trials.log.stage(f"building engines with {100 * share:.2g}% of the units") as on_progress:
+        for number, index in enumerate(near, start=1):
+            try:
+                pruned[index] = build(built[index], share)
+            except (CompressorError, GraphPassError) as error:
+                failures[index] = error
+            on_progress(number, len(near))
+    if not pruned:
+        text = f"engines are compared by the whole model, since none has {100 * share:.2g}% of the units"
+        trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])
+        return list(built)
+    reference, *rows = _times(trials, list(pruned.values()), f"timing engines with {100 * share:.2g}% of the units")
+    timed = [trial.failed(failures[index]) if index in failures else trial for index, trial in enumerate(built)]
+    for index, row in zip(pruned, rows, strict=True):
+        update = {"speed_pruned": _speed_over(row, reference), "share": share}
+        timed[index] = replace(built[index], candidate=built[index].candidate.model_copy(update=update))
+    return timed
+
+
+def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> int:
+    """The index of the fastest of some engines, by the geometric mean over sizes.
+
+    Args:
+        trials: the sizes and the inputs.
+        engines: the engines.
+        stage: what their timing is called.
+    """
+    reference, *rows = _times(trials, engines, stage)
+    return int(np.argmax([_speed_over(row, reference) for row in rows]))
+
+
+def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
+    """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
+    times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
+    for (batch, seq), feeds in trials.inputs.items():
+        label = size_label(batch, seq)
+        with trials.log.stage(f"{stage}, {label}"):
+            seconds = min(_TIMED_SECONDS, trials.seconds) * len(times)
+            medians = median_times([trials.dense.engine, *engines], feeds, seconds)
+        for row, median in zip(times, medians, strict=True):
+            row[label] = 1e3 * median
+    return times
+
+
+def _timed(trial: Trial, milliseconds: dict[str, float], reference: Mapping[str, float]) -> Trial:
+    """A candidate with its times by size, and its speed."""
+    update = {"milliseconds": milliseconds, "speed": _speed_over(milliseconds, reference)}
+    return replace(trial, candidate=trial.candidate.model_copy(update=update))
+
+
+def _speed_over(milliseconds: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """The geometric mean over sizes of the time of the dense engine over that of another engine."""
+    return float(np.exp(np.mean([np.log(reference[label] / milliseconds[label]) for label in milliseconds])))
+
+
 def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_bounded: bool) -> Iterator[Note]:
-    """What a reader must know about the choice; `is_bounded`: the recipe bounds the loss of the metric."""
+    """What a reader must know about the choice; `is_bounded`: the loss is bounded of the metric."""
     on_processor = any(row.precision == "int8" and not target(row.target).needs_device for row in table)
     if on_processor and not int8_instructions():
         text = (
