@@ -33,6 +33,7 @@ COMPRESSOR = (
     ("selection",),
     ("block_masks",),
     ("report",),
+    ("pruning",),
     ("run",),
     ("latency", "serving"),
     ("cli", "pytest_plugin"),

@@ -297,9 +297,9 @@ def require_precision(engine: Engine, config: EngineConfig) -> None:
     """
     if config.allow_float_products:
         return
-    if engine.precision == "bf16" and (others := engine.products.get("fp32", 0)):
+    if engine.precision == "bf16" and (in_fp32 := engine.products.get("fp32", 0)):
         raise MismatchError(
-            f"{config.target}: {others} of {sum(engine.products.values())} products are computed in fp32 instead of"
+            f"{config.target}: {in_fp32} of {sum(engine.products.values())} products are computed in fp32 instead of"
             " bf16; accept that with --allow-float-products, or use --precision fp32",
             code=ErrorCode.PRODUCTS_IN_FLOAT,
             requested=sum(engine.products.values()),

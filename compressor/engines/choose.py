@@ -99,49 +99,60 @@ def choose_engine(
     """
     # An engine that was chosen before units were removed loses by their removal too.
     is_bounded = trials.scorer.max_drop is not None or allowed is not None
-    graph, data, log = trials.graph, trials.data, trials.log
     every = choices(trials.config, has_rows=trials.has_rows) if allowed is None else allowed
-    quantized = trials.quantize(every)
-    built = _built(trials, every, quantized)
-    if otherwise and all(trial.variant is None for trial in built):
-        quantized |= trials.quantize(otherwise)
-        built += _built(trials, otherwise, quantized)
-    if not is_bounded:
-        built = _with_equal_answers(trials, built)
+    built, quantized = _candidates(trials, every, otherwise, has_equal_answers=not is_bounded)
     if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
         built = time_whole(trials, built)
     if allowed is None:
         built = trials.measure_memory(built)
-    higher_is_better = data is None or data.task.higher_is_better
-    best, *others = [
+    best, *near = [
         next((trial for trial in built if trial.choice.label == label and trial.variant is not None), None)
         for label in decided or ("",)
     ]
     is_new = best is None
-    if best is None:
-        if pruning is not None:
-            share = pruning.share_left([trial.candidate for trial in built])
-            built = time_pruned(trials, built, share, pruning.build)
-        best = fastest(built, higher_is_better)
+    if is_new and pruning is not None:
+        share = pruning.share_left([trial.candidate for trial in built])
+        built = time_pruned(trials, built, share, pruning.build)
+    chosen, best, built = _deliver(trials, built, best, quantized)
+    trials.log.add_notes(_notes(chosen.candidates, tuple(quantized.values()), is_bounded=is_bounded))
+    if is_new:
+        near = [trial for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR]
+    runners_up = (_chosen(built, trial, trial.variant, trial.source) for trial in near if trial is not None)
+    return replace(chosen, runner_up=next(runners_up, None))
+
+
+def _deliver(
+    trials: EngineTrials, built: list[Trial], best: Trial | None, quantized: Mapping[str | None, QuantizedGraph]
+) -> tuple[ChosenEngine, Trial, list[Trial]]:
+    """Build an engine in the output folder: the best one, or the next where that fails.
+
+    Args:
+        trials: what candidates are built with.
+        built: the candidates.
+        best: the best of them; None: the fastest that keeps the metric.
+        quantized: the quantized graphs.
+
+    Returns:
+        The engine, its candidate, and all candidates, with those that failed.
+
+    Raises:
+        CompressorError: no engine could be built; see `fastest`.
+    """
+    graph = trials.graph
     while True:
+        best = best or fastest(built, trials.data is None or trials.data.task.higher_is_better)
         source = _written_source(best, quantized)
         before = set(graph.path.parent.iterdir())
         try:
-            with log.stage(f"compressed: building the engine ({best.choice.label})"):
+            with trials.log.stage(f"compressed: building the engine ({best.choice.label})"):
                 options = best.options or trials.options
                 variant = build_variant(graph, best.choice.config, options, trials.cases, quantized=source)
-            break
+            return _chosen(built, best, variant, source), best, built
         except (CompressorError, GraphPassError) as error:
             for path in set(graph.path.parent.iterdir()) - before:
                 path.unlink()
             built = [trial.failed(error) if trial is best else trial for trial in built]
-            best = fastest(built, higher_is_better)
-    log.add_notes(_notes(_table(built, best), tuple(quantized.values()), is_bounded=is_bounded))
-    if is_new:
-        others = [trial for trial in ranked(built) if trial is not best and _speed(trial) >= _speed(best) / _NEAR]
-    near = (_chosen(built, trial, trial.variant, trial.source) for trial in others if trial is not None)
-    runner_up = next(near, None)
-    return replace(_chosen(built, best, variant, source), runner_up=runner_up)
+            best = None
 
 
 def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source: Path | None) -> ChosenEngine:
@@ -152,6 +163,25 @@ def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source
 
 def _table(built: Sequence[Trial], best: Trial) -> tuple[Candidate, ...]:
     return tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
+
+
+def _candidates(
+    trials: EngineTrials, every: Sequence[Choice], otherwise: Sequence[Choice], *, has_equal_answers: bool
+) -> tuple[list[Trial], dict[str | None, QuantizedGraph]]:
+    """The candidates, built and scored, and the quantized graphs that they are built from.
+
+    Args:
+        trials: what candidates are built and scored with.
+        every: the engines to try.
+        otherwise: the engines to try where none of these can be built.
+        has_equal_answers: whether engines in bf16 hold by their answers.
+    """
+    quantized = trials.quantize(every)
+    built = _built(trials, every, quantized)
+    if otherwise and all(trial.variant is None for trial in built):
+        quantized |= trials.quantize(otherwise)
+        built += _built(trials, otherwise, quantized)
+    return (_with_equal_answers(trials, built) if has_equal_answers else built), quantized
 
 
 def _built(

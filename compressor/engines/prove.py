@@ -196,7 +196,7 @@ def prove_outputs(
     expected: Sequence[Outputs],
     run: Run,
     tolerance: float,
-    others: Sequence[Case] = (),
+    further: Sequence[Case] = (),
 ) -> Proof:
     """The proof on some cases.
 
@@ -204,10 +204,10 @@ def prove_outputs(
         stage: what is compared with what.
         variant: name of the variant.
         cases: the inputs.
-        expected: outputs of the reference for `cases`, then for `others`.
+        expected: outputs of the reference for `cases`, then for `further`.
         run: runs one batch with what is proven.
         tolerance: largest relative error.
-        others: further inputs, by whose outputs errors are scaled too.
+        further: more inputs, by whose outputs errors are scaled too.
 
     Raises:
         MismatchError: there are no inputs, or an output is missing or unexpected.
@@ -215,7 +215,7 @@ def prove_outputs(
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
     errors: dict[str, float] = {}
-    reference = ReferenceOutputs(expected, [case.feeds for case in (*cases, *others)])
+    reference = ReferenceOutputs(expected, [case.feeds for case in (*cases, *further)])
     for number, case in enumerate(cases):
         references = reference.outputs[number]
         outputs = run(case.feeds)
@@ -262,7 +262,7 @@ def prove_graphs(
     fixed = [case for case in cases if _is_one_row(case)]
     if not fixed:
         return ()
-    others = [case for case in cases if not _is_one_row(case)]
+    batched = [case for case in cases if not _is_one_row(case)]
     files = {name: folder / name for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()}
     proofs = []
     for name, path in {**files, **(graphs or {})}.items():
@@ -270,8 +270,8 @@ def prove_graphs(
         for runtime, precision in _readers(name):
             with log.stage(f"{name}: proving it at fixed shapes in {runtime.title}"):
                 try:
-                    expected = expected or graph_outputs(path, (*fixed, *others))
-                    proof = _prove_fixed(path, name, runtime, precision, fixed, others, expected)
+                    expected = expected or graph_outputs(path, (*fixed, *batched))
+                    proof = _prove_fixed(path, name, runtime, precision, fixed, batched, expected)
                     reason = "" if proof.holds else f"its outputs differ by {proof.error:.2g} of their size"
                 except CompressorError as error:
                     proof, reason = None, str(error)
@@ -310,12 +310,12 @@ def _prove_fixed(
     runtime: Target,
     precision: Precision,
     fixed: Sequence[Case],
-    others: Sequence[Case],
+    batched: Sequence[Case],
     expected: Sequence[Outputs],
 ) -> Proof:
     """Compare a graph with itself, compiled by a runtime for the shapes of single batches.
 
-    `expected` holds the outputs of the graph for `fixed`, then for `others`, by which errors are scaled too.
+    `expected` holds the outputs of the graph for `fixed`, then for `batched`, by which errors are scaled too.
     """
     named = [replace(case, name=f"{name} in {runtime.title}, {case.name}") for case in fixed]
     variant: VariantName = "dense" if name == "dense.onnx" else "compressed"
@@ -323,7 +323,7 @@ def _prove_fixed(
     def run(feeds: Feeds) -> Outputs:
         return runtime.run_fixed(path, feeds, precision=precision)
 
-    return prove_outputs(ProofStage.FIXED_SHAPE, variant, named, expected, run, TOLERANCE[precision], others)
+    return prove_outputs(ProofStage.FIXED_SHAPE, variant, named, expected, run, TOLERANCE[precision], batched)
 
 
 def _remedy(runtime: Target, precision: Precision) -> str:

@@ -27,11 +27,11 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.results import Report
 from compressor.run import run_notes
+from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
 from compressor.run.evaluate import evaluate
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
-from compressor.run.pruning.budget_rows import delivered_rows
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.run.steps.base import Graphs, StepContext
 from compressor.run.walk import run_worker, walk

@@ -13,11 +13,11 @@ import pytest
 from compressor.engines.build import ShrunkGraph
 from compressor.engines.score import score_notes
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.pruning.allocate import Allocation
+from compressor.pruning.constraints import Constraint
+from compressor.pruning.prune import budget_notes
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
-from compressor.run.pruning.budget import Allocation
-from compressor.run.pruning.budget_rows import budget_notes
-from compressor.run.pruning.constraints import Constraint
 from compressor.run.run_context import SelectedPlan
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 

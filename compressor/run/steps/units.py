@@ -17,17 +17,13 @@ from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
+from compressor.pruning.costs import PlanEngines, keep_counts
+from compressor.pruning.measure import CostSource, structure_of
 from compressor.results import Note, NoteCode
+from compressor.run.learn_units import learn_pool, make_pool, with_costs
 from compressor.run.plan_source import check_start
-from compressor.run.pruning.budget_run import BudgetRun, share_left
-from compressor.run.pruning.constraints import timed_sizes
-from compressor.run.pruning.cost_tables import CostSource
-from compressor.run.pruning.early_checks import check_reachable
-from compressor.run.pruning.learn_units import learn_pool, make_pool, with_costs
-from compressor.run.pruning.measure_times import keep_counts
-from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.pruning.prune import prune
+from compressor.run.prunable_groups import prunable_groups
+from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
@@ -86,7 +82,7 @@ def _run(step: Units, state: State, context: StepContext, store: StepStore) -> S
         nearest = (engine, engine.runner_up)
         store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
     earlier = None if state.selected.plan.method is None else state.selected
-    selected = prune(_budget_run(step, context, store, engine, earlier))
+    selected = prune_units(_budget_run(step, context, store, engine, earlier))
     if engine.runner_up is not None:
         engine = _choose_last(context, scorer, engine, selected.plan, store)
     return State(replace(selected, engine=engine.choice.label), engine, scorer)
@@ -118,7 +114,8 @@ def _budget_run(
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
     inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
-    costs = CostSource(run.model.folder.model, run.model.groups, engines, dense.engine, inputs, run.log)
+    structure = structure_of(run.model.folder.model, run.model.groups)
+    costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
     lost = 0.0 if engine is None else engine.lost(run.rows.task)
     refused = context.graphs.refused
     return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, run.log)

@@ -287,58 +287,58 @@ def _(w: World) -> None:
     w.right("fnet", "--data", "rows.tsv", "--macs", "70%", "-o", "out")
 
 
-@advice("run.pruning.constraints timed_sizes contradiction")
+@advice("run.prune_units timed_sizes contradiction")
 def _(w: World) -> None:
-    from compressor.run.pruning.constraints import timed_sizes
+    from compressor.run.prune_units import timed_sizes
 
     step = Units(macs=0.5, budget_at=("4x8",))
     w.fails(timed_sizes, step, MeasureConfig(batch=(1,)), [8])
     w.right(timed_sizes, step, MeasureConfig(batch=(1, 4)), [8])
 
 
-@advice("run.pruning.count_costs count_costs unsupported-model")
+@advice("pruning.costs count_costs unsupported-model")
 def _(w: World) -> None:
-    from compressor.run.pruning import count_costs
+    from compressor.pruning import costs
 
-    w.patch.setattr(count_costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
-    w.patch.setattr(count_costs, "uncounted_product", lambda *_: "product_7")
-    w.fails(count_costs.count_costs, None, None, (), [(1, 8)], None)
+    w.patch.setattr(costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
+    w.patch.setattr(costs, "uncounted_product", lambda *_: "product_7")
+    w.fails(costs.count_costs, None, None, (), [(1, 8)], None)
     w.right(*w.keep_one())
 
 
-@advice("run.pruning.metric_trials require_informed label-mismatch")
+@advice("pruning.bisect require_informed label-mismatch")
 def _(w: World) -> None:
     informed(w, "the labels are in another order")
 
 
-@advice("run.pruning.metric_trials require_informed label-mismatch #2")
+@advice("pruning.bisect require_informed label-mismatch #2")
 def _(w: World) -> None:
     informed(w, None)
 
 
 def informed(w: World, order: str | None) -> None:
     """A whole model whose metric shows nothing, and one whose metric does."""
-    from compressor.run.pruning.metric_trials import require_informed
+    from compressor.pruning.bisect import require_informed
 
     task: Any = SimpleNamespace(metric="accuracy")
     w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), task)
     w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), task)
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused")
+@advice("run.prunable_groups prunable_groups site-refused")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
     w.fails(prunable_groups, cases.units(), model, ())
     w.right(*w.keep_one())
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused #2")
+@advice("run.prunable_groups prunable_groups site-refused #2")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     w.fails(prunable_groups, cases.units(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
     w.right(prunable_groups, cases.units(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
@@ -346,10 +346,10 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--opset", "23"))
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused #3")
+@advice("run.prunable_groups prunable_groups site-refused #3")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     refused = [cases.refusal(*cases.HEADS)]
     w.fails(prunable_groups, cases.units(prune_units="heads", skip_refused=True), cases.MODEL, refused)
@@ -579,7 +579,7 @@ def _(w: World) -> None:
     w.right(*command, "--distill-learning-rate", "1e-4", "--force")
 
 
-@advice("run.pruning.model_units _known_times text", zoo=True)
+@advice("run.model_units _known_times text", zoo=True)
 def _(w: World) -> None:
     w.patch.setenv("XDG_CACHE_HOME", str(w.path))
     w.notes("sites", "model")
@@ -587,10 +587,10 @@ def _(w: World) -> None:
     w.right("sites", "model")
 
 
-@advice("run.pruning.bisect_metric _note text")
+@advice("pruning.bisect _note text")
 def _(w: World) -> None:
+    from compressor.pruning.bisect import _note
     from compressor.results import MetricUnit
-    from compressor.run.pruning.bisect_metric import _note
 
     task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
     plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
