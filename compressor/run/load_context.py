@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from accelerate import PartialState
 
 from compressor.block_masks.attention_timer import find_attention_extras
@@ -10,7 +12,8 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
-from compressor.model_folder import example_inputs
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.model_folder import example_feeds_by_size, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import RunLog
 from compressor.run import run_notes
@@ -66,7 +69,11 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         log.add_notes([nothing_learned_note(recipe, has_heads=bool(model.sites))])
     sizes = work_out_sizes(inputs)
     selector = _mask_selector(inputs, sizes)
-    return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state)
+    timed = example_feeds_by_size(model.folder, itertools.product(recipe.measure.batch, sizes.lengths))
+    matmul_times = MatmulTimes(list(timed.values()), log)
+    return RunContext(
+        *(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, timed, matmul_times)
+    )
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:

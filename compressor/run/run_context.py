@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import EngineTrials
-from compressor.model_folder import ModelFolder, example_feeds_by_size
+from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import (
     BudgetRow,
@@ -142,6 +140,8 @@ class RunContext(RunInputs):
         work: the folder of the run.
         log: receives stages and notes.
         state: the processes of the run.
+        timed_inputs: inputs at every size that the run times, by batch size and length.
+        matmul_times: times of single products, at these sizes.
     """
 
     built: Recipe
@@ -150,17 +150,8 @@ class RunContext(RunInputs):
     work: WorkDir
     log: RunLog
     state: PartialState
-
-    @functools.cached_property
-    def timed_inputs(self) -> Mapping[tuple[int, int | None], Feeds]:
-        """Inputs at every size that the run times, by batch size and length."""
-        sizes = itertools.product(self.recipe.measure.batch, self.sizes.lengths)
-        return example_feeds_by_size(self.model.folder, sizes)
-
-    @functools.cached_property
-    def matmul_times(self) -> MatmulTimes:
-        """Times of single products, at the sizes that the run times."""
-        return MatmulTimes(list(self.timed_inputs.values()), self.log)
+    timed_inputs: Mapping[tuple[int, int | None], Feeds]
+    matmul_times: MatmulTimes
 
     @property
     def saves_dense(self) -> bool:

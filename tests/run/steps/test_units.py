@@ -30,16 +30,10 @@ class Chosen:
         self.engine = ChosenEngine(variant, first.choice, runner_up=second)
         self.store, self.notes, self.built = StepStore(path), list[Any](), list[str]()
         log = SimpleNamespace(stage=lambda name: nullcontext(), add_notes=self.notes.extend)
-        run = SimpleNamespace(
-            **dict.fromkeys(("built", "sizes", "product_times"), None),
-            model=SimpleNamespace(folder=None),
-            work=SimpleNamespace(scratch=path),
-            log=log,
-        )
+        run = SimpleNamespace(engine_trials=lambda *arguments: None, work=SimpleNamespace(scratch=path), log=log)
         self.context: Any = SimpleNamespace(run=run)
         self.scorer: Any = SimpleNamespace(dense=SimpleNamespace(graph=None))
         self.failing = failing
-        patch.setattr(units, "EngineTrials", lambda *arguments: None)
         patch.setattr(units, "_build_plan", self._build)
         patch.setattr(units, "fastest_of", lambda trials, engines, stage: fastest)
 
