@@ -22,10 +22,10 @@ from benchmarks.text_sets import SETS
 from compressor.cli.console import Console
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable
-from compressor.run.pruning.budget import choose_counts
-from compressor.run.pruning.constraints import Constraint
-from compressor.run.pruning.measure_times import keep_counts
-from compressor.run.run_log import RunLog
+from compressor.progress import RunLog
+from compressor.pruning.allocate import choose_counts
+from compressor.pruning.constraints import Constraint
+from compressor.pruning.costs import keep_counts
 from compressor.workdir import open_workdir
 
 SIZES = ((1, 128), (8, 128))

@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
 from benchmarks.families_tiny import HEAD_DIM, HEADS, VOCABULARY, Form, switch_lengths, task_of, tiny_model
+from compressor.engines.prove import Case, case_name, make_cases, prove_engine, prove_shrunk, require
+from compressor.engines.prove_export import prove_export
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.model_folder.input_rules import IMAGES, VIDEOS
 from compressor.models.block_sparse import attend_by_masks
-from compressor.run import verify
-from compressor.run.products import Case
 from compressor.silence_libraries import one_line
 from compressor.targets import target
 from compressor.targets.base import TOLERANCE
@@ -191,13 +191,13 @@ def _check(row: Row, files: Path, seed: int, on_stage: Callable[[Row], None]) ->
 
 def _cases_of_a_run(folder: ModelFolder) -> tuple[Case, ...]:
     """The inputs on which a run without options proves its graphs."""
-    return verify.make_cases(
+    return make_cases(
         lambda *size: example_inputs(folder, *size), maximum_length=token_limit(folder.model), shapes=[(1, 128)]
     )
 
 
 def _prove(model: PreTrainedModel, plan: Plan, graph: Path, cases: Sequence[Case]) -> None:
-    verify.require(verify.prove_export(model, plan, graph, cases, "compressed", attention="eager"))
+    require(prove_export(model, plan, graph, cases, "compressed", attention="eager"))
 
 
 def _build(row: Row) -> tuple[Callable[[], PreTrainedModel], ModelFolder, list[dict[str, Tensor]]]:
@@ -319,7 +319,7 @@ def _shrink(row: Row, reference: Path, plan: Plan, cases: Sequence[Case], path: 
     if not shrunk.removed:
         raise _EndError(Outcome.REFUSED, shrunk.obstacle or "")
     with _ends_as(Outcome.FAILED, "the shrunk graph: "):
-        row.error = verify.require(verify.prove_shrunk(reference, path, cases, "compressed")).error
+        row.error = require(prove_shrunk(reference, path, cases, "compressed")).error
     if shrunk.parameters[1] >= shrunk.parameters[0]:
         raise _EndError(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
     row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
@@ -340,7 +340,7 @@ def _find_groups(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[P
 
 def _case(inputs: Mapping[str, Tensor]) -> Case:
     feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
-    return Case(feeds, verify.case_name(feeds))
+    return Case(feeds, case_name(feeds))
 
 
 def random_plan(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
@@ -357,7 +357,7 @@ def _on_openvino(graph: Path, cases: Sequence[Case]) -> float | str:
     """The relative error of OpenVINO, or why it does not run the shrunk graph."""
     try:
         engine = target("openvino").build(graph, graph.with_suffix(".xml"), threads=1)
-        proof = verify.prove_engine(graph, engine, cases, "compressed")
+        proof = prove_engine(graph, engine, cases, "compressed")
     except Exception as error:
         return one_line(str(error).replace(f"{graph.parent}/", ""), 120)
     return proof.error if proof.error <= TOLERANCE["fp32"] else f"error {proof.error:.1e}"

@@ -30,25 +30,23 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
+from compressor.engines.build import build_variant, export_graph, shrink_graph
+from compressor.engines.choices import choices
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
-from compressor.run.engine_choice.calibrate import calibration_rows
-from compressor.run.engine_choice.choose_engine import choices
+from compressor.progress import RunLog
+from compressor.pruning.allocate import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, allocate_until_met
+from compressor.pruning.constraints import Constraint, macs_of
+from compressor.pruning.costs import PlanEngines, keep_counts
+from compressor.pruning.measure import CostSource, structure_of
 from compressor.run.load import load_model, read_rows
-from compressor.run.pruning.budget import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, allocate_until_met
-from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.constraints import Constraint, macs_of
-from compressor.run.pruning.cost_tables import CostSource
-from compressor.run.pruning.measure_times import keep_counts
-from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prune import pruner_of
+from compressor.run.prune_units import BudgetRun, pruner_of
 from compressor.run.run_context import RunInputs
-from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.step_store import StepStore
-from compressor.run.variant import build_variant, export_graph, shrink_graph
 from compressor.selection.allocation import Curve
+from compressor.tasks.calibration import calibration_rows
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
 from graph_passes.files import write_text
@@ -125,7 +123,7 @@ def prepare(
         scratch=scratch / "plans",
     )
     inputs = example_feeds_by_size(model.folder, timed)
-    costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
+    costs = CostSource(structure_of(model.folder.model, model.groups), model.groups, engines, dense, inputs, log)
     (scratch / "learning").mkdir()
     run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, StepStore(scratch / "learning"), log)
     pruner = pruner_of(run, model.groups)

@@ -30,13 +30,14 @@ from compressor import PruningInputs, ReconstructPruner, allocate
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.run.engine_choice.calibrate import calibration_batches, draw_rows
+from compressor.progress import RunLog
+from compressor.pruning.bisect import estimate_losses
+from compressor.pruning.model import ResampledScore, TorchScorer
 from compressor.run.load import load_model, read_rows
-from compressor.run.products import LoadedModel
-from compressor.run.pruning.metric_trials import ResampledScore, TrialScorer, estimate_losses
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import LoadedModel
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_batches, draw_rows
 from compressor.training import precision
 
 SHARES = (0.7, 0.5, 0.4, 1 / 3, 0.25, 1 / 6, 0.1)
@@ -86,7 +87,7 @@ def scores_of(
         losses = pruner.losses(on_progress)
     network, groups = model.folder.model, model.groups
     splits = {"eval": data.eval, "test": data.test}
-    scorers = {split: TrialScorer(network, data.task, examples, 0, log) for split, examples in splits.items()}
+    scorers = {split: TorchScorer(network, data.task, examples, 0, log) for split, examples in splits.items()}
     scores = {split: [scorer.score_whole()] for split, scorer in scorers.items()}
     weights = [LINEARS[group.type] * group.width for group in groups]
     curves = [losses[group.name] for group in groups]
@@ -94,7 +95,7 @@ def scores_of(
     total = sum(weight * group.units for weight, group in zip(weights, groups, strict=True))
     for share in shares:
         counts = allocate(curves, [costs], [share * total])
-        network.load_state_dict(scorers["eval"].whole_state)
+        network.load_state_dict(scorers["eval"].whole_weights)
         with log.stage(f"refitting the remaining weights, {share:.0%}") as on_progress:
             pruner.finish({group.name: count for group, count in zip(groups, counts, strict=True)}, on_progress)
         for split, scorer in scorers.items():

@@ -41,11 +41,11 @@ from compressor.model_folder import load
 from compressor.quantization import output_distance
 from compressor.report import load as load_report
 from compressor.results import Report
-from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import target
 from compressor.targets.trial_inputs import random_feeds
 from compressor.tasks import open_data
+from compressor.tasks.calibration import calibration_rows
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule

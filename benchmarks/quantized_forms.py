@@ -31,13 +31,13 @@ from compressor.export import export_reference
 from compressor.measure import macs, median_times
 from compressor.model_folder import load as load_folder
 from compressor.quantization import quantize_graph, require_nncf
-from compressor.run.engine_choice.calibrate import calibration_rows
 from compressor.silence_libraries import quiet_tools
 from compressor.targets import BuildOptions, Engine, Feeds, target
 from compressor.targets.openvino.engine import convert, load_engine
 from compressor.targets.openvino.session import write_model
 from compressor.targets.trial_inputs import random_feeds
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.calibration import calibration_rows
 from graph_passes import load, save, shrink
 from graph_passes.passes import CleanUp, DropUnreadPositions, FoldWeights
 

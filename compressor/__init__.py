@@ -16,12 +16,12 @@ if TYPE_CHECKING:
         TransformerXLConfig,
         TransformerXLForCausalLM,
     )
+    from compressor.pruning.allocate import allocate_until_met
+    from compressor.pruning.constraints import Constraint
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
+    from compressor.run.model_costs import measure_costs
     from compressor.run.pipeline import compress
-    from compressor.run.pruning.budget import allocate_until_met
-    from compressor.run.pruning.constraints import Constraint
-    from compressor.run.pruning.model_costs import measure_costs
     from compressor.selection.allocation import allocate
     from compressor.selection.pruners.base import PruningInputs
     from compressor.selection.pruners.fisher import FisherPruner
@@ -71,7 +71,7 @@ _MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
     "Blocks": "compressor.config.steps",
-    "Constraint": "compressor.run.pruning.budget",
+    "Constraint": "compressor.pruning.allocate",
     "CostTable": "compressor.measure.costs",
     "Distill": "compressor.config.steps",
     "Distillation": "compressor.training.distillation",
@@ -91,14 +91,14 @@ _MODULES = {
     "Units": "compressor.config.steps",
     "Within": "compressor.config.steps",
     "allocate": "compressor.selection.allocation",
-    "allocate_until_met": "compressor.run.pruning.budget",
+    "allocate_until_met": "compressor.pruning.allocate",
     "compress": "compressor.run.pipeline",
     "compress_ladder": "compressor.run.ladder",
     "export_reference": "compressor.export",
     "find_groups": "compressor.units",
     "find_sites": "compressor.units",
     "gated": "compressor.units",
-    "measure_costs": "compressor.run.pruning.model_costs",
+    "measure_costs": "compressor.run.model_costs",
     "target": "compressor.targets",
 }
 

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,15 +61,26 @@ def shared_exports() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it can learn; tests must not change them."""
+    from tests.run.runs import write_inputs
+
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it answers rightly; tests must not change them."""
+    from tests.run.runs import write_answered_rows
+
+    return write_answered_rows(tmp_path_factory.mktemp("answered"))
+
+
 @pytest.fixture
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of cost tables and of plans are timed in as few rounds as possible."""
-    from compressor.run.pruning import cost_tables, measure_times
+    from compressor.pruning import measure
 
-    for module, name in (
-        (cost_tables, "_SECONDS_OF_PLAN"),
-        (cost_tables, "SECONDS_OF_WHOLE"),
-        (measure_times, "SECONDS_OF_WHOLE"),
-        (measure_times, "_SECONDS"),
-    ):
-        monkeypatch.setattr(module, name, 0.0)
+    for name in ("_SECONDS_OF_PLAN", "_SECONDS_OF_WHOLE", "_SECONDS"):
+        monkeypatch.setattr(measure, name, 0.0)

@@ -23,6 +23,7 @@ from benchmarks.studies.cell_store import STAMP, Cell, Result, read_results
 from benchmarks.studies.context import StudyContext
 from benchmarks.studies.findings import Findings, Picture, Table
 from benchmarks.studies.request import StudyRequest
+from compressor.engines.build import rehearsal_plan, require_complete, shrink
 from compressor.errors import ErrorCode, InputError, UsageError, suggestion
 from compressor.export import export_reference
 from compressor.measure import interleave
@@ -30,7 +31,6 @@ from compressor.model_folder import ModelFolder, example_feeds, example_inputs
 from compressor.progress import ProgressCallback
 from compressor.run.build_options import build_options
 from compressor.run.sizes import timed_lengths
-from compressor.run.variant import rehearsal_plan, require_complete, shrink
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.search import Head
 from compressor.targets import Engine, target

@@ -86,7 +86,7 @@ def _of_graph(path: Path) -> Iterator[dict[str, Any]]:
 
 def _of_folder(console: Console, path: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each group of units of a model."""
-    from compressor.run.pruning.model_units import list_units
+    from compressor.run.model_units import list_units
 
     options = SitesOptions(**{name: settings.pop(name) for name in SitesOptions.model_fields if name in settings})
     recipe = Recipe(model=path, seq=None if options.seq is None else (options.seq,), **settings)

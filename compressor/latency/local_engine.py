@@ -260,8 +260,8 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
         MismatchError: a proof does not hold, or products are computed in floats.
     """
     # A check that proves nothing, and the process of each of its scenarios, need not wait for PyTorch and transformers.
+    from compressor.engines.build import prove_build, require_precision
     from compressor.run.finished_run import load_run
-    from compressor.run.variant import prove_build, require_precision
 
     path = Path(engine.name)
     run = load_run(path.parent, {})

@@ -11,6 +11,9 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from compressor.config.sections import ExportConfig
+from compressor.engines.build import ExportedGraph
+from compressor.engines.prove import Case, case_name, require
+from compressor.engines.prove_export import prove_export, prove_with_ties
 from compressor.errors import CompressorError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
@@ -19,9 +22,6 @@ from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import FirstOfEqual, chosen_keys
 from compressor.models.tiny_model import tiny_model
 from compressor.results import Note, NoteCode, Proof
-from compressor.run import verify
-from compressor.run.changed_models import prove_with_ties
-from compressor.run.products import Case, ExportedGraph
 from compressor.run.proof_lengths import both_sides
 from compressor.units import keep_all
 from compressor.units.find import find_units
@@ -89,8 +89,8 @@ def _prove(
     cases = []
     for length in lengths:
         feeds = {name: value.numpy() for name, value in example_inputs(folder, 1, length).items()}
-        cases.append(Case(feeds, f"{prefix}{verify.case_name(feeds)}"))
-    prove = partial(verify.prove_export, model, plan, graph, cases, "dense", attention=config.attention)
+        cases.append(Case(feeds, f"{prefix}{case_name(feeds)}"))
+    prove = partial(prove_export, model, plan, graph, cases, "dense", attention=config.attention)
     with FirstOfEqual(watches=True) as choices:
         proof = prove()
     if not proof.holds or (choices.tied is not None and choices.tied == chosen_keys(model.config)):
@@ -98,7 +98,7 @@ def _prove(
         if tied is not None:
             names = tuple(f"{name}, the first of equal scores" for name in ordered.cases)
             return ordered.model_copy(update={"cases": names}), tied
-    return verify.require(proof), None
+    return require(proof), None
 
 
 def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfig) -> tuple[Proof | None, int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
-from compressor.targets.base import Feeds, Span
+from compressor.targets.base import Feeds
 from compressor.tasks import Data
 from compressor.tasks.scoring import BATCH_SIZE
 
@@ -49,21 +49,3 @@ def build_options(
         norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
         shapes=engine.parsed_shapes,
     )
-
-
-def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
-    """The spans of sizes of arbitrary inputs: of their first axes, and of all others.
-
-    Only axes whose size differs between batches count; the others are fixed. A first axis may count tokens, as in the
-    input of a `Gemm`.
-
-    Args:
-        batches: inputs of the same names.
-    """
-    first_axes: list[int] = []
-    further_axes: list[int] = []
-    for name in batches[0]:
-        for axis, lengths in enumerate(zip(*(batch[name].shape for batch in batches), strict=True)):
-            if len(set(lengths)) > 1:
-                (further_axes if axis else first_axes).extend(lengths)
-    return span(first_axes or [1]), span(further_axes or [1])

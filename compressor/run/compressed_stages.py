@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread
+from compressor.engines.choices import Choice, choices
+from compressor.engines.choose import ChosenEngine, choose_engine
+from compressor.engines.score import EvaluationScorer
 from compressor.results import Note, NoteCode
 from compressor.run import run_notes
-from compressor.run.engine_choice.choose_engine import choices, choose_engine
-from compressor.run.engine_choice.engine_trials import EngineTrials
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.products import Choice, ChosenEngine, ExportedGraph, SelectedPlan, ShrunkGraph, Variant
-from compressor.run.run_context import RunContext
+from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.run.steps.base import State
-from compressor.run.variant import drops_unread
 from compressor.targets import DEFAULT_TARGET, target
 
 
@@ -27,7 +26,7 @@ def compress_graph(run: RunContext, reference: ExportedGraph, selected: Selected
     """
     lower = _lowered_sites(run, selected)
     gated = run.export("compressed", selected.plan, template=reference)
-    graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe))
+    graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
     run.log.add_notes(run_notes.thinned_product_notes(graph))
     run.log.add_notes(run_notes.shared_norm_notes(graph))
     return graph
@@ -60,7 +59,7 @@ def build_rewritten(
     is_rewritten = graph.thinned or "norm_seconds" in target(engine.reference.target).options
     if not is_rewritten or not (selected.plan.drops_any or engine.chooses):
         return None
-    thinned = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.recipe))
+    thinned = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
     return run.build(thinned, engine.reference)
 
 
@@ -75,9 +74,7 @@ def build_compressed(run: RunContext, graph: ShrunkGraph, scorer: EvaluationScor
     """
     if not run.built.engine.chooses:
         return ChosenEngine(run.build(graph, run.built.engine), Choice(run.built.engine))
-    trials = EngineTrials(
-        graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, run.work.scratch, run.log
-    )
+    trials = run.engine_trials(graph, scorer, run.work.scratch)
     if learned.engine is None:
         return choose_engine(trials, None)
     first = replace(learned.engine.choice, in_float=())

@@ -15,11 +15,11 @@ from compressor import report as reports
 from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.config.sections import EngineConfig
+from compressor.engines.choices import PORTABLE, SYMMETRIC
+from compressor.engines.prove import Case, make_cases
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode, Report, VariantName
-from compressor.run import verify
 from compressor.run.evaluate import EvaluationResult
-from compressor.run.products import PORTABLE, SYMMETRIC, Case
 from compressor.run.row_cases import Inputs, row_cases
 from compressor.run.sizes import proven_shapes
 from compressor.targets import QUANTIZED, target
@@ -124,7 +124,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
     inputs, reach = _inputs(graphs["compressed"])
     proven = (*shapes, *proven_shapes(recipe.measure.batch, lengths))
-    cases = verify.make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=proven)
+    cases = make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=proven)
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
     return FinishedRun(report, recipe, ordered, lengths, cases, inputs, reach)
 

@@ -20,12 +20,12 @@ from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.embeddings import rank_documents
-from compressor.run.engine_choice.calibrate import draw_rows
-from compressor.run.products import LoadedModel
+from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data
+from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import with_answers
 from compressor.training.processes import process_count

@@ -12,18 +12,16 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
-from compressor.model_folder import example_feeds, example_inputs
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.model_folder import example_feeds_by_size, example_inputs
 from compressor.model_folder.example_inputs import token_limit
+from compressor.progress import RunLog
 from compressor.run import run_notes
-from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.load import load_model, read_rows, with_row_layout
 from compressor.run.plan_source import load_plan
-from compressor.run.products import RunSizes
-from compressor.run.run_context import RunContext, RunInputs
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.steps.registry import functions_of
-from compressor.run.variant import cpu_fallback
 from compressor.selection.checks import check_every_option
 from compressor.targets import DEFAULT_TARGET
 from compressor.workdir import WorkDir
@@ -71,9 +69,11 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         log.add_notes([nothing_learned_note(recipe, has_heads=bool(model.sites))])
     sizes = work_out_sizes(inputs)
     selector = _mask_selector(inputs, sizes)
-    feeds = [example_feeds(model.folder, *size) for size in itertools.product(recipe.measure.batch, sizes.lengths)]
-    times = ProductTimes(feeds, log)
-    return RunContext(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, times)
+    timed = example_feeds_by_size(model.folder, itertools.product(recipe.measure.batch, sizes.lengths))
+    matmul_times = MatmulTimes(list(timed.values()), log)
+    return RunContext(
+        *(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, timed, matmul_times)
+    )
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
@@ -86,3 +86,8 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
     lengths = [seq for seq in sizes.lengths if seq is not None]
     blocks = next((step for step in inputs.steps if isinstance(step, Blocks)), None)
     return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=blocks)
+
+
+def cpu_fallback(recipe: Recipe) -> Recipe:
+    """The recipe for ONNX Runtime on the CPU in fp32, which replaces a target that this machine lacks."""
+    return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")

@@ -11,9 +11,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import build_engine
 from compressor.errors import CompressorError
 from compressor.results import EngineFacts, VariantName
-from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions
 
 SIDE = 2048

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import Variant
+from compressor.engines.choose import ChosenEngine
 from compressor.measure import facts as facts_of
 from compressor.measure import interleave, median_times
 from compressor.measure.throughput import affordable_callers, row_rates
-from compressor.model_folder import example_feeds_by_size
+from compressor.progress import RunLog
 from compressor.results import EngineFacts, Note, NoteCode, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
-from compressor.run.products import ChosenEngine, Measurements, Variant
 from compressor.run.run_context import RunContext
-from compressor.run.run_log import RunLog
 from compressor.targets.base import Feeds
 
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The measurements of both engines.
+
+    Attributes:
+        speeds: times at each size.
+        facts: sizes, memory and operators of each engine.
+        speeds_over_rewritten: times of the rewritten dense engine and the compressed one; empty where they are equal.
+        throughputs: rows per second at each size; empty where several callers are impossible.
+    """
+
+    speeds: tuple[Speed, ...]
+    facts: Mapping[VariantName, EngineFacts]
+    speeds_over_rewritten: tuple[Speed, ...] = ()
+    throughputs: tuple[Throughput, ...] = ()
 
 
 def measure_run(run: RunContext, dense: Variant, chosen: ChosenEngine, rewritten: Variant | None) -> Measurements:
@@ -34,8 +50,7 @@ def measure_run(run: RunContext, dense: Variant, chosen: ChosenEngine, rewritten
         rewritten: the dense variant with the rewrites of the compressed one; None: there is none.
     """
     recipe, config = run.recipe, chosen.choice.config
-    inputs = example_feeds_by_size(run.model.folder, itertools.product(recipe.measure.batch, run.sizes.lengths))
-    measured = measure_variants(filter(None, (dense, rewritten, chosen.variant)), inputs, recipe, run.log)
+    measured = measure_variants(filter(None, (dense, rewritten, chosen.variant)), run.timed_inputs, recipe, run.log)
     if recipe.measure.seconds < LEAST_SECONDS:
         return measured
     with run.log.stage("measuring the machine's limit"):

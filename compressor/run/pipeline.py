@@ -20,23 +20,20 @@ from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks, parts_of
+from compressor.engines.build import ExportedGraph, rehearse, require_complete
+from compressor.engines.prove import prove_graphs
+from compressor.engines.quantize import quantize_for_target
 from compressor.errors import ErrorCode, UsageError
-from compressor.progress import Listener, NullListener
+from compressor.progress import Listener, NullListener, RunLog
 from compressor.results import Report
 from compressor.run import run_notes
+from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.quantize import quantize_for_target
 from compressor.run.evaluate import evaluate
-from compressor.run.fixed_shapes import prove_graphs
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
-from compressor.run.products import ExportedGraph, SelectedPlan
-from compressor.run.pruning.budget_rows import delivered_rows
-from compressor.run.run_context import RunContext
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.run.steps.base import Graphs
-from compressor.run.variant import rehearse, require_complete
 from compressor.run.walk import run_worker, walk
 from compressor.run.write_report import make_report, write_output
 from compressor.training.processes import process_state
@@ -112,8 +109,8 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     graph = compress_graph(run, reference, learned.selected)
     rewritten = build_rewritten(run, reference, graph, learned.selected)
     if run.model.missing is not None:
-        quantize_for_target(graph, recipe, run.data, log)
-    scorer = learned.scorer or EvaluationScorer(dense, run.data, run.built, log)
+        quantize_for_target(graph, recipe.engine, run.data, recipe.selection.seed, log)
+    scorer = learned.scorer or run.scorer(dense)
     chosen = build_compressed(run, graph, scorer, learned)
     saved = {"dense.onnx": dense.graph.path} if run.saves_dense else {}
     fixed = prove_graphs(work.result, run.sizes.cases, log, saved)

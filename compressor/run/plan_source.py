@@ -13,7 +13,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.load import load_folder, load_named_folder
-from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from compressor.engines.prove import Case
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
 from compressor.models.forward_changes import Change, changes_of_forward, configured_switches, switch_of_changes
-from compressor.run.products import Case
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,14 @@ from compressor.config.run import BUILD_FIELDS, Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks, Follow
+from compressor.engines.build import ShrunkGraph, Variant, build_variant
+from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, Choice
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.score import EvaluationScorer
 from compressor.environment import machine
 from compressor.errors import CompressorError
 from compressor.measure import require_run
-from compressor.progress import Listener
+from compressor.progress import Listener, RunLog
 from compressor.results import (
     DropStatus,
     Note,
@@ -37,15 +41,10 @@ from compressor.results import (
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.product_times import ProductTimes
 from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, engine_sources, lasting_notes, load_run
 from compressor.run.load import drawn_rows
-from compressor.run.measure import measure_variants
-from compressor.run.products import DYNAMIC, MIXED, PORTABLE, Choice, Measurements, ShrunkGraph, Variant
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_variant
+from compressor.run.measure import Measurements, measure_variants
 from compressor.run.write_report import Conclusions, drop_status, measured_fields
 from compressor.targets import TARGETS, BuildOptions, Feeds, target
 from compressor.targets.trial_inputs import draws_ids, trial_feeds
@@ -98,12 +97,15 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         # On the machine of the run, an engine in int8 alone was measured to be faster than a mix.
         is_here = machine()["processor"] == run.report.machine.get("processor")
         is_mixed = MIXED in (run.report.delivered or "") or not is_here
-        products = ProductTimes(list(inputs.values()), log) if chose and is_mixed else None
+        products = MatmulTimes(list(inputs.values()), log) if chose and is_mixed else None
         variants = {name: _build(name, run, options, products, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
         evaluated = evaluate(compared, data, run.recipe, log)
         if run.report.recipe.get("max_drop") is not None:
-            scorer = EvaluationScorer(compared[0], data, run.recipe, log)
+            selection = run.recipe.selection
+            scorer = EvaluationScorer(
+                compared[0], data, log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+            )
             evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
         for variant in variants.values():
             for (batch, seq), feeds in inputs.items():
@@ -176,7 +178,7 @@ def _build(
     name: VariantName,
     run: FinishedRun,
     options: BuildOptions,
-    products: ProductTimes | None,
+    products: MatmulTimes | None,
     scratch: Path,
     log: RunLog,
 ) -> Variant:
@@ -221,7 +223,7 @@ def _build(
 
 
 def _mixed(
-    products: ProductTimes, config: EngineConfig, source: Path | None, graph: Path, options: BuildOptions, log: RunLog
+    products: MatmulTimes, config: EngineConfig, source: Path | None, graph: Path, options: BuildOptions, log: RunLog
 ) -> BuildOptions:
     """The options of an int8 engine whose products are in floats where that is faster on this machine."""
     if config.precision != "int8" or "float_widths" not in target(config.target).options:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from compressor.run.products import Case
-from compressor.run.verify import case_name
+from compressor.engines.prove import Case, case_name
 
 if TYPE_CHECKING:
     from compressor.tasks import Data

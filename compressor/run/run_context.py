@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from accelerate import PartialState
 
@@ -11,16 +12,96 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.config.steps import Step
-from compressor.results import VariantName
+from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, export_graph, shrink_graph
+from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.prove import Case
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import EngineTrials
+from compressor.model_folder import ModelFolder
+from compressor.progress import RunLog
+from compressor.results import (
+    BudgetRow,
+    CertifiedLoss,
+    CostShare,
+    CurvePoint,
+    MissingTarget,
+    Note,
+    VariantName,
+)
 from compressor.run.beyond_served import prove_beyond
-from compressor.run.engine_choice.product_times import ProductTimes
-from compressor.run.products import ExportedGraph, LoadedModel, RunSizes, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.proof_lengths import longest_text
-from compressor.run.run_log import RunLog
-from compressor.run.variant import build_variant, export_graph, shrink_graph
+from compressor.targets import BuildOptions
+from compressor.targets.base import Feeds
 from compressor.tasks import Data
+from compressor.units import PrunableGroup, Site
 from compressor.workdir import WorkDir
 from graph_passes import Plan
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model of a run.
+
+    Attributes:
+        folder: the model with its tokenizer or processor.
+        sites: its attention sites, in call order.
+        groups: the groups of units that plans of the run list, in call order: of heads, and of neurons where any may be
+            removed.
+        missing: the requested target, if this machine lacks what it needs; None otherwise.
+    """
+
+    folder: ModelFolder
+    sites: tuple[Site, ...]
+    groups: tuple[PrunableGroup, ...] = ()
+    missing: MissingTarget | None = None
+
+
+@dataclass(frozen=True)
+class SelectedPlan:
+    """A plan and where it came from.
+
+    Attributes:
+        plan: one entry a site, with the fingerprint of the weights that it belongs to.
+        curves: quantities logged while it was learned.
+        trained: whether the model's weights were trained with it.
+        notes: notes for the readers of the report.
+        budget: the budgets that it meets; empty without one.
+        costs: where the cost goes, before and after; empty without a budget.
+        certificate: the loss that is certified; None where no certificate was requested.
+        engine: label of the engine that units were removed for; empty without a budget.
+        weights: folder of the weights that the plan belongs to; None: the model has them.
+    """
+
+    plan: Plan
+    curves: tuple[CurvePoint, ...] = ()
+    trained: bool = False
+    notes: tuple[Note, ...] = ()
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
+    certificate: CertifiedLoss | None = None
+    engine: str = ""
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class RunSizes:
+    """Every size that a run needs, worked out before anything is built.
+
+    Attributes:
+        lengths: lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
+        cases: inputs of the proofs.
+        mask_reach: positions that the masks of the plan cover, or will cover; None without masks.
+        longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
+        build: sizes and settings of the engines.
+        beyond: lengths after which the model may compute something else, and which no case exceeds.
+    """
+
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+    mask_reach: int | None
+    longest_row: int | None
+    build: BuildOptions
+    beyond: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +140,8 @@ class RunContext(RunInputs):
         work: the folder of the run.
         log: receives stages and notes.
         state: the processes of the run.
-        product_times: times of single matmuls, at the sizes that the run times.
+        timed_inputs: inputs at every size that the run times, by batch size and length.
+        matmul_times: times of single products, at these sizes.
     """
 
     built: Recipe
@@ -68,7 +150,8 @@ class RunContext(RunInputs):
     work: WorkDir
     log: RunLog
     state: PartialState
-    product_times: ProductTimes
+    timed_inputs: Mapping[tuple[int, int | None], Feeds]
+    matmul_times: MatmulTimes
 
     def without_notes(self) -> RunContext:
         """The run with a log of its own for notes, which the report does not show."""
@@ -117,3 +200,31 @@ class RunContext(RunInputs):
         """Build the engine of one variant."""
         with self.log.stage(f"{graph.name}: building the engine"):
             return build_variant(graph, config, self.sizes.build, self.sizes.cases)
+
+    def scorer(self, dense: Variant) -> EvaluationScorer:
+        """Scores engines in comparison with the dense one."""
+        selection = self.built.selection
+        return EvaluationScorer(
+            dense, self.data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+        )
+
+    def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
+        """What candidates for the engine of a graph are built, scored and timed with.
+
+        Args:
+            graph: the graph.
+            scorer: scores them.
+            scratch: folder for engines that are not delivered.
+        """
+        return EngineTrials(
+            graph=graph,
+            scorer=scorer,
+            config=self.built.engine,
+            options=self.sizes.build,
+            cases=self.sizes.cases,
+            inputs=self.timed_inputs,
+            seconds=self.built.measure.seconds,
+            matmul_times=self.matmul_times,
+            scratch=scratch,
+            log=self.log,
+        )

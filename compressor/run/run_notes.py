@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
-
 from compressor.config.methods import METHODS
+from compressor.engines.build import ShrunkGraph
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
-from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Score, Speed, VariantName
-from compressor.run.products import SelectedPlan, ShrunkGraph
+from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Speed, VariantName
+from compressor.run.run_context import SelectedPlan
 from compressor.tasks import Data
 from graph_passes import Plan
 from graph_passes.errors import listed
@@ -142,50 +140,6 @@ def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
                 f" {speed.high:.2f} times dense ({speed.confidence:.0%} interval); repeat the command on an idle"
                 " machine, or time for longer (--seconds)",
             )
-
-
-def score_notes(
-    score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None, order: str | None = None
-) -> Iterator[Note]:
-    """What a metric of both engines cannot show.
-
-    Args:
-        score: the metric of both engines.
-        dense: statistics of the dense engine's answers, `[examples, k]`.
-        compressed: those of the compressed engine for the same examples.
-        constant: the score of an answer that is the same for every row; None: there is none.
-        order: why the labels seem to have another order than the classes of the model; None: they do not.
-    """
-    if order is not None:
-        yield Note(code=NoteCode.LABELS_PERMUTED, text=f"{score.metric}: {order}")
-    elif (text := uninformed_text(score.metric, score.dense, constant, score.split_name)) is not None:
-        yield Note(code=NoteCode.DENSE_UNINFORMED, text=text)
-    if constant is not None and np.array_equal(dense, compressed):
-        changed = 1 - (1 - score.confidence) ** (1 / score.rows)
-        yield Note(
-            code=NoteCode.ANSWERS_UNCHANGED,
-            text=f"{score.metric}: both engines give the same answers to all {score.rows} {score.split_name} rows, so"
-            f" that the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers"
-            f" change ({score.confidence:.0%} bound)",
-        )
-
-
-def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
-    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
-
-    Args:
-        metric: name of the metric.
-        dense: the metric of the whole model.
-        constant: that of an answer that is the same for every row; None: there is none.
-        split: the rows that were scored.
-    """
-    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
-        return None
-    return (
-        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
-        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
-        " have the order of its classes"
-    )
 
 
 def unmeasured_memory_notes(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:

@@ -10,15 +10,14 @@ from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Blocks
+from compressor.engines.prove import Case, make_cases
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
-from compressor.run import verify
 from compressor.run.build_options import build_options
-from compressor.run.products import Case, RunSizes
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
 from compressor.run.row_cases import Inputs, row_cases
-from compressor.run.run_context import RunInputs
+from compressor.run.run_context import RunInputs, RunSizes
 from compressor.tasks import Data
 
 _LENGTH = 128
@@ -78,7 +77,7 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
 def _cases(
     inputs: Inputs, limit: int | None, mask_reach: int | None, shapes: Sequence[tuple[int, int]]
 ) -> tuple[Case, ...]:
-    return verify.make_cases(inputs, maximum_length=limit, mask_reach=mask_reach, shapes=shapes)
+    return make_cases(inputs, maximum_length=limit, mask_reach=mask_reach, shapes=shapes)
 
 
 def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from compressor.config.sections import RowsConfig, SourceConfig
 from compressor.config.steps import Blocks, Distill, Step, Units
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
-from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from compressor.workdir import ATTEMPTS, CHOSEN_ENGINE, DELIVERED_ENGINE, MAPS, TIMES, TRIALS
 from graph_passes import Plan

@@ -9,11 +9,10 @@ from accelerate import PartialState
 from compressor.config.run import Recipe
 from compressor.config.steps import Follow
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
-from compressor.progress import NullListener
+from compressor.progress import NullListener, RunLog
 from compressor.run.load_context import load_context
 from compressor.run.plan_source import whole_plan
 from compressor.run.run_context import RunContext
-from compressor.run.run_log import RunLog
 from compressor.run.step_store import StepStore, open_stores
 from compressor.run.steps.base import Graphs, State, StepContext, stored_state
 from compressor.run.steps.registry import functions_of

@@ -14,6 +14,8 @@ from compressor.block_masks.attention_maps import shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.config.steps import Blocks
+from compressor.engines.build import Variant
+from compressor.engines.choose import ChosenEngine
 from compressor.environment import machine
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import (
@@ -29,8 +31,8 @@ from compressor.results import (
     keeps_metric,
 )
 from compressor.run.evaluate import EvaluationResult
-from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Variant
-from compressor.run.run_context import RunContext
+from compressor.run.measure import Measurements
+from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS, QUANTIZED_GRAPHS

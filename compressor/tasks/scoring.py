@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,3 +113,21 @@ def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
     if task.set_aside_by is not None:
         return examples
     return draw_rows(examples, count, seed)
+
+
+def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
+    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
+
+    Args:
+        metric: name of the metric.
+        dense: the metric of the whole model.
+        constant: that of an answer that is the same for every row; None: there is none.
+        split: the rows that were scored.
+    """
+    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
+        return None
+    return (
+        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
+        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
+        " have the order of its classes"
+    )

@@ -26,7 +26,7 @@ from benchmarks.families_tiny import (
     tiny_config,
     tiny_model,
 )
-from compressor.run.products import Case
+from compressor.engines.prove import Case
 from compressor.units import find_groups, keep_all
 
 

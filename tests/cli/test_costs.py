@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.errors import ErrorCode
 from compressor.measure.costs import read_tables
-from compressor.run.pruning import cost_tables
+from compressor.pruning import measure
 from tests import folders
 from tests.command import CommandResult, compress
 
@@ -39,7 +39,7 @@ def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:
 def test_costs_are_measured_once_and_written(
     capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost_tables, "_DRIFT", math.inf)  # times of a tiny model vary
+    monkeypatch.setattr(measure, "_DRIFT", math.inf)  # times of a tiny model vary
     page, picture = tmp_path / "costs.html", tmp_path / "costs.png"
     result = costs(capfd, model, "-o", page)
     assert result.code == 0, result.err

@@ -21,7 +21,7 @@ from compressor.export import export_reference
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
-from compressor.run.pruning import cost_tables
+from compressor.pruning import measure
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.units import find_sites, keep_all
 from graph_passes import count_parameters, find_attention, load
@@ -64,7 +64,7 @@ def test_the_stages_of_pruning_run_from_python(tmp_path: Path, monkeypatch: pyte
     def tables(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
         return [macs.model_copy(update={"unit": "ms", "seq": 8, "batch": 1})]
 
-    monkeypatch.setattr(cost_tables, "measure_times", tables)
+    monkeypatch.setattr(measure, "measure_times", tables)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folders.save(folders.bert(), tmp_path / "model")
     monkeypatch.chdir(tmp_path)

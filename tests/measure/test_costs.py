@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.measure.costs import CostTable, GroupCosts, fit_times, load_tables, save_tables, with_curve
-from compressor.run.pruning.measure_times import measured_counts, timed_plans
+from compressor.pruning.measure import measured_counts, timed_plans
 from compressor.units import PrunableGroup
 
 SAVINGS = st.lists(st.floats(-1, 5, allow_nan=False), min_size=2, max_size=8)

@@ -21,7 +21,7 @@ from compressor.model_folder import (
     load,
 )
 from compressor.run.load import with_row_layout
-from compressor.run.products import LoadedModel
+from compressor.run.run_context import LoadedModel
 from compressor.tasks import open_data
 from compressor.units import find_sites
 from tests import end_token_models, folders

@@ -14,13 +14,13 @@ import transformers as hf
 from torch import Tensor
 
 from compressor.config.sections import ExportConfig
+from compressor.engines.build import export_graph
+from compressor.engines.prove import make_cases
 from compressor.errors import ErrorCode
 from compressor.model_folder import copy_of, example_inputs, fingerprint, fresh_model, load, loading
 from compressor.models.export_forms import frequencies_by_length
 from compressor.models.forward_changes import changes_of_forward, configured_switches, switch_of_changes
 from compressor.results import NoteCode
-from compressor.run import verify
-from compressor.run.variant import export_graph
 from compressor.units import find_sites, keep_all
 from tests import folders
 from tests.faults import fails_with
@@ -363,7 +363,7 @@ def test_models_of_the_same_configuration_and_other_modules_share_no_export(bloc
     """As a mask, block-sparse attention has a right graph; without the form, one that is refused."""
     folder = load(blocks)
     plan = keep_all(find_sites(copy_of(folder.model), text(8)))
-    cases = verify.make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
+    cases = make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
     assert export_graph("dense", folder, plan, ExportConfig(), cases, tmp_path / "graph.onnx").proof.holds
     refuse_without_the_form(blocks, tmp_path)
 
@@ -377,6 +377,6 @@ def test_a_model_that_changes_for_good_without_a_form_is_refused_with_what_chang
 def refuse_without_the_form(blocks: Path, tmp_path: Path) -> None:
     folder = loading.load_unchanged(blocks)  # the model as transformers loads it
     plan = keep_all(find_sites(copy_of(folder.model), text(8)))
-    cases = verify.make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
+    cases = make_cases(lambda *size: example_inputs(folder, *size), shapes=[(2, 40)])
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="attention_type", before="block_sparse", after="original_full"):
         export_graph("dense", folder, plan, ExportConfig(), cases, tmp_path / "graph.onnx")

@@ -11,9 +11,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.engines.prove import Case, make_cases
 from compressor.quantization import QuantizedGraph, quantize_graph, quantize_symmetric
-from compressor.run.products import Case
-from compressor.run.verify import make_cases
 from compressor.targets import Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
 from graph_passes import load, save

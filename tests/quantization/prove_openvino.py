@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from compressor.engines.prove import Case, prove_products
 from compressor.quantization.products import names_of
-from compressor.run.products import Case
-from compressor.run.verify import prove_products
 from compressor.targets import target
 from graph_passes import load
 

@@ -12,11 +12,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from compressor.engines.prove import prove_engine, require
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.export import export_reference
 from compressor.quantization import quantize_graph, require_nncf
 from compressor.quantization.portable import producers_listed_once
-from compressor.run.verify import prove_engine, require
 from compressor.targets import target
 from compressor.targets.graph_facts import float_products, quantized_products, weighted_products
 from compressor.targets.relative_error import relative_error

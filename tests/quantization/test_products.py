@@ -15,12 +15,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from compressor.engines.prove import Case, prove_products, require
 from compressor.errors import ErrorCode, MismatchError
 from compressor.quantization import quantize_graph
 from compressor.quantization.products import activations_graph, products_graph
 from compressor.results import ProofStage
-from compressor.run.products import Case
-from compressor.run.verify import prove_products, require
 from compressor.targets import Engine, Feeds, target
 from compressor.targets.graph_facts import quantized_products
 from graph_passes import load, save

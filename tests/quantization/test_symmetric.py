@@ -10,12 +10,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from compressor.engines.build import spans_of
+from compressor.engines.prove import prove_products, require
 from compressor.errors import ErrorCode, InputError
 from compressor.quantization import output_distance, quantize_symmetric
 from compressor.quantization.portable import without_padding
 from compressor.quantization.symmetric import MagnitudeHistogram, measure_magnitudes
-from compressor.run.build_options import spans_of
-from compressor.run.verify import prove_products, require
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
 from compressor.targets.graph_facts import float_products, quantized_products
 from compressor.targets.tensorrt.graph import profile

@@ -11,7 +11,7 @@ import compressor
 from compressor.results import Report
 from tests.run.ladder_runs import Runs, fake_runs
 from tests.run.listeners import RecordingListener
-from tests.run.runs import learning_recipe, write_answered_rows, write_inputs
+from tests.run.runs import learning_recipe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,18 +26,6 @@ class FinishedRun:
     out: Path
     report: Report
     listener: RecordingListener
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and rows that it can learn; tests must not change them."""
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="session")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and rows that it answers rightly; tests must not change them."""
-    return write_answered_rows(tmp_path_factory.mktemp("answered"))
 
 
 @pytest.fixture(scope="session")

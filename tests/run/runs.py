@@ -16,7 +16,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.model_folder import load
 from compressor.results import NoteCode
-from compressor.run.products import SelectedPlan
+from compressor.run.run_context import SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk

@@ -24,8 +24,8 @@ from graph_passes import WEIGHTS, Plan, save
 from graph_passes import load as load_graph
 from tests import folders
 from tests.faults import fails_with
+from tests.run.budgets.budget_runs import codes
 from tests.run.distillation.distilled_runs import have_same_weights, weights
-from tests.run.pruning.budget_runs import codes
 from tests.run.runs import learn, learning_recipe, write_inputs
 
 ALONE: dict[str, Any] = {"keep": None, "training_steps": None, "macs": "60%"}

@@ -12,6 +12,8 @@ import torch
 import compressor
 from compressor.config.run import Recipe
 from compressor.config.sections import ExportConfig
+from compressor.engines.build import ExportedGraph, export_graph
+from compressor.engines.prove import make_cases
 from compressor.model_folder import ModelFolder, example_inputs, load, loading
 from compressor.model_folder.example_inputs import token_limit
 from compressor.models.tiny_model import tiny_model
@@ -19,11 +21,8 @@ from compressor.results import NoteCode, ProofStage, Report
 from compressor.run import beyond_served
 from compressor.run.beyond_served import prove_beyond
 from compressor.run.finished_run import load_run
-from compressor.run.products import ExportedGraph
 from compressor.run.proof_lengths import both_sides, switch_lengths
 from compressor.run.row_cases import row_cases
-from compressor.run.variant import export_graph
-from compressor.run.verify import make_cases
 from compressor.tasks import open_data
 from compressor.units import find_sites, keep_all
 from tests import folders

@@ -13,13 +13,14 @@ from transformers import ViTImageProcessorPil
 import compressor
 import graph_passes
 from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig, ExportConfig
+from compressor.engines import prove
+from compressor.engines.build import drops_unread
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError, TargetMissingError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.report import load as load_report
 from compressor.results import FLOAT_STAGES, DropStatus, NoteCode, ProofStage
-from compressor.run import verify
 from compressor.run.load import load_model
-from compressor.run.variant import drops_unread
 from compressor.run.write_report import drop_status
 from compressor.targets import target
 from graph_passes import Plan, Refusal, Shrunk
@@ -180,7 +181,7 @@ def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_pat
 def test_different_outputs_end_the_run(
     inputs: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify.ReferenceOutputs, "error", lambda *arguments: 0.5)
+    monkeypatch.setattr(prove.ReferenceOutputs, "error", lambda *arguments: 0.5)
     result = command(capfd, inputs / "model", "-o", tmp_path / "out", "--quiet")
     assert (result.code, result.out, result.error_code) == (5, "", ErrorCode.NUMBERS_DIFFER)
     assert result.details["stage"] is ProofStage.EXPORT
@@ -257,14 +258,12 @@ def test_an_impossible_run_fails_before_the_export(
     assert listener.stages == ["loading the model"]
 
 
-def test_positions_are_kept_for_a_runtime_that_needs_them(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime, recipe = type(target("ort")), learning_recipe(inputs, tmp_path / "out")
-    assert drops_unread(recipe)
-    assert not drops_unread(learning_recipe(inputs, tmp_path / "out", keep_unread_positions=True))
-    monkeypatch.setattr(runtime, "drops_positions", False)
-    assert not drops_unread(recipe)
+def test_positions_are_kept_for_a_runtime_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EngineConfig()
+    assert drops_unread(ExportConfig(), engine)
+    assert not drops_unread(ExportConfig(keep_unread_positions=True), engine)
+    monkeypatch.setattr(type(target("ort")), "drops_positions", False)
+    assert not drops_unread(ExportConfig(), engine)
 
 
 @pytest.mark.parametrize(("dense", "compressed"), [(0.9, 0.89), (0.85, 0.84), (0.8, 0.79)])

@@ -15,10 +15,10 @@ from compressor import report as reports
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
+from compressor.engines.prove import prove_engine
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage
-from compressor.run import verify
 from compressor.run.finished_run import load_run, quantized_source
 from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
@@ -296,7 +296,7 @@ def test_a_graph_with_a_fixed_batch_is_proven_at_that_batch(finished: Path, tmp_
 def test_a_proof_without_cases_fails(tmp_path: Path) -> None:
     save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "model.onnx")
     with pytest.raises(MismatchError) as error:
-        verify.prove_engine(tmp_path / "model.onnx", FakeEngine(), (), "dense")
+        prove_engine(tmp_path / "model.onnx", FakeEngine(), (), "dense")
     assert error.value.code is ErrorCode.OUTPUTS_DIFFER
 
 

@@ -25,7 +25,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import NoteCode
 from compressor.run.load import load_model, read_rows
-from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.run.step_store import StepStore, open_stores
 from compressor.run.steps.base import store_learned
 from compressor.selection.learn import learn

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressor.engines.build import ShrunkGraph
+from compressor.engines.score import score_notes
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.pruning.allocate import Allocation
+from compressor.pruning.constraints import Constraint
+from compressor.pruning.prune import budget_notes
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
-from compressor.run.products import SelectedPlan, ShrunkGraph
-from compressor.run.pruning.budget import Allocation
-from compressor.run.pruning.budget_rows import budget_notes
-from compressor.run.pruning.constraints import Constraint
+from compressor.run.run_context import SelectedPlan
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 
@@ -125,7 +127,7 @@ def test_what_a_metric_cannot_show_is_noted(
     score = Score(dense=dense, compressed=0.9, **fields)
     before = np.zeros((10, 2))
     after = before + [[float(changed), 0.0]] * 10
-    assert [note.code for note in run_notes.score_notes(score, before, after, constant)] == expected
+    assert [note.code for note in score_notes(score, before, after, constant)] == expected
 
 
 def test_heads_without_blocks_are_named() -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.engines.prove import prove_shrunk
+from compressor.engines.prove_export import prove_export
 from compressor.model_folder import load
 from compressor.models import SegmentForCausalLM, pruned
 from compressor.results import FLOAT_STAGES, NoteCode, ProofStage
-from compressor.run import verify
 from compressor.targets import target
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import open_data
@@ -80,7 +81,7 @@ def test_proofs_cover_empty_half_full_and_full_memories(exported: SegmentGraph) 
 def test_the_reference_graph_equals_the_gated_model(exported: SegmentGraph, tmp_path: Path) -> None:
     plan = plan_of(exported.sites, [(), (0, 2, 3)], np.random.default_rng(7))
     graph = exported.gated(plan, tmp_path / "gated.onnx")
-    proof = verify.prove_export(exported.model, plan, graph, exported.cases, "compressed", attention="eager")
+    proof = prove_export(exported.model, plan, graph, exported.cases, "compressed", attention="eager")
     assert proof.error <= 1e-5
 
 
@@ -101,7 +102,7 @@ def test_the_shrunk_graph_equals_the_gated_one_and_an_emptied_layer_is_its_bias(
     assert not shrunk.refused
     save(shrunk.model, tmp_path / "small.onnx")
     gated = exported.gated(plan, tmp_path / "gated.onnx")
-    proof = verify.prove_shrunk(gated, tmp_path / "small.onnx", exported.cases, "compressed")
+    proof = prove_shrunk(gated, tmp_path / "small.onnx", exported.cases, "compressed")
     assert proof.error <= TOLERANCE
     emptied = [site.name for site in plan.sites if not site.kept]
     graph = shrunk.model.graph

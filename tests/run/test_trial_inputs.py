@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 import compressor
 from compressor.config.run import Recipe
 from compressor.config.sections import ExportConfig
+from compressor.engines.build import export_unproven
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.results import NoteCode, Report
 from compressor.run.rebuild import rebuild
-from compressor.run.variant import export_unproven
 from compressor.targets import Engine, target
 from compressor.targets.example_rows import read_example_rows
 from compressor.units import find_sites, keep_all

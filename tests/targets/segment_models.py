@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressor.engines.prove import Case, make_cases
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.models import (
     AllAttentionConfig,
@@ -21,8 +22,6 @@ from compressor.models import (
     TransformerXLConfig,
     TransformerXLForCausalLM,
 )
-from compressor.run import verify
-from compressor.run.products import Case
 from compressor.targets import Engine, target
 from compressor.targets.relative_error import relative_error
 from compressor.targets.segment_stream import Stream
@@ -119,7 +118,7 @@ def exported_model(family: str) -> SegmentGraph:
     sites, path = find_sites(model, inputs), folder / "reference.onnx"
     attention: Any = "sdpa" if family == "transformer_xl" else "eager"
     shared_export(model, keep_all(sites), inputs, path, attention=attention)
-    cases = verify.make_cases(lambda *size: example_inputs(source, *size), maximum_length=40)
+    cases = make_cases(lambda *size: example_inputs(source, *size), maximum_length=40)
     return SegmentGraph(model, sites, path, cases)
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
+from compressor.engines.prove import prove_engine
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.quantization import quantize_symmetric
-from compressor.run import verify
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Precision, target
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.relative_error import ReferenceOutputs, relative_error
@@ -185,7 +185,7 @@ def test_a_model_with_memories_runs_with_empty_and_full_ones(tmp_path: Path) -> 
     save(exported.shrunk(keep_all(exported.sites)).model, graph)
     engine = build("trt", graph, tmp_path)
     cases = [case for case in exported.cases if case.feeds["input_ids"].shape[1] <= OPTIONS.seq[2]]
-    assert verify.prove_engine(graph, engine, cases, "dense").holds
+    assert prove_engine(graph, engine, cases, "dense").holds
     assert engine.run(random_feeds(load(graph), 2, 8))
 
 

@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Absent())
 for package in ("compressor.targets", "compressor.measure"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         importlib.import_module(module.name)
-for name in ("compressor.latency", "compressor.run.verify"):
+for name in ("compressor.latency", "compressor.engines.prove"):
     importlib.import_module(name)
 """
 

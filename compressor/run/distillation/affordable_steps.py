@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
-from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
 from compressor.tasks import Data
+from compressor.tasks.calibration import draw_rows
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import fake_quantized
 from compressor.training.processes import process_state

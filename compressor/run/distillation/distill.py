@@ -21,15 +21,14 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.distillation.affordable_steps import affordable_length
 from compressor.run.distillation.teacher import require_same_interface
-from compressor.run.engine_choice.calibrate import draw_rows
 from compressor.run.load import load_folder, load_named_folder
-from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.run_context import RunContext, RunInputs
+from compressor.run.run_context import LoadedModel, RunContext, RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import joined_curves, training_curves
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
+from compressor.tasks.calibration import draw_rows
 from compressor.tasks.scoring import sample_of
 from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints

@@ -9,10 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from compressor.config.steps import Step
+from compressor.engines.build import ExportedGraph, Variant
+from compressor.engines.choose import ChosenEngine
+from compressor.engines.score import EvaluationScorer
 from compressor.model_folder import ModelFolder, fingerprint
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.products import ChosenEngine, ExportedGraph, SelectedPlan, Variant
-from compressor.run.run_context import RunContext, RunInputs
+from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.training.processes import process_state

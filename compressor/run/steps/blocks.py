@@ -13,8 +13,7 @@ from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_text
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
-from compressor.run.products import SelectedPlan
-from compressor.run.run_context import RunInputs
+from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
 from compressor.selection.checks import check_options

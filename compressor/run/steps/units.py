@@ -6,35 +6,31 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from compressor.config.steps import Follow, Step, Units
+from compressor.engines.build import drops_unread
+from compressor.engines.choices import Choice
+from compressor.engines.choose import ChosenEngine, LaterPruning, choose_engine, fastest_of
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
+from compressor.pruning.costs import PlanEngines, keep_counts
+from compressor.pruning.measure import CostSource, structure_of
 from compressor.results import Note, NoteCode
-from compressor.run.engine_choice.calibrate import calibration_rows
-from compressor.run.engine_choice.choose_engine import choose_engine
-from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
-from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
-from compressor.run.engine_choice.trial_times import fastest_of
+from compressor.run.learn_units import learn_pool, make_pool, with_costs
 from compressor.run.plan_source import check_start
-from compressor.run.products import Choice, ChosenEngine, SelectedPlan
-from compressor.run.pruning.budget_run import BudgetRun
-from compressor.run.pruning.constraints import timed_sizes
-from compressor.run.pruning.cost_tables import CostSource
-from compressor.run.pruning.early_checks import check_reachable
-from compressor.run.pruning.learn_units import learn_pool, make_pool, with_costs
-from compressor.run.pruning.measure_times import keep_counts
-from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.pruning.prune import prune
-from compressor.run.run_context import RunInputs
+from compressor.run.prunable_groups import prunable_groups
+from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
+from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.step_store import StepStore
 from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
-from compressor.run.variant import drops_unread
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
 from compressor.targets import QUANTIZED, Engine
+from compressor.tasks.calibration import calibration_rows
 from graph_passes import GraphPassError, Plan
 
 _FEWEST_ROWS = 4
@@ -97,7 +93,7 @@ def remove_units(
     """
     scorer, engine = with_engine(step, state, context, store)
     earlier = None if state.selected.plan.method is None else state.selected
-    selected = prune(replace(budget_run(step, context, store, engine, earlier), times_plans=times_plans))
+    selected = prune_units(replace(budget_run(step, context, store, engine, earlier), times_plans=times_plans))
     if engine.runner_up is not None:
         engine = _choose_last(context, scorer, engine, selected.plan, store)
     return State(replace(selected, engine=engine.choice.label), engine, scorer)
@@ -110,7 +106,7 @@ def with_engine(
     run = context.run
     if state.engine is not None and state.scorer is not None:
         return state.scorer, state.engine
-    scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
+    scorer = run.scorer(context.graphs.dense)
     engine = _choose_first(step, context, scorer, store.engines)
     if run.built.engine.chooses:
         nearest = (engine, engine.runner_up)
@@ -144,7 +140,8 @@ def budget_run(
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
     inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
-    costs = CostSource(run.model.folder.model, run.model.groups, engines, dense.engine, inputs, run.log)
+    structure = structure_of(run.model.folder.model, run.model.groups)
+    costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
     lost = 0.0 if engine is None else engine.lost(run.rows.task)
     refused = context.graphs.refused
     return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, run.log)
@@ -158,10 +155,10 @@ def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized
         choice=choice,
         options=run.sizes.build,
         row=calibration_rows(run.rows, 1, run.recipe.selection.seed)[0],
-        drop_unread=drops_unread(run.recipe),
+        drop_unread=drops_unread(run.recipe.export, run.recipe.engine),
         scratch=scratch,
         quantized=quantized,
-        products=run.product_times,
+        matmul_times=run.matmul_times,
     )
 
 
@@ -173,11 +170,11 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
     run, reference = context.run, context.graphs.reference
     if not run.built.engine.chooses:
         return ChosenEngine(scorer.dense, Choice(run.built.engine))
-    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built))
+    whole = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.built.export, run.built.engine))
     # The engines of the pruned model have folders of the same names.
     scratch = run.work.scratch / "whole"
     scratch.mkdir(exist_ok=True)
-    trials = EngineTrials(whole, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log)
+    trials = run.engine_trials(whole, scorer, scratch)
     units = step.prune_units
     skipped = frozenset().union(*(refusal.sites for refusal in context.graphs.refused))
     groups = [group for group in run.model.groups if units in ("all", group.type) and group.name not in skipped]
@@ -188,7 +185,8 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
             plan = keep_counts(reference.plan, groups, counts)
             return _build_plan(context, trial, Path(tempfile.mkdtemp(dir=pruned)), plan)
 
-        return choose_engine(trials, pruning=(step, build_pruned), decided=decided)
+        pruning = LaterPruning(partial(share_left, step), build_pruned)
+        return choose_engine(trials, pruning=pruning, decided=decided)
 
 
 def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
@@ -219,9 +217,7 @@ def _choose_last(
     if store.delivered in nearest:
         return nearest[store.delivered]
     scratch = run.work.scratch / "nearest"
-    trials = EngineTrials(
-        scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
-    )
+    trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
     built: dict[str, Engine] = {}
     with run.log.stage("building the two fastest engines with the plan"):
         for label, chosen in nearest.items():

@@ -16,23 +16,16 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable
+from compressor.pruning.bisect import MARGIN, LossEstimate, estimate_losses, require_informed, upper_losses
+from compressor.pruning.model import ResampledScore, TorchScorer
 from compressor.results import MetricUnit, Note, NoteCode, is_within
-from compressor.run.accelerator import on_accelerator
-from compressor.run.pruning.budget_rows import predicted_rows
-from compressor.run.pruning.metric_trials import (
-    MARGIN,
-    LossEstimate,
-    ResampledScore,
-    TrialScorer,
-    estimate_losses,
-    require_informed,
-    upper_losses,
-)
-from compressor.run.pruning.prune import time_tables
+from compressor.run.budget_rows import predicted_rows
+from compressor.run.prune_units import time_tables
 from compressor.run.run_context import RunInputs
 from compressor.run.step_store import StepStore
 from compressor.run.steps import distill, units
 from compressor.run.steps.base import State, StepContext, StepFunctions, stored_state
+from compressor.training.accelerator import on_accelerator
 from compressor.workdir import ATTEMPTS
 from graph_passes.files import write_text
 
@@ -215,7 +208,7 @@ class _Search:
     store: StepStore
     base: State
     tables: Sequence[CostTable]
-    scorer: TrialScorer
+    scorer: TorchScorer
     whole: ResampledScore
     deadline: float
     _score_seconds: float
@@ -240,7 +233,7 @@ class _Search:
         model = run.model.folder.model
         began = time.perf_counter()
         with on_accelerator(model, copies=3):
-            trials = TrialScorer(model, run.rows.task, run.rows.eval, step.units.seed, run.log)
+            trials = TorchScorer(model, run.rows.task, run.rows.eval, step.units.seed, run.log)
             whole = trials.score_whole()
         require_informed(whole, run.rows.task)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)

@@ -289,58 +289,58 @@ def _(w: World) -> None:
     w.right("fnet", "--data", "rows.tsv", "--macs", "70%", "-o", "out")
 
 
-@advice("run.pruning.constraints timed_sizes contradiction")
+@advice("run.prune_units timed_sizes contradiction")
 def _(w: World) -> None:
-    from compressor.run.pruning.constraints import timed_sizes
+    from compressor.run.prune_units import timed_sizes
 
     step = Units(macs=0.5, budget_at=("4x8",))
     w.fails(timed_sizes, step, MeasureConfig(batch=(1,)), [8])
     w.right(timed_sizes, step, MeasureConfig(batch=(1, 4)), [8])
 
 
-@advice("run.pruning.count_costs count_costs unsupported-model")
+@advice("pruning.costs count_costs unsupported-model")
 def _(w: World) -> None:
-    from compressor.run.pruning import count_costs
+    from compressor.pruning import costs
 
-    w.patch.setattr(count_costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
-    w.patch.setattr(count_costs, "uncounted_product", lambda *_: "product_7")
-    w.fails(count_costs.count_costs, None, None, (), [(1, 8)], None)
+    w.patch.setattr(costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
+    w.patch.setattr(costs, "uncounted_product", lambda *_: "product_7")
+    w.fails(costs.count_costs, None, None, (), [(1, 8)], None)
     w.right(*w.keep_one())
 
 
-@advice("run.pruning.metric_trials require_informed label-mismatch")
+@advice("pruning.bisect require_informed label-mismatch")
 def _(w: World) -> None:
     informed(w, "the labels are in another order")
 
 
-@advice("run.pruning.metric_trials require_informed label-mismatch #2")
+@advice("pruning.bisect require_informed label-mismatch #2")
 def _(w: World) -> None:
     informed(w, None)
 
 
 def informed(w: World, order: str | None) -> None:
     """A whole model whose metric shows nothing, and one whose metric does."""
-    from compressor.run.pruning.metric_trials import require_informed
+    from compressor.pruning.bisect import require_informed
 
     task: Any = SimpleNamespace(metric="accuracy")
     w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), task)
     w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), task)
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused")
+@advice("run.prunable_groups prunable_groups site-refused")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
     w.fails(prunable_groups, cases.units(), model, ())
     w.right(*w.keep_one())
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused #2")
+@advice("run.prunable_groups prunable_groups site-refused #2")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     w.fails(prunable_groups, cases.units(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
     w.right(prunable_groups, cases.units(skip_refused=True), cases.MODEL, [cases.refusal(cases.HEADS[1])])
@@ -348,10 +348,10 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--opset", "23"))
 
 
-@advice("run.pruning.prunable_groups prunable_groups site-refused #3")
+@advice("run.prunable_groups prunable_groups site-refused #3")
 def _(w: World) -> None:
-    from compressor.run.pruning.prunable_groups import prunable_groups
-    from tests.run.pruning import test_prunable_groups as cases
+    from compressor.run.prunable_groups import prunable_groups
+    from tests.run.budgets import test_prunable_groups as cases
 
     refused = [cases.refusal(*cases.HEADS)]
     w.fails(prunable_groups, cases.units(prune_units="heads", skip_refused=True), cases.MODEL, refused)
@@ -386,7 +386,7 @@ def _(w: World) -> None:
 
 @advice("run.run_notes selection_notes no-metric")
 def _(w: World) -> None:
-    from compressor.run.products import SelectedPlan
+    from compressor.run.run_context import SelectedPlan
     from compressor.run.run_notes import selection_notes
     from graph_passes import Plan
 
@@ -465,10 +465,10 @@ def _(w: World) -> None:
     w.right(*command, "--max-length", "16", "--seq", "16")
 
 
-@advice("run.variant require_precision products-in-float")
+@advice("engines.build require_precision products-in-float")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.run.variant import require_precision
+    from compressor.engines.build import require_precision
 
     engine: Any = SimpleNamespace(precision="bf16", products={"bf16": 3, "fp32": 1}, quantized=None)
     w.fails(require_precision, engine, EngineConfig(target="openvino", precision="bf16"))
@@ -476,10 +476,10 @@ def _(w: World) -> None:
     w.right(require_precision, engine, config)
 
 
-@advice("run.variant require_precision products-in-float #2")
+@advice("engines.build require_precision products-in-float #2")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.run.variant import require_precision
+    from compressor.engines.build import require_precision
 
     quantized = SimpleNamespace(requested=4, executed=3, in_float=("product",))
     engine: Any = SimpleNamespace(precision="int8", products={}, quantized=quantized)
@@ -488,7 +488,7 @@ def _(w: World) -> None:
     w.right(require_precision, engine, config)
 
 
-@advice("run.variant require_complete site-refused", zoo=True)
+@advice("engines.build require_complete site-refused", zoo=True)
 def _(w: World) -> None:
     import graph_passes
     from tests.run.runs import refuse_drops
@@ -514,10 +514,10 @@ def _(w: World) -> None:
     w.right(*build, w.out)
 
 
-@advice("run.engine_choice.choose_engine _choice text", unfollowed="needs a processor with bfloat16")
+@advice("engines.choose _choice text", unfollowed="needs a processor with bfloat16")
 def _(w: World) -> None:
+    from compressor.engines.choose import _notes
     from compressor.results import Candidate
-    from compressor.run.engine_choice.choose_engine import _notes
 
     row = Candidate(target="openvino", precision="bf16", agreement=0.9, holds=False, chosen=True)
     w.notes(lambda: list(_notes([row], (), is_bounded=False)))
@@ -531,7 +531,7 @@ def _(w: World) -> None:
     report["recipe"]["precision"] = "auto"
     report["delivered"] += ", where faster"
     (w.out / "report.json").write_text(json.dumps(report))
-    w.patch.setattr("compressor.run.engine_choice.product_times._time_ratio", lambda *arguments: 2.0)
+    w.patch.setattr("compressor.engines.matmul_times._time_ratio", lambda *arguments: 2.0)
     build = ("build", w.out, "--seconds", "0.01", "--threads", "1")
     w.notes(*build)
     w.right(*build, "--precision", "fp32")
@@ -540,9 +540,8 @@ def _(w: World) -> None:
 @advice("run.rebuild _note_build text")
 def _(w: World) -> None:
     from compressor.config.sections import EngineConfig
-    from compressor.progress import NullListener
+    from compressor.progress import NullListener, RunLog
     from compressor.run.rebuild import _note_build
-    from compressor.run.run_log import RunLog
     from graph_passes import Plan
 
     def note(**fields: Any) -> None:
@@ -582,7 +581,7 @@ def _(w: World) -> None:
     w.right(*command, "--distill-learning-rate", "1e-4", "--force")
 
 
-@advice("run.pruning.model_units _known_times text", zoo=True)
+@advice("run.model_units _known_times text", zoo=True)
 def _(w: World) -> None:
     w.patch.setenv("XDG_CACHE_HOME", str(w.path))
     w.notes("sites", "model")
@@ -590,10 +589,10 @@ def _(w: World) -> None:
     w.right("sites", "model")
 
 
-@advice("run.pruning.bisect_metric _note text")
+@advice("pruning.bisect _note text")
 def _(w: World) -> None:
+    from compressor.pruning.bisect import _note
     from compressor.results import MetricUnit
-    from compressor.run.pruning.bisect_metric import _note
 
     task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
     plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
@@ -601,20 +600,20 @@ def _(w: World) -> None:
     w.right(_note, [plan, plan], 4, task)
 
 
-@advice("run.engine_choice.choose_engine _notes text")
+@advice("engines.choose _notes text")
 def _(w: World) -> None:
     notes_of_choice(w, rows=(8, 4096))
 
 
-@advice("run.engine_choice.choose_engine _notes text #2")
+@advice("engines.choose _notes text #2")
 def _(w: World) -> None:
     notes_of_choice(w, bounded=(False, True))
 
 
 def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tuple[bool, bool] = (True, True)) -> None:
     """The notes of a choice before and after the advice is followed."""
+    from compressor.engines.choose import _notes
     from compressor.results import MetricUnit
-    from compressor.run.engine_choice.choose_engine import _notes
 
     best: Any = SimpleNamespace(
         precision="fp32", target="ort", chosen=True, quantized=1, difference=-0.01, unit=MetricUnit.POINTS,
@@ -629,7 +628,7 @@ def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tup
     w.right(notes, rows[1], bounded[1])
 
 
-@advice("run.engine_choice.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+@advice("engines.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
 def _(w: World) -> None:
     w.whole()
     w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
@@ -650,10 +649,9 @@ def _(w: World) -> None:
 
 @advice("run.rebuild _note_what_to_expect text #2", unfollowed="needs TensorRT 8.6")
 def _(w: World) -> None:
-    from compressor.progress import NullListener
+    from compressor.progress import NullListener, RunLog
     from compressor.results import Note, NoteCode
     from compressor.run import rebuild
-    from compressor.run.run_log import RunLog
 
     w.patch.setattr(rebuild, "target", lambda name: SimpleNamespace(drops_positions=False))
     note = Note(code=NoteCode.POSITIONS_DROPPED, text="some")
@@ -686,11 +684,11 @@ def _(w: World) -> None:
     w.right(note)
 
 
-@advice("run.fixed_shapes _remedy text", zoo=True)
-@advice("run.fixed_shapes _remedy text #2", zoo=True)
+@advice("engines.prove _remedy text", zoo=True)
+@advice("engines.prove _remedy text #2", zoo=True)
 def _(w: World) -> None:
     from compressor.targets import target
-    from tests.run.test_fixed_shapes import wrong
+    from tests.engines.test_fixed_shapes import wrong
 
     w.whole()
     short = ("--seconds", "0.01", "--threads", "1", "--allow-float-products")

@@ -13,12 +13,12 @@ import pytest
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.engines.build import rehearsal_plan
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.distillation import distill
-from compressor.run.variant import rehearsal_plan
 from compressor.units import find_sites
 from tests.faults import fails_with
 from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from compressor.config.sections import EngineConfig
+from compressor.engines.choices import Choice
+from compressor.engines.choose import ChosenEngine
 from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
-from compressor.run.products import Choice, ChosenEngine
 from compressor.run.step_store import StepStore
 from compressor.run.steps import units
 
@@ -29,16 +30,10 @@ class Chosen:
         self.engine = ChosenEngine(variant, first.choice, runner_up=second)
         self.store, self.notes, self.built = StepStore(path), list[Any](), list[str]()
         log = SimpleNamespace(stage=lambda name: nullcontext(), add_notes=self.notes.extend)
-        run = SimpleNamespace(
-            **dict.fromkeys(("built", "sizes", "product_times"), None),
-            model=SimpleNamespace(folder=None),
-            work=SimpleNamespace(scratch=path),
-            log=log,
-        )
+        run = SimpleNamespace(engine_trials=lambda *arguments: None, work=SimpleNamespace(scratch=path), log=log)
         self.context: Any = SimpleNamespace(run=run)
         self.scorer: Any = SimpleNamespace(dense=SimpleNamespace(graph=None))
         self.failing = failing
-        patch.setattr(units, "EngineTrials", lambda *arguments: None)
         patch.setattr(units, "_build_plan", self._build)
         patch.setattr(units, "fastest_of", lambda trials, engines, stage: fastest)
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.config.sections import EngineConfig
+from compressor.engines.build import require_precision
 from compressor.environment import BFLOAT16_INSTRUCTIONS
 from compressor.errors import ErrorCode, MismatchError, TargetMissingError
 from compressor.latency.local_engine import changes_since
-from compressor.run.variant import require_precision
 from compressor.targets import target
 from compressor.targets.graph_facts import weighted_products
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from compressor.config.sections import EngineConfig
-from compressor.run.products import SYMMETRIC, Choice
-from compressor.run.pruning import measure_times as times_module
-from compressor.run.pruning.count_costs import count_costs
-from compressor.run.pruning.measure_times import keep_counts, measure_times
-from compressor.run.pruning.partial_shares import PartialShares
-from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.engines.choices import SYMMETRIC, Choice
+from compressor.pruning import measure as times_module
+from compressor.pruning.costs import PlanEngines, count_costs, keep_counts
+from compressor.pruning.measure import PartialShares, measure_times
 from compressor.targets import BuildOptions, Engine, Feeds
 from compressor.units import keep_all
 from tests.law import references
-from tests.run.pruning.budget_runs import exported, seconds_by_macs
+from tests.run.budgets.budget_runs import exported, seconds_by_macs
 from tests.targets.tensorrt import stand_ins
 from tests.targets.tensorrt.stand_ins import REQUESTED
 from tests.zoo import text

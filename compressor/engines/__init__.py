@@ -1,0 +1,1 @@
+"""Graphs and engines of a model: built, proven, quantized, scored, and the fastest chosen that keeps the metric."""

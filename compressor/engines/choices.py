@@ -1,0 +1,83 @@
+"""The settings of the engines that may be built: target, precision, and the form of an engine in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compressor.config.sections import AUTO, EngineConfig
+from compressor.results import Candidate
+from compressor.targets import QUANTIZED, TARGETS, Precision, target
+
+PORTABLE, SYMMETRIC, DYNAMIC = "portable", "symmetric", "dynamic"
+"""Forms of an engine in 8 bits: built from the portable or a symmetric quantized graph, or quantized by the target."""
+
+MIXED = "where faster"
+"""Part of the label of an engine in 8 bits that computes in floats what is slower in int8."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings of an engine.
+
+    Attributes:
+        config: target and precision.
+        form: `PORTABLE`, `SYMMETRIC` or `DYNAMIC` for an engine in 8 bits; empty for an engine in floats.
+        mixes: whether products stay in floats whose widths are slower in int8 on this machine.
+        in_float: names of the products of the quantized graph that were returned to floats, for a proof or the metric.
+    """
+
+    config: EngineConfig
+    form: str = ""
+    in_float: tuple[str, ...] = ()
+    mixes: bool = False
+
+    @property
+    def row(self) -> Candidate:
+        """The row of a table of candidates, without measurements."""
+        count = len(self.in_float)
+        returned = f"{count} product{'s' if count > 1 else ''} in floats" if count else ""
+        form = ", ".join(filter(None, (self.form, MIXED if self.mixes else "", returned)))
+        return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
+
+    @property
+    def quantized_graph(self) -> str | None:
+        """Name of the quantized graph that it is built from; None: it is built from the float graph."""
+        if self.form not in (PORTABLE, SYMMETRIC):
+            return None
+        return target(self.config.target).quantized_graph(self.config.definite_precision)
+
+    @property
+    def label(self) -> str:
+        """The settings for readers, e.g. `openvino int8 portable`."""
+        return self.row.label
+
+
+def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
+    """Every engine that a configuration allows, in the order in which they are tried.
+
+    Args:
+        config: target and precision, which may be left to the choice.
+        has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
+    """
+    names = tuple(TARGETS) if config.target == AUTO else (config.target,)
+    allowed = []
+    for name, precision in _precisions(names, config):
+        engine = config.model_copy(update={"target": name, "precision": precision})
+        if precision not in QUANTIZED:
+            allowed.append(Choice(engine))
+            continue
+        if not has_rows:
+            continue
+        mixes = config.precision == AUTO and precision == "int8" and "float_widths" in target(name).options
+        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE, mixes=mixes))
+        if target(name).quantizes and precision == "int8":
+            allowed.append(Choice(engine, DYNAMIC, mixes=mixes))
+    return allowed
+
+
+def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:
+    """Each target with each precision that is tried there."""
+    for name in names:
+        precisions = target(name).tried_precisions if config.precision == AUTO else (config.definite_precision,)
+        yield from ((name, precision) for precision in precisions)

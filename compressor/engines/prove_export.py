@@ -1,0 +1,221 @@
+"""Proofs that an exported graph computes the same function as the PyTorch model, and the refusal of models that none
+can hold for: those with outputs that are not finite, that change at an input for good, or that choose among equal
+scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
+
+from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import copy_of
+from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
+from compressor.models.text_config import text_config
+from compressor.results import Proof, ProofStage, VariantName
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.relative_error import Outputs, is_defined
+from compressor.units import gated
+from compressor.units.find import evaluation_mode
+from compressor.units.hook import Attention, family
+from graph_passes import Plan
+
+
+def prove_export(
+    model: PreTrainedModel,
+    plan: Plan,
+    graph: Path,
+    cases: Sequence[Case],
+    variant: VariantName,
+    *,
+    attention: Attention,
+) -> Proof:
+    """Compare the gated PyTorch model with its reference graph.
+
+    Each case runs on a copy of the model that nothing has run on before: a model may change at an input.
+
+    Args:
+        model: the model, which stays as it is; to be the reference, nothing has run on it.
+        plan: the plan, whose dropped units the gates switch off.
+        graph: the reference graph.
+        cases: the inputs.
+        variant: name of the variant.
+        attention: form of attention in the graph.
+
+    Raises:
+        InputError: the graph does not run on inputs of some size that the model reads, or the model's own outputs are
+            not finite.
+    """
+    run = unoptimized(graph)
+
+    def run_exported(feeds: Feeds) -> Outputs:
+        try:
+            return run(feeds)
+        except InputError as error:
+            raise InputError(
+                f"{family(model)}: the exported graph does not run on {case_name(feeds)}, as the model does ({error});"
+                " the exporter of transformers fixes a size of this family: export another head or form of attention",
+                code=ErrorCode.EXPORT_FAILED,
+                family=family(model),
+            ) from error
+
+    expected: list[Outputs] = []
+    for case in cases:
+        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+        fresh = copy_of(model)
+        with (
+            gated(fresh, plan, attention=attention) as gated_model,
+            evaluation_mode(fresh),
+            quiet_transformers(),
+            torch.no_grad(),
+        ):
+            # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
+            outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
+            require_defined(gated_model, inputs, outputs)
+        expected.append(outputs)
+    return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
+
+
+def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Sequence[Case]) -> Proof:
+    """The proof of an export, if it holds.
+
+    Args:
+        prove: makes the proof.
+        model: its reference, on which nothing has run.
+        cases: its inputs.
+
+    Raises:
+        InputError: it does not hold, and a forward on one of the inputs changes the model; or the model chooses keys
+            among equal scores, so that it holds by chance if it does.
+        MismatchError: it does not hold.
+    """
+    with FirstOfEqual(watches=True) as choices:
+        proof = prove()
+    if proof.holds and (choices.tied is None or choices.tied != chosen_keys(model.config)):
+        return proof
+
+    for case in cases:
+        change = _change(model, case)
+        if change is not None:
+            what = " ".join(filter(None, (change.module, change.name)))
+            known = change.before is not None and getattr(model.config, change.name, None) == change.before
+            remedy = (
+                f'to compress what it is afterwards, set "{change.name}": {json.dumps(change.after)} in config.json,'
+                " which is another function than that of the folder"
+                if known
+                else "a graph computes one function for all inputs; use a model without this change"
+            )
+            raise InputError(
+                f"{family(model)}: the model changes at {case.name} for good ({what}: {change.before} to"
+                f" {change.after}), so that what it computes depends on its inputs before, and its graph computes"
+                f" something else; {remedy}",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                family=family(model),
+                module=change.module,
+                field=change.name,
+                before=change.before,
+                after=change.after,
+            )
+    tied = choices.tied if proof.holds else prove_with_ties(prove)[1]
+    if tied is not None:
+        field = _entry(model, tied)
+        named = "" if field is None else f" ({field})"
+        raise InputError(
+            f"{family(model)}: above {tied} keys{named} the model chooses keys by scores, and several are equal:"
+            " PyTorch chooses others of these than ONNX does, so that the graph computes something else on texts of"
+            f' more than {tied} tokens; to compress it for shorter texts, set "max_position_embeddings": {tied} in'
+            " config.json",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            family=family(model),
+            field=field,
+            value=tied,
+        )
+    return require(proof)
+
+
+def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
+    """A proof against the model as it is if it chooses the first of equal scores, as ONNX does.
+
+    Args:
+        prove: makes the proof.
+
+    Returns:
+        The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
+        scores are equal, so that these are not what a graph differs by.
+    """
+    with FirstOfEqual() as choices:
+        proof = prove()
+    return proof, choices.tied if proof.holds else None
+
+
+def _entry(model: PreTrainedModel, size: int) -> str | None:
+    """The entry of the configuration that holds a number of chosen keys."""
+    return next(
+        (name for name, value in vars(text_config(model.config)).items() if "topk" in name and value == size), None
+    )
+
+
+def _change(model: PreTrainedModel, case: Case) -> Change | None:
+    """The change by one input that explains most: of an entry of the configuration, else of any number or text."""
+    inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+    changes = [change for change in changes_of_forward(copy_of(model), inputs) if change.before is not None]
+    return min(changes, key=lambda change: not hasattr(model.config, change.name), default=None)
+
+
+def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], outputs: Mapping[str, np.ndarray]) -> None:
+    """Check the outputs of a model, and name the module where they overflow.
+
+    Args:
+        model: the model, as it computed the outputs.
+        inputs: what they were computed from.
+        outputs: the outputs by name.
+
+    Raises:
+        InputError: an output has NaN, or infinities alone.
+    """
+    feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
+    undefined = next((name for name, array in outputs.items() if not is_defined(array, feeds)), None)
+    if undefined is None:
+        return
+    module = first_not_finite(model, inputs)
+    where = "" if module is None else f", and before it that of its module {module}"
+    raise InputError(
+        f"{family(model)}: the output {undefined} of the model is NaN or infinite{where}; check its weights, or use a"
+        " checkpoint from before the training diverged",
+        code=ErrorCode.NOT_FINITE,
+        output=undefined,
+        module=module,
+    )
+
+
+def first_not_finite(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str | None:
+    """Path of the module that is the first to return a value that is NaN or infinite; None: no module does.
+
+    Args:
+        model: the model.
+        inputs: arguments of its forward.
+    """
+    paths: list[str] = []
+
+    def observe(path: str, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        tensors = get_leaf_tensors(result).values()
+        if not paths and any(not torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
+            paths.append(path)
+
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            if path:
+                undo.enter_context(module.register_forward_hook(partial(observe, path)))
+        model(**inputs)
+    return paths[0] if paths else None

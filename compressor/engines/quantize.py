@@ -1,0 +1,104 @@
+"""The quantized graphs of a run, one for each kind of engine in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from compressor.config.sections import EngineConfig
+from compressor.engines.build import ShrunkGraph
+from compressor.environment import int8_instructions
+from compressor.progress import ProgressCallback, RunLog
+from compressor.quantization import (
+    QuantizedGraph,
+    output_distance,
+    quantize_graph,
+    quantize_symmetric,
+    quantize_without_ruined,
+)
+from compressor.results import Note, NoteCode
+from compressor.targets import Feeds, target
+from compressor.tasks import Data
+from compressor.tasks.calibration import calibration_rows
+from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH
+
+_COMPARED_ROWS = 32
+"""Calibration rows on which a quantized graph is compared with its float graph."""
+
+
+def quantize_as(
+    file: str, graph: Path, rows: Sequence[Feeds], on_progress: ProgressCallback | None = None
+) -> QuantizedGraph:
+    """Quantize a float graph into a file beside it.
+
+    The portable graph keeps products in floats that outliers ruin, and its weights use 7 of 8 bits where the processor
+    has no instructions for sums of int8 products.
+
+    Args:
+        file: name of the quantized graph (`Target.quantized_graph`), which says its form.
+        graph: the float graph.
+        rows: calibration rows.
+        on_progress: called with (rows done, rows), if the quantizer reports progress.
+
+    Raises:
+        TargetMissingError: the quantizer is not installed.
+        InputError: the graph cannot be quantized.
+    """
+    out = graph.with_name(file)
+    if file == QUANTIZED_GRAPH:
+        return quantize_portable(graph, rows, out)
+    return quantize_symmetric(
+        graph, rows, out, precision="fp8" if file == FP8_GRAPH else "int8", on_progress=on_progress
+    )
+
+
+def quantize_portable(
+    graph: Path, rows: Sequence[Feeds], out: Path, *, keep_float: Collection[str] = ()
+) -> QuantizedGraph:
+    """Write the portable graph of a float graph, for this processor.
+
+    Args:
+        graph: the float graph.
+        rows: calibration rows.
+        out: the file to write.
+        keep_float: names of products that stay in floats; empty: those that outliers ruin.
+
+    Raises:
+        TargetMissingError: NNCF is not installed.
+        InputError: the graph cannot be quantized.
+    """
+    reduce_range = not int8_instructions()
+    if keep_float:
+        return quantize_graph(graph, rows, out, keep_float=keep_float, reduce_range=reduce_range)
+    return quantize_without_ruined(graph, rows, out, reduce_range=reduce_range)
+
+
+def remove_graph(path: Path) -> None:
+    """Remove a graph that was not written whole, with its weights."""
+    for file in (path, path.with_name(f"{path.name}.data")):
+        file.unlink(missing_ok=True)
+
+
+def quantize_for_target(graph: ShrunkGraph, engine: EngineConfig, data: Data | None, seed: int, log: RunLog) -> None:
+    """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
+
+    Args:
+        graph: the graph of the compressed variant.
+        engine: target and precision, and the number of calibration rows.
+        data: the rows; None: nothing is written.
+        seed: seed of the draw of calibration rows.
+        log: receives the stage, and a note with the difference to the float graph.
+    """
+    file = target(engine.target).quantized_graph(engine.definite_precision)
+    if file is None or data is None:
+        return
+    rows = calibration_rows(data, engine.calibration_rows, seed)
+    with log.stage("compressed: quantizing the graph") as on_progress:
+        quantized = quantize_as(file, graph.path, rows, on_progress)
+        distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])
+    text = (
+        f"{file} is the graph that compress build makes the engine of {engine.target} in {engine.precision} from; its"
+        f" metric was not measured; the mean square of the difference to the outputs in fp32 is {distance:.2g} of"
+        " theirs"
+    )
+    log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])

@@ -1,0 +1,164 @@
+"""Remove heads and neurons until budgets are met, or as many as the metric allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compressor.measure.costs import CostTable
+from compressor.progress import RunLog
+from compressor.pruning.allocate import (
+    MAX_BUDGET_RATIO,
+    MIN_BUDGET_RATIO,
+    Allocation,
+    allocate_until_met,
+    keep_all_within,
+)
+from compressor.pruning.bisect import LossBound, bisect_metric
+from compressor.pruning.constraints import Budgets, Constraint, macs_of, require_reachable
+from compressor.pruning.measure import KeptTimes
+from compressor.pruning.model import PrunableModel
+from compressor.report.budgets import cost, quantity
+from compressor.results import CertifiedLoss, Note, NoteCode
+from compressor.selection.allocation import Curve
+from compressor.units import PrunableGroup
+
+
+@dataclass(frozen=True)
+class PlanCosts:
+    """What plans cost.
+
+    Attributes:
+        times: measures the times of plans.
+        counted: tables of parameters and multiply-accumulates.
+        timed: tables of times at each size; empty where nothing depends on times.
+        times_plans: whether engines of plans are timed until one meets a budget of time; else the tables decide.
+    """
+
+    times: KeptTimes
+    counted: Sequence[CostTable]
+    timed: Sequence[CostTable] = ()
+    times_plans: bool = True
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How many units each group keeps, and what that costs.
+
+    Attributes:
+        allocation: the numbers of units.
+        tables: tables of the whole model that show where the cost goes.
+        constraints: the budgets; empty where the metric alone bounds the plan.
+        certificate: the loss that is certified; None where no certificate was requested.
+    """
+
+    allocation: Allocation
+    tables: tuple[CostTable, ...]
+    constraints: tuple[Constraint, ...] = ()
+    certificate: CertifiedLoss | None = None
+
+
+def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budgets, *, is_timed: bool) -> PlanCosts:
+    """What plans cost, counted, and measured where that is needed.
+
+    Args:
+        times: gives cost tables.
+        groups: the groups whose units may be removed.
+        budgets: the budgets.
+        is_timed: whether times are measured.
+
+    Raises:
+        BudgetError: a budget is below the cost of a plan that keeps nothing of the groups. This is known before the
+            rows are read, which takes longer.
+    """
+    counted = times.costs.count_tables()
+    require_reachable(groups, budgets.constraints(counted))
+    if not is_timed:
+        return PlanCosts(times, counted)
+    timed = times.time_tables(macs_of(counted))
+    times.costs.release()
+    require_reachable(groups, budgets.constraints(timed))
+    return PlanCosts(times, counted, timed)
+
+
+def prune(
+    model: PrunableModel,
+    costs: PlanCosts,
+    budgets: Budgets,
+    log: RunLog,
+    bound: LossBound | None = None,
+) -> Pruned:
+    """Remove units, and give the model the remaining weights.
+
+    Args:
+        model: the model, with the weights of the whole model.
+        costs: what plans cost.
+        budgets: the budgets that the plan meets.
+        log: receives stages and notes.
+        bound: the loss of the metric that alone bounds the plan; None: the budgets bound it.
+
+    Raises:
+        InputError: a loss or a measured cost is not finite, or no loss of the metric would show.
+        BudgetError: no plan meets the budgets.
+    """
+
+    def losses() -> dict[str, Curve]:
+        with log.stage("gathering statistics of the rows") as on_progress:
+            model.rank(on_progress)
+        with log.stage("measuring what each group contributes") as on_progress:
+            return model.losses(on_progress)
+
+    if bound is not None:
+        bisected, certificate = bisect_metric(model, losses(), costs.timed, bound, log)
+        return Pruned(bisected, tuple(costs.timed), certificate=certificate)
+    groups, constraints = model.groups, budgets.constraints([*costs.counted, *costs.timed])
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        """The cost under each constraint: by its table, or timed beside the dense engine."""
+        is_timed = costs.times_plans and bool(costs.timed)
+        times = iter(costs.times.time_plan({**budgets.fixed, **counts}, costs.timed) if is_timed else ())
+        return [
+            next(times) if is_timed and part.table.unit == "ms" else part.table.cost(counts) for part in constraints
+        ]
+
+    allocation = keep_all_within(groups, constraints, measure)
+    if allocation is None:  # losses are measured only if units have to be removed
+        allocation = allocate_until_met(groups, losses(), constraints, measure)
+    log.add_notes(budget_notes(constraints, allocation))
+    costs.times.costs.release()
+    if removes_any(groups, allocation):
+        with log.stage("refitting the remaining weights") as on_progress:
+            allocation = replace(allocation, notes=model.fit(allocation.counts, on_progress))
+    shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
+    return Pruned(allocation, shown, tuple(constraints))
+
+
+def removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:
+    """Whether a group keeps fewer units than it has."""
+    return any(allocation.counts[group.name] < group.counts[-1] for group in groups)
+
+
+def budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
+    """What was requested and what was reached."""
+    whole = [constraint.table.cost({}) for constraint in constraints]
+    is_whole = all(cost >= most for cost, most in zip(allocation.predicted, whole, strict=True))
+    if is_whole:
+        uses = ", ".join(
+            f"{cost(most, part.table.unit)} of {quantity(part.budget, part.table.unit)}"
+            for part, most in zip(constraints, whole, strict=True)
+        )
+        text = f"the model meets the budget as it is ({uses}), so no unit is removed for it"
+        yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
+    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
+        table, used = constraint.table, constraint.usage(measured)
+        size = f"{table.size_label}: " if table.batch else ""
+        expected = f"; predicted {cost(predicted, table.unit)}" if table.unit == "ms" else ""
+        text = (
+            f"{size}{quantity(constraint.budget, table.unit)} allowed, {cost(measured, table.unit)} reached"
+            f" ({measured / table.dense:.1%} of {cost(table.dense, table.unit)} with every unit, {used:.1%} of the"
+            f" budget{expected})"
+        )
+        code = NoteCode.BUDGET_MET if used <= MAX_BUDGET_RATIO else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < MIN_BUDGET_RATIO and not is_whole:
+            text += "; another size or the next number of units bounds the plan"
+        yield Note(code=code, text=text)

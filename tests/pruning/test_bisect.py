@@ -1,0 +1,151 @@
+"""The bisection over shares of time: where it goes on, which plans hold, and what each is expected to lose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.pruning.bisect import LossBound, _Attempt, _holding, _next_share, estimate_losses, upper_losses
+from compressor.pruning.model import ResampledScore
+
+LEAST = 0.08
+DRAWS = 200
+NAN = float("nan")
+
+
+def trial(share: float, cost: float | None = None, loss: float = 0.0, divergence: float = 0.01) -> Any:
+    """A plan that was chosen for a share of the time, and takes no more."""
+    metric = 0.9 - loss
+    plan: Any = SimpleNamespace(cost=share if cost is None else cost)
+    return _Attempt(share, plan, ResampledScore(metric, np.full(50, metric), divergence))
+
+
+@given(st.floats(LEAST, 1.0))
+def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float) -> None:
+    """Plans that cost less than one of them lose too much."""
+    trials: list[Any] = []
+    while share := _next_share(trials, holding := [part for part in trials if part.plan.cost >= fastest], LEAST):
+        assert LEAST <= share <= 1
+        assert all(share < part.plan.cost for part in holding)
+        assert all(share > part.share for part in trials if part not in holding)
+        trials.append(trial(share))
+        assert len(trials) < 40
+    held = min((part.plan.cost for part in trials if part.plan.cost >= fastest), default=1.0)
+    failed = max((part.share for part in trials if part.plan.cost < fastest), default=LEAST)
+    assert held <= 1.01 * failed
+
+
+def test_a_failure_above_a_plan_that_holds_bounds_nothing() -> None:
+    held, failed = trial(0.5), trial(0.7)
+    assert _next_share([failed, held], [held], LEAST) == pytest.approx(math.sqrt(LEAST * 0.5))
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "quantization_drop", "expected"),
+    [
+        (0.03, 0.0, [0.01, 0.02, 0.03]),
+        (0.03, 0.015, [0.01]),
+        (0.03, -0.02, [0.01, 0.02, 0.03]),
+        (0.0, 0.0, []),
+        (0.1, 0.2, []),
+    ],
+)
+def test_plans_hold_whose_loss_is_allowed_beside_that_of_the_precision(
+    max_drop: float, quantization_drop: float, expected: Sequence[float]
+) -> None:
+    losses = [0.01, 0.02, 0.03, 0.04]
+    trials = [trial(0.5, loss=loss, divergence=loss) for loss in losses]
+    task: Any = SimpleNamespace(higher_is_better=True)
+    bound = LossBound(cast(Any, None), max_drop, 0, cast(Any, None), quantization_drop)
+    holding = _holding(bound, task, ResampledScore(0.9, np.full(50, 0.9), 0.0), trials)
+    assert [loss for loss, part in zip(losses, trials, strict=True) if part in holding] == expected
+
+
+def scores(losses: Sequence[float], divergences: Sequence[float], noise: float, seed: int = 0) -> list[ResampledScore]:
+    """The whole model with metric 0.9, and plans whose losses are disturbed in the same way as those of their draws."""
+    rng = np.random.default_rng(seed)
+    plans = []
+    for loss, divergence in zip(losses, divergences, strict=True):
+        metric, *draws = 0.9 - loss + noise * rng.standard_normal(1 + DRAWS)
+        plans.append(ResampledScore(metric, np.array(draws), divergence))
+    return [ResampledScore(0.9, np.full(DRAWS, 0.9), 0.0), *plans]
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_losses_in_proportion_to_divergences_are_those_of_the_plans(higher_is_better: bool) -> None:
+    divergences = [0.01, 0.02, 0.05]
+    sign = 1 if higher_is_better else -1
+    whole, *plans = scores([sign * 0.2 * divergence for divergence in divergences], divergences, noise=0.0)
+    estimates = estimate_losses(whole, plans, higher_is_better=higher_is_better)
+    assert [estimate.loss for estimate in estimates] == pytest.approx([0.002, 0.004, 0.01])
+    assert [estimate.error for estimate in estimates] == pytest.approx([0, 0, 0])
+
+
+def test_a_small_loss_is_known_better_where_larger_ones_are() -> None:
+    """Beside the truth, the error and the error that is reported are those of the larger losses in proportion."""
+    divergences = [0.02, 0.05, 0.1]
+    alone, together = [], []
+    for seed in range(50):
+        whole, *plans = scores([0.2 * divergence for divergence in divergences], divergences, 0.006, seed)
+        alone += estimate_losses(whole, plans[:1], higher_is_better=True)
+        together += estimate_losses(whole, plans, higher_is_better=True)[:1]
+    for estimates, error in ((alone, 0.006), (together, 0.02 / 0.17 * np.sqrt(3) * 0.006)):
+        assert np.std([estimate.loss for estimate in estimates]) == pytest.approx(error, rel=0.3)
+        assert [estimate.error for estimate in estimates] == pytest.approx(np.full(50, error), rel=0.3)
+
+
+def test_a_plan_loses_more_than_its_upper_loss_about_once_in_twenty_times() -> None:
+    """The true losses are in proportion to the divergences; the scores and their draws have noise of the same size."""
+    divergences = [0.02, 0.05, 0.08]
+    exceeded = 0
+    for seed in range(400):
+        whole, *plans = scores([0.2 * divergence for divergence in divergences], divergences, 0.006, seed)
+        exceeded += 0.2 * divergences[0] > upper_losses(whole, plans, higher_is_better=True)[0]
+    assert 0.02 < exceeded / 400 < 0.09
+
+
+@pytest.mark.parametrize(("metric", "divergence"), [(0.5, NAN), (0.5, float("inf")), (NAN, 0.03)])
+def test_a_plan_without_finite_answers_loses_everything_and_says_nothing_about_others(
+    metric: float, divergence: float
+) -> None:
+    whole, *plans = scores([0.002, 0.004], [0.01, 0.02], noise=0.0)
+    failed = ResampledScore(metric, np.full(DRAWS, metric), divergence)
+    with_failed = estimate_losses(whole, [*plans, failed], higher_is_better=True)
+    assert with_failed[:2] == estimate_losses(whole, plans, higher_is_better=True)
+    assert with_failed[2].loss == np.inf
+
+
+def test_a_model_that_answers_by_chance_says_nothing_about_small_changes() -> None:
+    whole, *plans = scores([0.002, 0.004, 0.4], [0.01, 0.02, 40.0], noise=0.0)
+    estimates = estimate_losses(whole, plans, higher_is_better=True)
+    assert [estimate.loss for estimate in estimates[:2]] == pytest.approx([0.002, 0.004])
+
+
+def test_a_plan_is_not_accepted_against_what_it_certainly_loses_itself() -> None:
+    whole, *plans = scores([0.03, 0.04, 0.05], [0.1, 0.4, 0.45], noise=0.001)
+    (expected, *_), (upper, *_) = (
+        estimate_losses(whole, plans, higher_is_better=True),
+        upper_losses(whole, plans, higher_is_better=True),
+    )
+    assert expected.loss < 0.015
+    assert upper == pytest.approx(0.028, abs=0.003)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_plans_without_divergence_lose_what_they_show(loss: float) -> None:
+    whole, *plans = scores([loss, loss], [0.0, 0.0], noise=0.0)
+    estimates = estimate_losses(whole, plans, higher_is_better=True)
+    assert [estimate.loss for estimate in estimates] == pytest.approx([loss, loss])
+
+
+def test_undefined_draws_are_ignored() -> None:
+    whole, *plans = scores([0.002, 0.004], [0.01, 0.02], noise=0.001)
+    plans[0].draws[3] = NAN
+    assert np.isfinite(estimate_losses(whole, plans, higher_is_better=True)).all()

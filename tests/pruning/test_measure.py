@@ -1,0 +1,248 @@
+"""Cost tables of a run: a stored one is used where it still holds, and agrees with plans of all groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.environment import machine
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.progress import ProgressCallback
+from compressor.pruning import measure
+from compressor.pruning.measure import CostSource, latest_tables, structure_of
+from compressor.results import Note, NoteCode
+from compressor.targets.machine import user_cache
+from compressor.units import PrunableGroup, keep_all
+from graph_passes import Plan
+from tests.run.listeners import interrupt
+
+
+class Stage:
+    """A stage without output."""
+
+    def __enter__(self) -> ProgressCallback:
+        return lambda done, total: None
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Log:
+    """Collects notes."""
+
+    def __init__(self) -> None:
+        self.codes: list[NoteCode] = []
+
+    def stage(self, name: str) -> Stage:
+        return Stage()
+
+    def add_notes(self, notes: list[Note]) -> None:
+        self.codes += [note.code for note in notes]
+
+
+def table(saving: float, whole: float = 5.0) -> CostTable:
+    row = GroupCosts(groups=("a",), type="neurons", counts=(0, 32), savings=(saving, 0.0))
+    return CostTable(unit="ms", batch=1, seq=128, dense=10.0, whole=whole, rows=(row,))
+
+
+def test_the_structure_of_a_model_has_its_configuration_and_its_units() -> None:
+    def structure(layers: int, units: int) -> str:
+        model: Any = SimpleNamespace(config=SimpleNamespace(to_diff_dict=lambda: {"layers": layers}))
+        return structure_of(model, [PrunableGroup("a", "neurons", units, 1, 8, "a")])
+
+    assert structure(1, 32) == structure(1, 32)
+    assert len({structure(1, 32), structure(2, 32), structure(1, 64)}) == 3
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engines = SimpleNamespace(
+        choice=SimpleNamespace(label="ort fp32", in_float=()),
+        options=SimpleNamespace(shapes=()),
+        drop_unread=True,
+        whole=None,
+        reference_form="opset 23",
+    )
+    groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
+    dense: Any = SimpleNamespace(session={"runtime": "ort"}, host="ort on CPU, 2 threads")
+    parts: Any = {"engines": engines, "log": Log(), "inputs": {(1, 128): {}}}
+    return CostSource("one layer", groups, dense=dense, **parts)
+
+
+def measure_in_turn(monkeypatch: pytest.MonkeyPatch, *tables: CostTable) -> Iterator[CostTable]:
+    remaining = iter(tables)
+    monkeypatch.setattr(measure, "measure_times", lambda *args: [next(remaining)])
+    return remaining
+
+
+def time_whole_model(monkeypatch: pytest.MonkeyPatch, dense: float, whole: float) -> None:
+    monkeypatch.setattr(measure, "paired_times", lambda *args: [1e-3 * whole, 1e-3 * dense])
+
+
+def test_a_stored_table_is_scaled_to_the_times_of_today(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0))
+    source.time_tables(table(1.0))
+    time_whole_model(monkeypatch, 20.0, 10.0)
+    (again,) = source.time_tables(table(1.0))
+    assert source.log.codes == [NoteCode.COSTS_REUSED]  # type: ignore[attr-defined]
+    assert (again.dense, again.whole, again.saving("a", 0)) == pytest.approx((20.0, 10.0, 6.0))
+
+
+def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0), table(2.0, whole=2.5))
+    source.time_tables(table(1.0))
+    time_whole_model(monkeypatch, 10.0, 2.5)
+    (again,) = source.time_tables(table(1.0))
+    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
+    assert again == table(2.0, whole=2.5)
+
+
+def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str) -> CostSource:
+    """The source with another part of what times depend on."""
+    facts = machine()
+    match change:
+        case "machine":
+            monkeypatch.setattr(measure, "machine", lambda: facts | {"processor": "another"})
+        case "runtime":
+            monkeypatch.setattr(measure, "machine", lambda: facts | {"onnxruntime": "0.1"})
+        case "device":
+            source.dense.host = "ort on a GPU"
+        case "graph":
+            source.engines.reference_form = "opset 18"  # type: ignore[misc]
+        case "engine" | "precision":
+            source.engines.choice.label = f"another {change}"  # type: ignore[misc]
+        case "size":
+            return replace(source, inputs={(1, 64): {}})
+    return source
+
+
+@pytest.mark.parametrize("change", ["machine", "runtime", "device", "graph", "engine", "precision", "size"])
+def test_a_stored_table_of_something_else_is_not_used_and_that_is_noted(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    remaining = measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    assert source.log.codes == []  # type: ignore[attr-defined]
+    source = use_another(source, monkeypatch, change)
+    assert source.time_tables(table(1.0)) == [table(2.0)]
+    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
+    assert not list(remaining)
+
+
+def test_a_table_of_another_model_is_not_noted(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    replace(source, structure="two layers").time_tables(table(1.0))
+    assert source.log.codes == []  # type: ignore[attr-defined]
+
+
+def test_the_latest_tables_of_a_model_are_those_of_this_machine(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert latest_tables(source.structure) is None
+    measure_in_turn(monkeypatch, table(3.0), table(2.0))
+    source.time_tables(table(1.0))
+    use_another(source, monkeypatch, "engine").time_tables(table(1.0))
+    (first, second) = sorted(user_cache().glob("costs-*.json"), key=lambda file: "another" in file.read_text())
+    for latest, earlier, expected in ((first, second, 3.0), (second, first, 2.0)):
+        os.utime(earlier, (1, 1))
+        os.utime(latest, (2, 2))
+        tables = latest_tables(source.structure)
+        assert tables is not None
+        assert tables.tables == (table(expected),)
+    use_another(source, monkeypatch, "machine")
+    assert latest_tables(source.structure) is None
+
+
+def test_a_table_that_cannot_be_stored_is_used_all_the_same(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError("read-only")
+
+    measure_in_turn(monkeypatch, table(3.0))
+    monkeypatch.setattr(measure, "save_tables", refuse)
+    assert source.time_tables(table(1.0)) == [table(3.0)]
+    assert source.log.codes == [NoteCode.COSTS_NOT_STORED]  # type: ignore[attr-defined]
+
+
+class PlanCounts:
+    """Engines that are the numbers of units of their plans.
+
+    Attributes:
+        reference: has the plan that keeps every unit.
+        built: the engines, in order.
+        interrupted: how many engines are built before the measurement is interrupted; None: all.
+    """
+
+    def __init__(self, groups: Sequence[PrunableGroup], **fields: Any) -> None:
+        self.__dict__ |= fields
+        self.reference = SimpleNamespace(plan=keep_all(groups))
+        self.built: list[dict[str, int]] = []
+        self.interrupted: int | None = None
+
+    def build(self, plan: Plan) -> dict[str, int]:
+        if len(self.built) == self.interrupted:
+            interrupt()
+        self.built.append(dict(plan.counts))
+        return self.built[-1]
+
+    def discard(self, engine: dict[str, int]) -> None:
+        pass
+
+
+def test_an_interrupted_measurement_goes_on_after_the_plans_that_were_timed(
+    source: CostSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each measurement draws a time of its own: the table is the same only if no plan is timed twice."""
+    groups = [PrunableGroup(name, "neurons", units, 1, 8, name) for name, units in (("a", 128), ("b", 64))]
+    engines: Any = PlanCounts(groups, **vars(source.engines))
+    source = replace(source, groups=groups, engines=engines)
+    rows = tuple(
+        GroupCosts(groups=(group.name,), type="neurons", counts=(0, group.units), savings=(group.units / 64, 0.0))
+        for group in groups
+    )
+    counted, timed, noise = table(1.0).model_copy(update={"rows": rows}), list[Any](), np.random.default_rng(0)
+
+    def ratios(engines: Sequence[Any], *args: object) -> list[tuple[float, float]]:
+        timed.extend(engines[1:])
+        return [(sum(counts.values()) / 192 + noise.uniform(0.1, 0.2), 0.01) for counts in engines[1:]]
+
+    monkeypatch.setattr(measure, "paired_ratios", ratios)
+    monkeypatch.setattr(measure, "paired_times", lambda *args: [5e-3, 10e-3])
+    state = noise.bit_generator.state
+    whole, plans = source.time_tables(counted), [*timed]
+    assert len(plans) > 15
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    noise.bit_generator.state = state
+    timed.clear()
+    engines.built, engines.interrupted = [], 12
+    with pytest.raises(KeyboardInterrupt):
+        source.time_tables(counted)
+    assert timed == plans[:10]
+    engines.built, engines.interrupted = [], None
+    assert source.time_tables(counted) == whole
+    assert engines.built == plans[10:]
+    assert timed == plans
+    assert [path.name for path in user_cache().glob("*.partial.json")] == []
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))
+def test_the_sum_of_a_cost_is_the_inverse_of_the_cost_of_a_sum(steps: list[float], total: float) -> None:
+    times = [sum(steps[: number + 1]) for number in range(5)]
+    curve = tuple((2.0 * number, time) for number, time in enumerate(times))
+    costs = table(1.0).model_copy(update={"curve": curve})
+    assert costs.sum_at(costs.at_sum(total)) == pytest.approx(total)
+    doubled = costs.scaled(2.0)
+    assert doubled.at_sum(2 * total) == pytest.approx(2 * costs.at_sum(total))

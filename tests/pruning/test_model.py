@@ -1,0 +1,90 @@
+"""Scores of a model of PyTorch with successive weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compressor.model_folder import ModelFolder, load
+from compressor.progress import NullListener, RunLog
+from compressor.pruning.model import TorchScorer, metric_sums
+from compressor.tasks import Data, open_data
+from compressor.tasks.forwards import forward_arguments
+from compressor.training.distillation import Distillation
+from tests import folders
+from tests.tasks import questions
+from tests.tasks.rows import jsonl, tsv
+from tests.training.students import changed
+
+
+def regression(path: Path) -> tuple[ModelFolder, Data]:
+    """A regression with one row more than a batch holds."""
+    rows = [f"{number % 7}\t{' '.join(folders.WORDS[number % 9 : number % 9 + 5])}" for number in range(33)]
+    file = tsv(path / "rows.tsv", *rows)
+    torch.manual_seed(0)
+    folder = load(folders.save(folders.bert(num_labels=1), path / "model"))
+    return folder, open_data(folders.rows_config(file, file, file), folder)
+
+
+def question_answering(path: Path) -> tuple[ModelFolder, Data]:
+    """Questions about contexts of several windows."""
+    contexts = [" ".join(questions.WORDS[: 2 + number]) for number in range(10)]
+    file = jsonl(path / "rows.jsonl", *(questions.row(context) for context in contexts))
+    folder = questions.folder_of(questions.wordpieces())
+    return folder, open_data(folders.rows_config(file, file, file, max_length=10, stride=2), folder)
+
+
+@pytest.mark.parametrize("source", [regression, question_answering])
+def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder, Data]], tmp_path: Path) -> None:
+    folder, data = source(tmp_path)
+    model, log = folder.model.eval(), RunLog(NullListener())
+    scorer = TorchScorer(model, data.task, data.eval, 0, log)
+    whole, before = scorer.score_whole(), {name: tensor.clone() for name, tensor in scorer.whole_weights.items()}
+    same = scorer.score("the same weights")
+    assert (same.metric, same.divergence) == (whole.metric, pytest.approx(0, abs=1e-9))
+    np.testing.assert_array_equal(same.draws, whole.draws)
+    model.load_state_dict(changed(model).state_dict())
+    other = scorer.score("other weights")
+    values = metric_sums(model, data.task, data.eval, "other weights", log)
+    assert other.metric == data.task.score(values)
+    assert 0 < other.divergence < np.inf
+    for name, tensor in scorer.whole_weights.items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_whole_model_computes_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = load(folders.save(folders.bert(), tmp_path / "model"))
+    file = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tword {number}" for number in range(20)))
+    data = open_data(folders.rows_config(file, file, file), folder)
+    model, computed = folder.model.eval(), []
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def counted(self: nn.Module, *args: object, **inputs: Tensor) -> object:
+        computed.extend(["model" if self is model else "whole model"] * len(inputs["input_ids"]))
+        return forward(self, *args, **inputs)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    scorer = TorchScorer(model, data.task, data.eval, 0, RunLog(NullListener()))
+    scores = [scorer.score_whole(), scorer.score("trial 1"), scorer.score("trial 2")]
+    assert [score.divergence for score in scores] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert computed.count("whole model") <= 2 * 20  # a batch beforehand shows whether the task is a regression
+    assert computed.count("model") == 2 * 20
+
+
+def test_the_divergence_of_a_regression_is_over_the_variance_of_all_rows(tmp_path: Path) -> None:
+    """One row is left for the last batch, whose own variance is zero."""
+    folder, data = regression(tmp_path)
+    model, student = folder.model.eval(), changed(folder.model).eval()
+    distillation = Distillation.of(model, data.task.loss_outputs).with_variance_of(data.task, data.eval)
+    batch = data.task.model_inputs(data.task.collate(list(data.eval)))
+    with torch.no_grad():
+        dense, other = (part(**forward_arguments(part, batch)).logits.double() for part in (model, student))
+    expected = float((dense - other).square().mean() / dense.var(correction=0))
+    assert distillation.mean_divergence(student, data.task, data.eval) == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,71 @@
+"""Short runs under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.measure.costs import CostTable
+from compressor.pruning import measure
+from compressor.pruning.costs import Size, count_costs
+from compressor.pruning.measure import CostSource
+from compressor.results import Report
+from compressor.targets import Engine
+from compressor.targets.base import Feeds
+from tests.run.budgets.budget_runs import run, seconds_by_macs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, for cost tables."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """A call of an engine takes a nanosecond a multiply-accumulate, in cost tables and in rounds of measuring.
+
+    The value is a list that gets, for each plan that is timed, its predicted and measured time at the first size.
+    """
+    timed: list[tuple[float, float]] = []
+    original = CostSource.time_plan
+
+    def times(engines: Sequence[Engine], feeds: Feeds, *args: object) -> list[float]:
+        batch, seq = next(iter(feeds.values())).shape
+        return [seconds_by_macs(engine, batch, seq) for engine in engines]
+
+    def tables(
+        engines: Any,
+        groups: Any,
+        macs_table: CostTable,
+        unpruned: Any,
+        inputs: Mapping[Size, Feeds],
+        partial: Any,
+        on_progress: Any,
+    ) -> list[CostTable]:
+        _, *counted = count_costs(engines.float_graph, engines.reference.plan, groups, list(inputs), on_progress)
+        return [
+            table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times(unpruned[1:], feeds)[0]})
+            for table, feeds in zip(counted, inputs.values(), strict=True)
+        ]
+
+    def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
+        measured = original(source, counts, tables)
+        timed.append((tables[0].cost(counts), measured[0]))
+        return measured
+
+    monkeypatch.setattr(CostSource, "time_plan", time_plan)
+    monkeypatch.setattr(measure, "paired_times", times)
+    monkeypatch.setattr(measure, "measure_times", tables)
+    return timed
+
+
+@pytest.fixture(scope="module")
+def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The output folder of a run for 60% of the multiply-accumulates, and its report."""
+    out = tmp_path_factory.mktemp("pruned") / "out"
+    return out, run(inputs, out, macs="60%")
