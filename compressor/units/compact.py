@@ -29,6 +29,8 @@ _ROUNDING = 8
 """Number of machine epsilons that count as rounding in a less precise type."""
 _PROJECTIONS = (("query",), ("key",), ("query", "key", "key"), ("key", "key"))
 """What one linear of an attention computes; a value projection has the rows of a key projection."""
+Producer = tuple[Linear, Sequence[Tensor], Sequence[int]]
+"""A linear that computes units; by projection that it fuses, ids of the units that stay, and number of all units."""
 Resize = tuple[nn.Module, str, int]
 """A module, an attribute of it that holds a size, and the new size."""
 _KEY_VALUE_GROUPS = "num_key_value_groups"
@@ -239,10 +241,9 @@ def _neuron_forms(group: NeuronPlan, trace: Trace) -> Iterator[SmallGroup]:
     producers = _producers(reader, linears[: linears.index(reader)])
     kept = torch.tensor(units)
     small = NeuronPlan(group.name, len(units), tuple(range(len(group.kept))), group.scale)
-    fused = [linear_sizes(call.module)[1] // group.units for call in producers]
-    for interleaved in (False, True) if max(fused, default=1) > 1 else (False,):
-        rows = [_fused_rows([kept] * parts, [group.units] * parts, 1, interleaved=interleaved) for parts in fused]
-        yield from _form(small, reader.module, kept, kept, [call.module for call in producers], rows)
+    fused = [(call.module, linear_sizes(call.module)[1] // group.units) for call in producers]
+    parts = [(linear, [kept] * count, [group.units] * count) for linear, count in fused]
+    yield from _forms(small, reader.module, kept, kept, parts, 1)
 
 
 def _producers(reader: TracedLinear, earlier: Sequence[TracedLinear]) -> list[TracedLinear]:
@@ -265,36 +266,26 @@ def _site_forms(site: SitePlan, modules: dict[str, nn.Module], trace: Trace) -> 
     module, reader = modules[site.name], modules[trace.output_projections[site.name]]
     kept = tuple(queries.index(head) for head in site.kept)
     small = replace(site, heads=len(queries), kv_heads=len(keys), kept=kept)
-    query, key = torch.tensor(queries), torch.tensor(keys)
-    producers, parts = [], []
+    counts = {"query": site.heads, "key": site.kv_heads}
+    remaining = {"query": torch.tensor(queries), "key": torch.tensor(keys)}
+    producers: list[Producer] = []
     for name, linear in modules.items():
         if not name.startswith(f"{site.name}.") or not is_linear(linear) or linear is reader:
             continue
         if trace.order.get(name, len(trace.order)) < trace.order[site.name]:
             projections = _projections(site, linear_sizes(linear)[1])
-            if projections is None:
-                continue
-            producers.append(linear)
-            parts.append(projections)
-    counts = {"query": site.heads, "key": site.kv_heads}
-    remaining = {"query": query, "key": key}
+            if projections is not None:
+                producers.append((linear, [remaining[p] for p in projections], [counts[p] for p in projections]))
     assert is_linear(reader)
-    for interleaved in (False, True) if max(map(len, parts), default=1) > 1 else (False,):
-        rows = [
-            _fused_rows(
-                [remaining[p] for p in names], [counts[p] for p in names], site.head_dim, interleaved=interleaved
-            )
-            for names in parts
-        ]
-        columns = _fused_rows([query], [site.heads], site.head_dim)
-        for form in _form(small, reader, columns, query, producers, rows):
-            yield from _with_attention(form, module, site, small)
+    columns = _fused_rows([remaining["query"]], [site.heads], site.head_dim)
+    for form in _forms(small, reader, columns, remaining["query"], producers, site.head_dim):
+        yield from _with_attention(form, module, site, small)
 
 
 def _remaining_heads(site: SitePlan) -> tuple[list[int], list[int]]:
     """The query heads and the key/value heads that stay.
 
-    Key/value heads stay that a kept query head uses. Each has as many query heads as the one with the most kept.
+    A key/value head stays if a kept query head uses it. Each has as many query heads as the one with the most kept.
     """
     shared = site.heads // site.kv_heads
     kept_of = {key: [head for head in site.kept if head // shared == key] for key in range(site.kv_heads)}
@@ -327,19 +318,19 @@ def _fused_rows(kept: Sequence[Tensor], units: Sequence[int], width: int, *, int
     return (ids[:, None] * width + torch.arange(width)).flatten()
 
 
-def _form(
-    plan: GroupPlan,
-    reader: Linear,
-    columns: Tensor,
-    units: Tensor,
-    producers: Sequence[Linear],
-    rows: Sequence[Tensor],
+def _forms(
+    plan: GroupPlan, reader: Linear, columns: Tensor, units: Tensor, producers: Sequence[Producer], width: int
 ) -> Iterator[SmallGroup]:
-    """The form in which each producer has these outputs only; none if there is no producer."""
-    changes = [_smaller(reader, columns, outputs=False)]
-    changes += [_smaller(linear, kept, outputs=True) for linear, kept in zip(producers, rows, strict=True)]
-    slices = tuple(part for parts, _ in changes for part in parts)
-    if producers:
+    """The forms in which producers have the outputs of units that stay only, of `width` outputs for each unit."""
+    if not producers:
+        return
+    is_fused = any(len(kept) > 1 for _, kept, _ in producers)
+    for interleaved in (False, True) if is_fused else (False,):
+        changes = [_smaller(reader, columns, outputs=False)]
+        for linear, kept, counts in producers:
+            rows = _fused_rows(kept, counts, width, interleaved=interleaved)
+            changes.append(_smaller(linear, rows, outputs=True))
+        slices = tuple(part for parts, _ in changes for part in parts)
         yield SmallGroup(plan, reader, columns, units, slices, tuple(size for _, size in changes))
 
 
