@@ -47,11 +47,6 @@ class ImageRows(LabelledRows):
     """The base class of tasks whose rows hold an image, or the path of its file, and a label.
 
     Images are decoded and processed when a batch is collated, so that the pixels of few images are in memory.
-
-    Args:
-        folder: its image processor converts images; its configuration has the number of classes and their names.
-        request: columns.
-        metric: one of `metrics`.
     """
 
     name = IMAGE_CLASSIFICATION
