@@ -161,7 +161,8 @@ def rewrite_reference(
 
 def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: Collection[str]) -> ir.Model:
     """Export a model with the inputs `sample`; raise InputError if transformers' exporter fails."""
-    dynamic_shapes = _dynamic_shapes(sample, fixed) if fixed else None
+    axes = {name: range(1 if name in fixed else value.dim()) for name, value in sample.items()}
+    dynamic_shapes = {name: dict.fromkeys(dims, Dim.AUTO) for name, dims in axes.items()} if fixed else None
     config = OnnxConfig(dynamic=True, dynamic_shapes=dynamic_shapes, optimize=False, opset_version=opset)
     try:
         return OnnxExporter().export(model, sample, config).program
@@ -169,11 +170,6 @@ def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: C
         reason = (str(error).strip() or "no message").splitlines()[0]
         text = f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason})"
         raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(model), reason=reason) from error
-
-
-def _dynamic_shapes(sample: Mapping[str, Tensor], fixed: Collection[str]) -> dict[str, dict[int, Any]]:
-    """The dynamic axes of each input: all axes, or only the first of inputs in `fixed`."""
-    return {name: dict.fromkeys(range(1 if name in fixed else value.dim()), Dim.AUTO) for name, value in sample.items()}
 
 
 def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

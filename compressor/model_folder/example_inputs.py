@@ -272,13 +272,7 @@ def _drawn(ordinary: np.ndarray, batch: int, seq: int) -> Tensor:
 
 
 def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
-    """Inputs of one size for an engine; see `example_inputs`.
-
-    Args:
-        folder: a loaded folder.
-        batch: examples.
-        seq: tokens of an example; None: the model has a single size.
-    """
+    """`example_inputs` for an engine; `seq` is None if the model has a single size."""
     return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
 
 

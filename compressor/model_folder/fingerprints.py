@@ -46,12 +46,9 @@ def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
 
 
 def record_weights(plan: Plan, original: Mapping[str, str], model: PreTrainedModel) -> Plan:
-    """The plan with a record of its weights, by which they are recognized in graphs of other exporters.
+    """The plan with a record of the model's weights, by which they are recognized in graphs of other exporters.
 
-    Args:
-        plan: the plan.
-        original: fingerprints of the weights at the start of the run, see `weight_fingerprints`.
-        model: the model, with the weights of the plan.
+    `original` are the `weight_fingerprints` at the start of the run.
     """
     fitted = {name: values for name, values in weight_fingerprints(model).items() if name in original}
     changed = {original[name] for name, values in fitted.items() if original[name] != values}

@@ -107,14 +107,10 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
 
 
 def pixels_of(content: bytes, processor: Any) -> Tensor:
-    """The pixels `[channel, height, width]` of an image file, upright and in RGB before they are processed.
-
-    Args:
-        content: the bytes of the file.
-        processor: an image processor of transformers.
+    """The pixels `[channel, height, width]` that an image processor of transformers returns for an upright RGB image.
 
     Raises:
-        Exception: the content is not an image, or the processor refuses it; the error may have any type.
+        Exception: `content` is not an image file, or the processor refuses it; the error may have any type.
     """
     import PIL.Image  # not installed on a machine that only reads texts
 
@@ -123,21 +119,12 @@ def pixels_of(content: bytes, processor: Any) -> Tensor:
 
 
 def image_settings(processor: Any) -> dict[str, Any]:
-    """The settings of an image processor, without the name of its class.
-
-    Args:
-        processor: an image processor of transformers.
-    """
+    """The settings of an image processor of transformers, without the name of its class."""
     return {name: value for name, value in processor.to_dict().items() if not name.endswith(("type", "class"))}
 
 
 def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
-    """The size of the images that the processor of a folder returns.
-
-    Args:
-        path: the folder, for error messages.
-        model: its model.
-        processor: its image processor.
+    """The size of the images that the image processor of a folder returns.
 
     Raises:
         InputError: it returns images of several sizes, or of a size that the model cannot read.

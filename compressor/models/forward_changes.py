@@ -34,12 +34,7 @@ _TOPK: tuple[Callable[..., Any], ...] = (torch.topk, torch.Tensor.topk)
 
 
 def copy_of(model: PreTrainedModel, *, with_weights: bool = False) -> PreTrainedModel:
-    """Copy a model, in evaluation mode, without sharing what a forward can change.
-
-    Args:
-        model: the model.
-        with_weights: whether to copy its parameters; otherwise they are shared.
-    """
+    """Copy a model, in evaluation mode; only its parameters are shared, unless they are copied `with_weights`."""
     parameters = {} if with_weights else {id(parameter): parameter for parameter in model.parameters()}
     with restored_modes(model):
         model.train()  # LeViT caches in evaluation mode what cannot be copied
@@ -66,12 +61,7 @@ class Change:
 
 
 def changes_of_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Change, ...]:
-    """Attributes of a model's modules that a forward changes; the model stays changed.
-
-    Args:
-        model: a model.
-        inputs: arguments of its forward.
-    """
+    """Attributes of modules that a forward with these inputs changes; the model stays changed."""
     with evaluation_mode(model), quiet_transformers(), torch.no_grad():
         before = _state(model)
         model(**inputs)

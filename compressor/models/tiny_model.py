@@ -29,9 +29,6 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel | None:
     """A tiny random model with the class and configuration of a model; None if the class cannot be so small.
 
     It has a layer of every type. For a sentence encoder or a reranker of modules it is an encoder.
-
-    Args:
-        model: the model, which is not changed.
     """
     if isinstance(model, SentenceEncoder | ModuleReranker):
         model = model.encoder

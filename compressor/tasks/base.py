@@ -27,7 +27,8 @@ class Task(ABC):
 
     A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
     package (`compressor.config.own_tasks`). The class declares its columns, collation, scored outputs, and metrics with
-    their units. Its arguments are a model folder, the section of a recipe on rows, and a metric.
+    their units. Every task is created from three arguments: `folder`, whose tokenizer or processor encodes rows, and
+    whose configuration names classes; `request`, the columns and the maximum length of a recipe; and `metric`.
 
     Args:
         metric: one of `metrics`.
@@ -127,11 +128,7 @@ class Task(ABC):
         require_processor(folder.processor, folder.path)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a file, a folder or a data set, by the name of their split; see `splits.named_splits`.
-
-        Args:
-            source: the value of `--data`, `--eval-data` or `--test-data`.
-        """
+        """The rows of the value of `--data`, `--eval-data` or `--test-data` by split; see `splits.named_splits`."""
         return named_splits(source)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
@@ -205,7 +202,7 @@ class Task(ABC):
         """
         return values
 
-    def row_counts(self, rows: Dataset) -> tuple[int, int]:
+    def input_counts(self, rows: Dataset) -> tuple[int, int]:
         """Number of texts or windows that the model reads for examples, and of their tokens."""
         return len(rows), sum(rows["length"][:])
 
@@ -266,12 +263,7 @@ class Task(ABC):
         return labels.numpy()
 
     def returns_wrong(self, method: str, expected: str) -> UsageError:
-        """The error of a method, e.g. of a custom task, that returns something else than it must.
-
-        Args:
-            method: name of the method.
-            expected: what it must return.
-        """
+        """The error of a method, e.g. of a custom task, that returns something else than it must (`expected`)."""
         path = f"{type(self).__module__}:{type(self).__qualname__}.{method}"
         text = f"--task {path} returns something else than {expected}; correct the method"
         return UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path)

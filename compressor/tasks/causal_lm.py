@@ -29,16 +29,11 @@ PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
 
 class CausalLM(Task):
-    """Perplexity over segments of equal length of the concatenated rows.
+    """Perplexity over segments of the concatenated rows, which have the maximum length.
 
     Lines of plain text files are joined by line ends; rows of other files and data sets are joined by the end token, or
     by line ends if the tokenizer has none. The first token of a segment is not predicted. The last, shorter segment is
     kept if a token can be predicted in it.
-
-    Args:
-        folder: its tokenizer encodes the text.
-        request: the text column and the length of a segment.
-        metric: one of `metrics`.
 
     Raises:
         InputError: a segment is too short to predict a token.

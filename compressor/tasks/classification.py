@@ -16,11 +16,6 @@ from compressor.tasks.several_classes import SeveralClasses
 class TextClassification(ClassLabels, LabelledTexts):
     """Classification of texts by the largest logit, scored by accuracy, F1 or Matthews correlation.
 
-    Args:
-        folder: its tokenizer encodes the texts; its configuration has the number of classes and their names.
-        request: columns and maximum length.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the model assigns several classes to a row, or the maximum length leaves no room for text.
     """
@@ -36,12 +31,6 @@ class TextClassification(ClassLabels, LabelledTexts):
 
 class MultiLabelClassification(SeveralClasses, LabelledTexts):
     """Classification of texts by a logit for each class, scored by micro or macro F1, or mean average precision.
-
-    Args:
-        folder: its tokenizer encodes the texts; its configuration has the number of classes and their names, and the
-            folder may declare thresholds.
-        request: columns and maximum length.
-        metric: one of `metrics`.
 
     Raises:
         InputError: there is not a threshold for each class, or the maximum length leaves no room for text.

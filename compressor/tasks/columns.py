@@ -204,17 +204,7 @@ def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[
 
 
 def check_present(rows: Dataset, name: str, source: str, field: str) -> None:
-    """Check that a column exists which the recipe names.
-
-    Args:
-        rows: the rows.
-        name: name of the column.
-        source: name of the rows in error messages.
-        field: field of the recipe that names the column.
-
-    Raises:
-        InputError: the rows have no such column.
-    """
+    """Raise InputError unless rows have the column that a field of the recipe names."""
     if name not in rows.column_names:
         flag = f"--{field.replace('_', '-')}"
         text = f"{source}: no column {name!r} among {list_columns(rows)}; name one of these ({flag})"

@@ -111,11 +111,9 @@ def fisher_outputs(
 
 
 def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
-    """The standard deviation of each number of a regression of several numbers, `[numbers]`; None for other models.
+    """The standard deviation over batches of each of several numbers, `[numbers]`, of a model in evaluation mode.
 
-    Args:
-        model: a transformers model in evaluation mode.
-        batches: inputs `[batch, ...]`.
+    None for models other than a regression of several numbers.
     """
     if several_answers(model.config) is not AnswerKind.NUMBERS:
         return None

@@ -106,14 +106,7 @@ class TextTokenizer:
         return batch
 
     def cut_notes(self, source: str, cut: int, total: int, kind: str = "rows") -> tuple[Note, ...]:
-        """A note on truncated rows, if there are any.
-
-        Args:
-            source: name of the rows.
-            cut: number of truncated rows.
-            total: number of all rows.
-            kind: what is counted, if not rows.
-        """
+        """A note on the `cut` of all `total` rows, or texts, that are truncated, if there are any."""
         text = (
             f"{source}: {cut} of {total} {kind} are longer than {self.longest} tokens and are read up to there"
             " (--max-length)"
@@ -145,12 +138,7 @@ def encode_chunks(
 
 
 def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
-    """Raise InputError unless the tokenizer reports where in a text its tokens are.
-
-    Args:
-        folder: its tokenizer is checked.
-        purpose: what is needed of it, for the message: `which characters a token is`.
-    """
+    """Raise InputError unless the tokenizer of a folder reports the purpose: e.g. `which characters a token is`."""
     tokenizer = folder.processor
     if not getattr(tokenizer, "is_fast", False):
         text = (
@@ -167,24 +155,13 @@ def _pads_left(folder: ModelFolder) -> bool:
 
 
 def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> Tensor:
-    """Lists of integers as one tensor, `[lists, longest]` or `[lists, longest, k]`.
-
-    Args:
-        rows: the lists.
-        fill: the padding.
-        left: whether padding comes first instead of last.
-    """
+    """Lists of integers, padded with `fill` on the right or left, `[lists, longest]` or `[lists, longest, k]`."""
     tensors = [torch.tensor(row) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side="left" if left else "right")
 
 
 class LabelledTexts(LabelledRows):
-    """Base class of tasks that read one or two texts and one label per row.
-
-    Args:
-        folder: its tokenizer encodes the texts.
-        request: columns and maximum length.
-        metric: one of `metrics`.
+    """Base class of tasks whose rows have one or two texts and a label.
 
     Raises:
         InputError: the maximum length leaves no room for text.

@@ -34,11 +34,6 @@ class FillMask(TokenLabels):
     Salazar et al. (2020, "Masked language model scoring") mask the tokens of a text one by one, which takes a forward
     for each token, and usually gives lower values.
 
-    Args:
-        folder: its tokenizer encodes the text.
-        request: the column of text and the maximum length.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the tokenizer has no mask token, the model is an encoder-decoder, or the maximum length leaves
             no room for text.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,35 +193,23 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
     """Index of the first example with an id outside of a table, and that id; -100 is no label."""
     start = 0
     for chunk in encoded.select_columns(name).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
-        column = chunk.column(0)
-        flat = column
+        flat = chunk.column(0).combine_chunks()
+        examples = np.arange(start, start + len(flat))
+        start += len(flat)
         for _ in range(_depth(flat.type)):
-            flat = pc.list_flatten(flat)
+            examples, flat = examples[pc.list_parent_indices(flat).to_numpy()], pc.list_flatten(flat)
         if not pa.types.is_integer(flat.type):
             return None
-        if name == LABELS:
-            flat = flat.filter(pc.not_equal(flat, IGNORED))
-        extent = pc.min_max(flat).as_py()
-        if extent["min"] is not None and (extent["min"] < 0 or extent["max"] >= size):
-            for row, value in enumerate(column.to_pylist()):
-                for number in _flatten(value):
-                    if not (0 <= number < size or (name == LABELS and number == IGNORED)):
-                        return start + row, number
-        start += len(column)
+        ids = flat.to_numpy(zero_copy_only=False)
+        outside = ((ids < 0) | (ids >= size)) & ((ids != IGNORED) | (name != LABELS))
+        if outside.any():
+            return int(examples[outside.argmax()]), int(ids[outside.argmax()])
     return None
 
 
 def _depth(kind: pa.DataType) -> int:
     """The depth of nested lists in a column."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0
-
-
-def _flatten(value: Any) -> Iterator[int]:
-    if isinstance(value, Sequence):
-        for item in value:
-            yield from _flatten(item)
-    elif value is not None:
-        yield value
 
 
 def _extreme_rows(encoded: Dataset) -> list[int]:

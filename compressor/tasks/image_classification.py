@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset
+from datasets.fingerprint import generate_random_fingerprint
 from torch import Tensor
 
 from compressor.config.sections import RowsConfig
@@ -28,7 +29,6 @@ from compressor.tasks.images import (
     image_column,
     image_sources,
     image_splits,
-    located_rows,
     skipped_files,
     source_table,
 )
@@ -47,11 +47,6 @@ class ImageRows(LabelledRows):
     """The base class of tasks whose rows hold an image, or the path of its file, and a label.
 
     Images are decoded and processed when a batch is collated, so that the pixels of few images are in memory.
-
-    Args:
-        folder: its image processor converts images; its configuration has the number of classes and their names.
-        request: columns.
-        metric: one of `metrics`.
     """
 
     name = IMAGE_CLASSIFICATION
@@ -102,8 +97,13 @@ class ImageRows(LabelledRows):
         return store.finish()
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
-        """The examples with the numbers and files of their rows; see `images.located_rows`."""
-        return located_rows(encoded, origin)
+        """Replace `source` and `row` of examples by the file of each row, if it has one, and its number there."""
+        table: pa.Table = encoded.data.table
+        files, numbers = origin.locate(np.arange(len(encoded)))
+        sources = [source if file is None else str(file) for file, source in zip(files, encoded["source"], strict=True)]
+        for name, values in (("source", pa.array(sources, pa.string())), ("row", pa.array(numbers, pa.int64()))):
+            table = table.set_column(table.column_names.index(name), name, values)
+        return Dataset(table, fingerprint=generate_random_fingerprint())
 
     def check_files(self, examples: Dataset) -> None:
         """Raise InputError for an image that cannot be decoded, e.g. because its file is truncated."""

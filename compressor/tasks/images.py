@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset
-from datasets.fingerprint import generate_random_fingerprint
 from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError, RowError
@@ -26,7 +25,7 @@ from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.labels import listed_names
 from compressor.tasks.row_files import has_tables
-from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.row_origin import SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
 
 Result = TypeVar("Result")
@@ -290,21 +289,6 @@ def source_table(sources: Sequence[ImageSource], settings: str) -> pa.Table:
     columns["file"] = ["/".join(Path(source.path).parts[-2:]) for source in sources]
     columns["digest"] = [source.digest(settings) for source in sources]
     return pa.table(columns, pa.schema(_SOURCE_COLUMNS))
-
-
-def located_rows(encoded: Dataset, origin: RowOrigin) -> Dataset:
-    """Replace `source` and `row` of examples by the file of each row, if it has one, and its number there.
-
-    Args:
-        encoded: examples with the columns of `source_table`, in the order of the rows.
-        origin: the origin of the rows.
-    """
-    table: pa.Table = encoded.data.table
-    files, numbers = origin.locate(np.arange(len(encoded)))
-    sources = [source if file is None else str(file) for file, source in zip(files, encoded["source"], strict=True)]
-    for name, values in (("source", pa.array(sources, pa.string())), ("row", pa.array(numbers, pa.int64()))):
-        table = table.set_column(table.column_names.index(name), name, values)
-    return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:

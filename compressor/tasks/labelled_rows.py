@@ -42,11 +42,6 @@ _LISTED_CLASSES = 20
 class LabelledRows(Task):
     """Base class of tasks whose rows have a column of labels, or several columns that form a label.
 
-    Args:
-        folder: its configuration has the number of classes and their names.
-        request: columns.
-        metric: one of `metrics`.
-
     Attributes:
         config: configuration of the model, with the names of its classes.
         label_type: type of the labels of a batch, int64 for classes.

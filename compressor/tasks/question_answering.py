@@ -45,15 +45,9 @@ _FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]
 class QuestionAnswering(Task):
     """Spans of a context by the logits of their first and last tokens, scored by SQuAD's F1 and exact match.
 
-    A row is a question. If question and context do not fit in a window, the context is read in overlapping windows; a
-    forward runs a batch of windows. The model is trained on the first answer of a row. The span with the largest logits
-    in any window is compared with all answers.
-
-    Args:
-        folder: its tokenizer encodes the texts.
-        request: columns (question and context, and the answers as label), maximum length of a window, and number of
-            tokens that consecutive windows share.
-        metric: one of `metrics`.
+    A row is a question. If question and context do not fit in a window of the maximum length, the context is read in
+    windows that share `stride` tokens of the request; a forward runs a batch of windows. The model is trained on the
+    first answer of a row. The span with the largest logits in any window is compared with all answers.
 
     Raises:
         InputError: the tokenizer does not report the characters of a token, or a window has no room for both texts.

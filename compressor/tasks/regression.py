@@ -41,11 +41,6 @@ class Regression(LabelledTexts):
     A model with several outputs predicts as many numbers. A label is then a list of numbers, or there is a column for
     each (`label_lists`), and the metric is the mean over the numbers.
 
-    Args:
-        folder: its tokenizer encodes the texts; its configuration has the number of outputs.
-        request: columns and maximum length.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the maximum length leaves no room for text.
     """
@@ -151,11 +146,6 @@ class Reranking(Regression):
     labels are relevances, above zero for relevant documents. If the relevances of most queries differ, the metric is
     nDCG@10 unless the recipe names another.
 
-    Args:
-        folder: its tokenizer encodes the texts; its model has a single output.
-        request: columns, maximum length and metric.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the maximum length leaves no room for text.
     """
@@ -236,8 +226,8 @@ class Reranking(Regression):
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
-        """`ranking_of_rows`, if the order of documents is scored."""
-        return ranking_of_rows(statistics) if self.ranks else statistics
+        """`query_scores`, if the order of documents is scored."""
+        return query_scores(statistics) if self.ranks else statistics
 
     def score(self, statistics: np.ndarray) -> float:
         """The metric from summarized statistics."""
@@ -270,7 +260,7 @@ class Reranking(Regression):
         return [self._queries.setdefault(query, len(self._queries)) for query in queries]
 
 
-def ranking_of_rows(statistics: np.ndarray) -> np.ndarray:
+def query_scores(statistics: np.ndarray) -> np.ndarray:
     """nDCG@10 and reciprocal rank@10 of each query with a relevant document, `[queries, 2]`.
 
     The gain of a document is its label, discounted by log2(1 + rank), and the sum is divided by that of the best order

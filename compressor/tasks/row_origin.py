@@ -31,11 +31,7 @@ class RowOrigin:
         return replace(self, selections=(*self.selections, indices))
 
     def locate(self, indices: np.ndarray) -> tuple[Sequence[Path | None], np.ndarray]:
-        """The file of each row, None for rows of a data set, and its number there, counted from 1.
-
-        Args:
-            indices: indices of rows, `[examples]`.
-        """
+        """The files of rows with some indices, None for a data set, and their numbers there, counted from 1."""
         for selection in reversed(self.selections):
             indices = selection()[indices]
         if not self.files:

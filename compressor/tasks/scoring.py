@@ -25,7 +25,7 @@ def batches(
     task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Collated batches of examples of similar length, longest first, with the index of each example."""
-    for indices in rows_by_length(examples, batch_size):
+    for indices in indices_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
 
@@ -47,7 +47,7 @@ def statistics(
     """
     order: list[int] = []
     measured = []
-    for indices in rows_by_length(examples, batch_size):
+    for indices in indices_by_length(examples, batch_size):
         measured.append(task.measure(forward, [examples[index] for index in indices]))
         order += indices
         if progress is not None:
@@ -55,7 +55,7 @@ def statistics(
     return task.summarize(np.concatenate(measured)[np.argsort(order)])
 
 
-def rows_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
+def indices_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
     """Indices of batches of examples of similar length, which need little padding.
 
     The longest examples come first, so that the first batch shows a lack of memory.

@@ -37,11 +37,6 @@ class Streams(CausalLM):
     An example has `max_length` + 1 tokens: the inputs of a segment, and the token after it, which is also the first
     input of the next segment. Every token of a text except the first is predicted once.
 
-    Args:
-        folder: its tokenizer encodes the text.
-        request: the text column and the length of a segment.
-        metric: one of `metrics`.
-
     Raises:
         InputError: tokenizer and model differ in their numbers of tokens, or the memory leaves no room for a segment.
     """

@@ -132,11 +132,6 @@ class SentenceSimilarity(Task):
     A row holds two texts and a number: how similar both are, or how relevant the second is to the first. For retrieval,
     the documents are the second texts of all rows. Rows without labels may hold a single text.
 
-    Args:
-        folder: a folder of sentence-transformers.
-        request: columns and maximum length.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the model has no pooling, or the maximum length leaves no room for text.
     """
@@ -234,7 +229,7 @@ class SentenceSimilarity(Task):
         """The texts of an example, and the tokens of the longest text."""
         return max(map(len, examples["input_ids"][:]), default=1), max(examples["length"][:], default=1)
 
-    def row_counts(self, rows: Dataset) -> tuple[int, int]:
+    def input_counts(self, rows: Dataset) -> tuple[int, int]:
         """The numbers of texts and of their tokens."""
         texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))

@@ -41,12 +41,7 @@ _ACCURACY = Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0)
 
 
 def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
-    """The column with a list of words in each row: the named one, else the first with a usual name; or None.
-
-    Args:
-        rows: the rows.
-        requested: names from the recipe; empty: the usual names.
-    """
+    """The column with a list of words in each row, `requested` by the recipe, or else with a usual name; or None."""
     names = requested if len(requested) == 1 else () if requested else WORD_COLUMNS
     return next((name for name in names if name in rows.column_names and hasattr(rows.features[name], "feature")), None)
 
@@ -127,11 +122,6 @@ class TokenClassification(TokenLabels):
 
     A row holds the words of a sentence, and a tag for each. Rows without tags may hold a plain text instead, of which
     all tokens count.
-
-    Args:
-        folder: its tokenizer encodes the words, its configuration names the tags.
-        request: columns and maximum length.
-        metric: one of `metrics`.
 
     Raises:
         InputError: the tokenizer does not report the word of a token, the names of the tags do not mark entities, or

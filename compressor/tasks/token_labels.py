@@ -27,11 +27,6 @@ class TokenLabels(Task):
 
     Examples have the columns `input_ids`, `labels` (-100: the token is not scored) and `length`.
 
-    Args:
-        folder: its tokenizer encodes the texts.
-        request: columns and maximum length.
-        metric: one of `metrics`.
-
     Raises:
         InputError: the maximum length leaves no room for text.
     """

@@ -48,13 +48,9 @@ class Translation(Task):
     """Translation by an encoder-decoder, scored by BLEU of beam search or by the loss with teacher forcing.
 
     BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
-    special tokens are those of the model's generation configuration. Rows must contain prefixes that the model expects
+    special tokens are those of the model's generation configuration. The maximum length limits sources, targets and
+    generated texts. Rows must contain prefixes that the model expects
     in every source, such as T5's.
-
-    Args:
-        folder: its tokenizer encodes both texts.
-        request: the two columns, and the maximum length of either text, which also limits the generated text.
-        metric: one of `metrics`.
 
     Raises:
         InputError: the model is not an encoder-decoder of text, its configuration lacks the token that starts a target,

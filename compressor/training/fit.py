@@ -18,7 +18,7 @@ from compressor.errors import DivergedError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.data import Data
-from compressor.tasks.scoring import rows_by_length
+from compressor.tasks.scoring import indices_by_length
 from compressor.tasks.segment_streams import assign_streams
 from compressor.training.arguments import training_arguments
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
@@ -203,7 +203,7 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
         return partial(SegmentTrainer, pass_steps=len(order), train_dataset=train, eval_dataset=evaluated)
     # Processes share each batch: several read the rows that one process would read in a batch of their joint size.
     rows = row_order(data.train["length"][:], schedule.batch_size * processes, schedule.steps, schedule.seed)
-    by_length = [row for batch in rows_by_length(data.eval, 1) for row in batch]
+    by_length = [row for batch in indices_by_length(data.eval, 1) for row in batch]
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
 
 

@@ -16,7 +16,7 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, load
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
-from compressor.tasks.regression import Reranking, ranking_of_rows
+from compressor.tasks.regression import Reranking, query_scores
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import WORDS, rows_config
@@ -125,27 +125,27 @@ def test_orders_are_scored_as_in_scikit_learn() -> None:
         ]
     )
     rows[0, 1] = rows[2, 1] = 1
-    values = ranking_of_rows(rows)
+    values = query_scores(rows)
     for query, (ndcg, reciprocal) in enumerate(values):
         scores, labels, _ = rows[rows[:, 2] == query].T
         assert ndcg == pytest.approx(ndcg_score([labels], [scores], k=10))
         ranks = np.flatnonzero(labels[np.argsort(-scores)] > 0) + 1
         assert reciprocal == pytest.approx(1 / ranks[0] if ranks[0] <= 10 else 0)
     shuffled = generator.permutation(len(rows))
-    np.testing.assert_allclose(ranking_of_rows(rows[shuffled]), values)
+    np.testing.assert_allclose(query_scores(rows[shuffled]), values)
 
 
 def test_equal_scores_do_not_count_as_an_order() -> None:
     rows = np.array([[0.0, 1.0, 7.0], [0.0, 0.0, 7.0], [0.0, 0.0, 7.0]])
     for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0]):
-        assert ranking_of_rows(rows[order]).tolist() == [[pytest.approx(1 / np.log2(4)), pytest.approx(1 / 3)]]
+        assert query_scores(rows[order]).tolist() == [[pytest.approx(1 / np.log2(4)), pytest.approx(1 / 3)]]
 
 
 def test_queries_without_a_relevant_document_are_left_out() -> None:
     rows = np.array([[0.0, 0.0, 1.0], [1.0, -2.0, 1.0], [0.0, 3.0, 2.0]])
-    assert ranking_of_rows(rows).tolist() == [[1.0, 1.0]]
+    assert query_scores(rows).tolist() == [[1.0, 1.0]]
     late = np.array([[-float(rank), float(rank == 10), 0.0] for rank in range(12)])
-    assert ranking_of_rows(late).tolist() == [[0.0, 0.0]]
+    assert query_scores(late).tolist() == [[0.0, 0.0]]
 
 
 def test_pairs_of_queries_are_ordered_unless_another_metric_is_named(scorer: ModelFolder, grouped: str) -> None:

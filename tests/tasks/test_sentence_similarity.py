@@ -86,7 +86,7 @@ def test_pairs_become_batches_of_texts(encoder: ModelFolder, tmp_path: Path) -> 
         "pairs": (2, 3),
     }
     assert encoder.processor.decode(batch["input_ids"][3]) == f"[CLS] {pair_rows(2)[1].split('	')[2]} [SEP]"
-    assert data.task.row_counts(data.train) == (24, 24 * 8)
+    assert data.task.input_counts(data.train) == (24, 24 * 8)
     assert data.task.loss_inputs(batch)["labels"].tolist() == [float(row.split("\t")[0]) for row in pair_rows(2)]
     assert data.task.example_means(torch.tensor([1.0, 3.0, 5.0, 5.0]), batch).tolist() == [2.0, 5.0]
 
@@ -120,7 +120,7 @@ def test_rows_without_labels_may_hold_one_text(encoder: ModelFolder, tmp_path: P
     batch = data.task.collate(list(data.train))
     assert batch["input_ids"].tolist() == [[2, 5, 7, 3], [2, 6, 3, 0]]
     assert batch["pairs"][:, 2].tolist() == [-1, -1]
-    assert data.task.row_counts(data.train) == (2, 7)
+    assert data.task.input_counts(data.train) == (2, 7)
 
 
 def test_single_texts_have_no_loss(encoder: ModelFolder, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def _with_kept_outputs(
         return distillation, None
     if process_count() > 1:
         return distillation, f"{process_count()} processes train, and only one can write the file"
-    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train)), None
+    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.input_counts(data.train)), None
 
 
 def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
