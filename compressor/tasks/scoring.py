@@ -78,7 +78,7 @@ def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Datas
     """
     labels: list[Any] = [None] * len(examples)
     model.eval()
-    for indices in rows_by_length(examples, BATCH_SIZE):
+    for indices in indices_by_length(examples, BATCH_SIZE):
         rows = [examples[index] for index in indices]
         batch = task.collate(rows)
         task.pop_labels(batch, len(rows))

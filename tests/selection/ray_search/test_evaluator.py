@@ -37,7 +37,7 @@ class LocalPool(RayPool):
         self.count = count
         self.contents: list[Any] = []
         self.released: list[int] = []
-        self._workers: dict[tuple[int, int], ShareWorker] = {}
+        self._started: dict[tuple[int, int], ShareWorker] = {}
 
     def start(self, model: Any, maximum: int) -> int:
         return min(self.count, maximum)
@@ -51,15 +51,15 @@ class LocalPool(RayPool):
 
     def restart(self) -> None:
         """Replace every worker by one without records."""
-        self._workers.clear()
+        self._started.clear()
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
         measured = []
         for setup, rows, subsets, base, record in requests:
             key = (setup, rows)
-            if key not in self._workers:
-                self._workers[key] = ShareWorker(self.contents[setup], self.contents[rows])
-            measured.append(self._workers[key].measure(subsets, base, record=record))
+            if key not in self._started:
+                self._started[key] = ShareWorker(self.contents[setup], self.contents[rows])
+            measured.append(self._started[key].measure(subsets, base, record=record))
         return measured
 
 
