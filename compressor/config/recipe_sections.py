@@ -29,11 +29,6 @@ class RecipeSections(Sections):
         return self.stored_plan
 
     @property
-    def start_plan_file(self) -> Path | None:
-        """The plan in the model folder, from whose heads blocks are dropped; None: blocks of every head, or none."""
-        return self.stored_plan if self.blocks.drops_any and self.selection.plan is None else None
-
-    @property
     def stored_plan(self) -> Path | None:
         """The plan in the model folder, to which its weights belong; None: there is none."""
         stored = self.source.model / "plan.json"
@@ -41,14 +36,14 @@ class RecipeSections(Sections):
 
     @property
     def selects_heads(self) -> bool:
-        """Whether heads are selected.
+        """Whether heads are selected before any other unit is removed.
 
         Where blocks are dropped, the fastest engine is chosen, or a teacher is named, they are only if a number of
         heads, or another method than the default, is set. A run that quantizes and keeps 100% of the heads learns
         nothing.
         """
         selection = self.selection
-        if self.plan_file is not None or selection.method in BUDGET_METHODS:
+        if self.plan_file is not None or selection.method in BUDGET_METHODS or self.learns_units:
             return False
         if self.rows.data is None:  # which a number of heads requires
             return selection.keep is not None

@@ -7,6 +7,7 @@ walks the list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compressor.config.fields import flag_of
@@ -56,8 +57,8 @@ def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
 def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSections], Step]]:
     """The kinds of steps that flags request, in order, and what makes each of flags."""
     requests: tuple[tuple[type[Step], bool, Callable[[RecipeSections], Step]], ...] = (
-        (Follow, recipe.plan_file is not None or recipe.start_plan_file is not None, follow_of),
-        (Heads, recipe.selects_heads and not recipe.learns_units, heads_of),
+        (Follow, _followed_plan(recipe) is not None, follow_of),
+        (Heads, recipe.selects_heads, heads_of),
         (Blocks, recipe.blocks.drops_any, blocks_of),
         (Units, recipe.prunes, units_of),
         (Distill, recipe.distillation.distill, distill_of),
@@ -79,9 +80,13 @@ def _completed(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
 
 def follow_of(recipe: RecipeSections) -> Follow:
     """The step that follows the plan of a recipe's flags, or that in the model folder."""
-    plan = recipe.plan_file or recipe.start_plan_file
+    plan = _followed_plan(recipe)
     assert plan is not None
     return Follow(plan=plan)
+
+
+def _followed_plan(recipe: RecipeSections) -> Path | None:
+    return recipe.selection.plan or recipe.stored_plan
 
 
 def heads_of(recipe: RecipeSections) -> Heads:
@@ -114,7 +119,6 @@ def units_of(recipe: RecipeSections) -> Units:
     Where all heads stay, it removes neurons alone.
     """
     selection, budget = recipe.selection, recipe.budget
-    follows_heads = recipe.selects_heads and not recipe.learns_units
     prunes_alone = selection.method in BUDGET_METHODS
     method = selection.method if prunes_alone or recipe.learns_units else DEFAULT_BUDGET_METHOD
     options = {name: getattr(budget, name) for name in _BUDGET} | _training(recipe)
@@ -122,13 +126,13 @@ def units_of(recipe: RecipeSections) -> Units:
         options["options"] = {}
     if recipe.learns_units:
         del options["statistics"]  # a note says that it has no effect
-    if selection.keep == "100%" and not (prunes_alone or follows_heads):
+    if selection.keep == "100%" and not (prunes_alone or recipe.selects_heads):
         options["prune_units"] = "neurons"
     return Units(
         method=method,
         keep=selection.keep if prunes_alone else None,
         max_drop=selection.max_drop,
-        certify=None if follows_heads else selection.certify,
+        certify=None if recipe.selects_heads else selection.certify,
         **options,
     )
 
