@@ -63,7 +63,7 @@ class Recipe(RecipeSections):
 
         def name_in_message(name: str) -> str:
             option = None if name in fields else option_of(steps or (), name)
-            file = name_of("steps").removesuffix("steps").removeprefix("--")
+            file = name_of("steps").removesuffix(flag_of("steps")).removesuffix("steps")
             return name_of(name) if option is None else f"{file}{option}"
 
         try:
