@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import pydantic
-from pydantic import BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, SecretStr
 
-from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
+from compressor.config.fields import InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import OutputFile, Request
 from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive, as_milliseconds
 from compressor.errors import ErrorCode, suggestion
@@ -73,12 +73,25 @@ def _as_headers(value: Any) -> tuple[SecretStr, ...]:
     return tuple(map(SecretStr, texts))
 
 
+def _with_suffix(*suffixes: str) -> Callable[[Path], Path]:
+    """A validator of the name of a file that is recognized by its suffix."""
+
+    def check(path: Path) -> Path:
+        if path.suffix.lower() not in suffixes:
+            raise InvalidValueError(f"the name has to end in {' or '.join(suffixes)}; rename it")
+        return path
+
+    return check
+
+
 _HEADER_NAME = re.compile(r"[\w.-]+", re.ASCII)
 Headers = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_headers)]
 Name = Annotated[str, BeforeValidator(_as_text)]
 """Name of a model on a server, or path of a file."""
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
 Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
+BaselineFile = Annotated[OutputFile, AfterValidator(_with_suffix(".json"))]
+PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg", ".png"))]
 Scenarios = Annotated[tuple[Scenario, ...], BeforeValidator(_as_scenarios)]
 
 
@@ -167,76 +180,74 @@ class CheckRequest(Request):
     )
     load_seconds: Positive = config_field(TIMING, "minimum seconds of a scenario", 5.0)
 
-    save_baseline: OutputFile | None = config_field(
+    save_baseline: BaselineFile | None = config_field(
         FILES, ".json file for the times and outputs of a model that passes", is_basic=True
     )
     force: bool = config_field(FILES, "accept a saved baseline that was measured on another machine", False)
 
-    @pydantic.model_validator(mode="after")
-    def _fields_have_an_effect(self) -> Self:
-        reads_rows = self.inputs is not None and self.inputs.suffix != ".npz"
-        unused = [
-            ("threads", self.server is not None, "the server decides its threads; omit it, or omit <server>", "server"),
-            *(
-                (
-                    name,
-                    self.server is None,
-                    "only a server is called with it; name one (<server>), or omit it",
-                    "server",
-                )
-                for name in ("header", "certificate", "gzip")
-            ),
-            (
-                "certificate",
-                self.server is not None and not self.server.startswith(("grpcs://", "https://")),
-                "the connection is not encrypted; use grpcs:// or https:// in <server>, or omit it",
-                "server",
-            ),
-            ("tolerance", self.expect == "any", "outputs are not compared; omit it, or omit <expect>", "expect"),
-            *(
-                (name, not reads_rows, "no rows of text or images are read; name some (<inputs>), or omit it", "inputs")
-                for name in ("tokenizer", "text_columns", "image_column")
-            ),
-        ]
-        for name, is_unused, reason, related in unused:
-            if is_unused and name in self.model_fields_set and getattr(self, name) not in (None, (), False):
-                raise FieldConflictError(ErrorCode.CONTRADICTION, f"<{name}>: {reason}", name, related)
-        return self
+    facts: ClassVar[Mapping[str, str]] = {
+        "reads_rows": "inputs",
+        "is_unencrypted": "server",
+        "is_http": "server",
+        "is_offline": "scenario",
+        "has_queries": "scenario",
+        "scenarios": "scenario",
+    }
+    rules = (
+        Rule("threads", "the server decides its threads; omit one of them", excludes=("server",)),
+        *(
+            Rule(name, "only a server is called with it; name one (<server>), or omit it", needs=("server",))
+            for name in ("header", "certificate", "gzip")
+        ),
+        Rule(
+            "certificate",
+            "the connection is not encrypted; use grpcs:// or https:// in <server>, or omit it",
+            excludes=("is_unencrypted",),
+        ),
+        Rule("tolerance", "outputs are not compared; omit one of them", excludes=("expect=any",)),
+        *(
+            Rule(name, "no rows of text or images are read; name some (<inputs>), or omit it", needs=("reads_rows",))
+            for name in ("tokenizer", "text_columns", "image_column")
+        ),
+        Rule(
+            "p99",
+            "the offline scenario has no latency bound; add singlestream or server to <scenario>",
+            excludes=("is_offline",),
+        ),
+        Rule("rate", "this is the rate of the server scenario; add server to <scenario>", needs=("has_queries",)),
+        Rule("kernel", "a kernel is for graphs on this machine; omit one of them", excludes=("server",)),
+        Rule(
+            "is_http",
+            "LoadGen's scenarios need concurrent calls, and the HTTP client makes one call at a time; use grpc://",
+            excludes=("scenarios",),
+            fields=("server", "scenario", "p99"),
+        ),
+    )
 
-    @pydantic.model_validator(mode="after")
-    def _check_conflicts(self) -> Self:
-        if self.p99 is not None and self.scenario == ("Offline",):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<p99>: the offline scenario has no latency bound; add singlestream or server to <scenario>",
-                *("p99", "scenario"),
-            )
-        if self.rate is not None and "Server" not in self.scenario:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<rate>: this is the rate of the server scenario; add server to <scenario>",
-                *("rate", "scenario"),
-            )
-        if self.server is not None and self.kernel is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<kernel>: a kernel is for graphs on this machine; omit it, or omit <server>",
-                *("kernel", "server"),
-            )
-        if self.server is not None and self.server.startswith("http") and self.scenarios:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<server>: LoadGen's scenarios need concurrent calls, and the HTTP client makes one call at a time; use"
-                " grpc://",
-                *("server", "scenario", "p99"),
-            )
-        if self.save_baseline is not None and self.save_baseline.suffix != ".json":
-            raise FieldConflictError(
-                ErrorCode.INVALID_VALUE,
-                f"<save_baseline> {self.save_baseline}: the name must end in .json, by which <baseline> recognizes it",
-                *("save_baseline", "baseline"),
-            )
-        return self
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the inputs are made of rows of text or images."""
+        return self.inputs is not None and self.inputs.suffix != ".npz"
+
+    @property
+    def is_unencrypted(self) -> bool:
+        """Whether a server is called without encryption."""
+        return self.server is not None and not self.server.startswith(("grpcs://", "https://"))
+
+    @property
+    def is_http(self) -> bool:
+        """Whether a server is called by HTTP."""
+        return self.server is not None and self.server.startswith("http")
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the offline scenario is the only one."""
+        return self.scenario == ("Offline",)
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether the server scenario is one of those requested."""
+        return "Server" in self.scenario
 
     @property
     def headers(self) -> dict[str, str]:
@@ -266,16 +277,6 @@ class CheckArtifacts(Request):
     history: OutputFile | None = config_field(
         FILES, "JSONL file to which every timed check appends a line", is_basic=True
     )
-    plot: OutputFile | None = config_field(FILES, "picture of the history, .svg or .png")
+    plot: PictureFile | None = config_field(FILES, "picture of the history, .svg or .png")
 
-    @pydantic.model_validator(mode="after")
-    def _check_plot(self) -> Self:
-        if self.plot is not None and self.history is None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION, "<plot>: the picture shows a history; give <history>", *("plot", "history")
-            )
-        if self.plot is not None and self.plot.suffix.lower() not in (".svg", ".png"):
-            raise FieldConflictError(
-                ErrorCode.INVALID_VALUE, f"<plot> {self.plot}: the name must end in .svg or .png", "plot"
-            )
-        return self
+    rules = (Rule("plot", "the picture shows a history; give <history>", needs=("history",)),)

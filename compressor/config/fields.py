@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,12 +16,6 @@ from pydantic.fields import FieldInfo
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
-
-
-class Config(BaseModel):
-    """Base of every configuration: frozen, without unknown fields, and validated at construction."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 class FieldConflictError(ValueError):
@@ -37,6 +34,95 @@ class FieldConflictError(ValueError):
     def text(self, name_of: Callable[[str], str]) -> str:
         """The message with each `<name>` replaced by `name_of(name)`."""
         return _PLACEHOLDER.sub(lambda field: name_of(field[1]), self.message)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An option that needs others, or excludes them.
+
+    Names are those of options, which count where they differ from their default, of options with a text as their value
+    (`device=cpu`), and of facts that hold.
+
+    Attributes:
+        option: the option or fact that the rule is about.
+        text: why, and how to mend it; `<name>` stands for a field.
+        needs: of these, at least one has to be set; empty: none has to be.
+        excludes: of these, none may be set; a fact that excludes itself may not hold.
+        fields: the fields at fault, the main one first; by default those of `option` and of the first of the others.
+        code: the kind of the error.
+    """
+
+    option: str
+    text: str
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    code: ErrorCode = ErrorCode.CONTRADICTION
+
+    def check(self, values: Mapping[str, Any], fields: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Check that the rule holds.
+
+        Args:
+            values: option that is set (see `with_texts`), or fact that holds -> value to show.
+            fields: fact -> the field that it follows from.
+
+        Raises:
+            FieldConflictError: it does not hold.
+        """
+        if self.option not in values:
+            return
+        excluded = [name for name in self.excludes if name in values][:1]
+        if not excluded and (not self.needs or any(name in values for name in self.needs)):
+            return
+
+        def field(name: str) -> str:
+            return fields.get(name, name.partition("=")[0])
+
+        subject = ", ".join(shown(field(name), values[name]) for name in dict.fromkeys((self.option, *excluded)))
+        at_fault = self.fields or map(field, (self.option, *(excluded or self.needs[:1])))
+        raise FieldConflictError(self.code, f"{subject}: {self.text}", *at_fault)
+
+
+def with_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for `Rule.check`: each by its name, and where its value is a text by its name and that, `device=cpu`."""
+    return {**options, **{f"{name}={value}": value for name, value in options.items() if isinstance(value, str)}}
+
+
+def shown(name: str, value: Any) -> str:
+    """A field with its value, for the messages of conflicts; without it where it is a switch or has several parts."""
+    has_text = isinstance(value, str | int | float | Path) and value is not True
+    return f"<{name}>" + (f" {value:g}" if isinstance(value, float) else f" {value}" if has_text else "")
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, without unknown fields, and validated at construction.
+
+    Attributes:
+        rules: which options go together.
+        facts: property, named in rules -> the option that it follows from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    facts: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in self
+            if fields[name].is_required() or value != fields[name].get_default(call_default_factory=True)
+        }
+
+    @pydantic.model_validator(mode="after")
+    def _follows_rules(self) -> Self:
+        if self.rules:
+            holding = {name: getattr(self, field) for name, field in self.facts.items() if getattr(self, name)}
+            for rule in self.rules:
+                rule.check(with_texts(self.changed) | holding, self.facts)
+        return self
 
 
 class InvalidValueError(ValueError):

@@ -29,11 +29,6 @@ class RecipeSections(Sections):
         return self.stored_plan
 
     @property
-    def start_plan_file(self) -> Path | None:
-        """The plan in the model folder, from whose heads blocks are dropped; None: blocks of every head, or none."""
-        return self.stored_plan if self.blocks.drops_any and self.selection.plan is None else None
-
-    @property
     def stored_plan(self) -> Path | None:
         """The plan in the model folder, to which its weights belong; None: there is none."""
         stored = self.source.model / "plan.json"
@@ -41,15 +36,17 @@ class RecipeSections(Sections):
 
     @property
     def selects_heads(self) -> bool:
-        """Whether heads are selected from rows.
+        """Whether heads are selected before any other unit is removed.
 
         Where blocks are dropped, the fastest engine is chosen, or a teacher is named, they are only if a number of
         heads, or another method than the default, is set. A run that quantizes and keeps 100% of the heads learns
         nothing.
         """
         selection = self.selection
-        if self.rows.data is None or selection.method in BUDGET_METHODS:
+        if self.plan_file is not None or selection.method in BUDGET_METHODS or self.learns_units:
             return False
+        if self.rows.data is None:  # which a number of heads requires
+            return selection.keep is not None
         if self.engine.chooses and selection.keep == "100%":
             return False
         # A budget without a method has one of its own, so that this one was set.
@@ -69,26 +66,14 @@ class RecipeSections(Sections):
         return budget.is_set and not budget.is_timed and selection.keep is None
 
     @property
-    def prunes_after_heads(self) -> bool:
-        """Whether a budget removes neurons after another method has selected the heads."""
-        return self.prunes and self.selects_heads and not self.learns_units
-
-    @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
         return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
 
     @property
-    def distills(self) -> bool:
-        """Whether the compressed model is trained on the outputs of a whole one."""
-        return self.distillation.distill and self.rows.data is not None
-
-    @property
     def prunes(self) -> bool:
         """Whether units are removed under a budget, or as many as the metric allows."""
-        if self.plan_file is not None or self.rows.data is None:
-            return False
-        return self.budget.is_set or self.selection.method in BUDGET_METHODS
+        return self.budget.is_set or (self.plan_file is None and self.selection.method in BUDGET_METHODS)
 
     @property
     def pruner(self) -> str:

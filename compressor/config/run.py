@@ -6,7 +6,7 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +14,12 @@ import pydantic
 
 from compressor.config.fields import Config, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
-from compressor.config.recipe_checks import check_agreement, check_settings
 from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTION_OF, SECTIONS, definite_fields
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import AUTO
-from compressor.config.step_list import check_steps
-from compressor.config.steps import steps_from
+from compressor.config.rules import check
+from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
+from compressor.config.step_list import option_of
+from compressor.config.steps import Step, steps_from
 from compressor.errors import ErrorCode, UsageError
 
 __all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recipe", "definite_fields"]
@@ -59,34 +59,42 @@ class Recipe(RecipeSections):
                 code=ErrorCode.INVALID_VALUE,
                 value=name_of,
             )
+        steps = steps_from(fields["steps"]) if fields.get("steps") is not None else None
+
+        def name_in_message(name: str) -> str:
+            option = None if name in fields else option_of(steps or (), name)
+            file = name_of("steps").removesuffix(flag_of("steps")).removesuffix("steps")
+            return name_of(name) if option is None else f"{file}{option}"
+
         try:
-            super().__init__(**_with_settings_of_steps(fields))
+            super().__init__(**{**fields, **_settings_of(steps or (), fields), "steps": steps})
         except pydantic.ValidationError as error:
-            raise usage_error(error, FIELDS, name_of) from error
+            raise usage_error(error, FIELDS, name_in_message) from error
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _into_sections(cls, fields: Any) -> Any:
-        """Move fields that are given directly into their sections."""
+        """Move fields that are given directly into their sections, with those that they imply."""
         if not isinstance(fields, dict):
             return fields
-        sections: dict[str, Any] = {}
+        sections: dict[str, Any] = {name: {} for name in SECTIONS}
         for name, value in fields.items():
-            if name not in SECTION_OF:
+            if isinstance(value, Config | dict) and name in SECTIONS:
+                sections[name] |= value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
+            elif name in SECTION_OF:
+                sections[SECTION_OF[name]] |= {name: value}
+            else:
                 sections[name] = value
-                continue
-            section = sections.setdefault(SECTION_OF[name], {})
-            if not isinstance(section, dict):
-                section = sections[SECTION_OF[name]] = section.model_dump(exclude_unset=True)
-            section[name] = value
-        return _with_defaults({"source": {}, **sections})
+        parts = [sections[name] for name in SECTIONS]
+        if sections.get("steps") is None and all(isinstance(part, dict) for part in parts):
+            set_fields = {name: value for part in parts for name, value in part.items()}
+            for name, value in _implied(set_fields).items():
+                sections[SECTION_OF[name]] |= {name: value}
+        return sections
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.steps is None:
-            check_agreement(self)
-        check_settings(self)
-        check_steps(self)
+        check(self)
         return self
 
     def updated(self, **fields: Any) -> Recipe:
@@ -108,54 +116,43 @@ class Recipe(RecipeSections):
         return self.model_copy(update=copies)
 
 
-def _with_settings_of_steps(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe; where its steps are written out, the loss that one of them allows bounds the run too."""
-    if fields.get("steps") is None:
-        return fields
-    steps = steps_from(fields["steps"])
+def _settings_of(steps: Sequence[Step], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that steps which are written out imply: the loss that one of them allows bounds the run too."""
     bounds = [bound for step in steps if (bound := getattr(step, "max_drop", None)) is not None]
-    settings = {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
-    return {**fields, **settings, "steps": steps}
+    return {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
 
 
-def _with_defaults(sections: dict[str, Any]) -> dict[str, Any]:
-    """The sections with what the fields that are set imply.
+def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that follow from those that are set.
 
     1. Rows and nothing that says what to do: as many units are removed as a point of the metric permits, what is left
        is distilled, and the fastest engine that holds is delivered.
     2. A budget, or a loss that is allowed with neither a number of heads nor anything else to learn: the method that
        removes units without training.
+
+    Args:
+        fields: the fields that are set, by name. Their values are not validated yet, as this decides which there are.
     """
-    parts = {}
-    for key in ("source", "rows", "selection", "budget", "blocks", "distillation", "engine"):
-        part = sections.get(key, {})
-        if isinstance(part, Config):
-            part = part.model_dump(exclude_unset=True)
-        if not isinstance(part, dict):
-            return sections
-        parts[key] = part
-    if sections.get("steps") is not None:
-        return sections
-    selection, budget = parts["selection"], parts["budget"]
-    if _says_nothing(parts):
-        selection = {**selection, "max_drop": PLAIN_MAX_DROP}
-        plain = {"distillation": {"distill": True, "minutes": PLAIN_MINUTES}, "selection": selection}
-        sections = {**sections, **plain, "engine": {"target": AUTO, "precision": AUTO, **parts["engine"]}}
-    if any(selection.get(name) is not None for name in ("method", "keep", "plan")):
-        return sections
-    bounded = selection.get("max_drop") is not None and not parts["blocks"]
-    if not bounded and not any(budget.get(name) is not None for name in BUDGETS):
-        return sections
-    return {**sections, "selection": {**selection, "method": DEFAULT_BUDGET_METHOD}}
+    implied: dict[str, Any] = {}
+    if _says_nothing(fields):
+        engine = {name: AUTO for name in ("target", "precision") if name not in fields}
+        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": PLAIN_MINUTES, **engine}
+    is_set = {name for name, value in {**fields, **implied}.items() if value is not None}
+    bounded = "max_drop" in is_set and "plan" not in is_set and not fields.keys() & BlocksConfig.model_fields.keys()
+    if not is_set & {"method", "keep"} and (bounded or is_set & set(BUDGETS)):
+        implied["method"] = DEFAULT_BUDGET_METHOD
+    return implied
 
 
-def _says_nothing(parts: dict[str, dict[str, Any]]) -> bool:
+_NO_REQUEST = {"seed", "batch_size", "match_dense"}
+"""Fields of steps that do not say what to do with the model."""
+
+
+def _says_nothing(fields: Mapping[str, Any]) -> bool:
     """Whether there are rows to learn from, no plan to follow, and no field that says what to do with the model."""
-    requests = [*parts["blocks"], *parts["distillation"], *(parts["selection"].keys() - {"seed", "batch_size"})]
-    requests += [name for name in parts["budget"] if name != "match_dense"]
-    engine = parts["engine"]
-    if "precision" in engine or engine.get("target") == AUTO:  # an engine of the whole model is requested
+    of_steps = (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)
+    requests = {"precision", *(name for section in of_steps for name in section.model_fields)} - _NO_REQUEST
+    if fields.get("data") is None or fields.keys() & requests or fields.get("target") == AUTO:
         return False
-    model = parts["source"].get("model")
-    has_plan = model is not None and (Path(model) / "plan.json").exists()
-    return parts["rows"].get("data") is not None and not requests and not has_plan
+    model = fields.get("model")
+    return model is None or not (Path(model) / "plan.json").exists()

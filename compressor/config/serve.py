@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import BeforeValidator
 
-from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
+from compressor.config.fields import FieldConflictError, InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import Request
 from compressor.config.values import Count, Names, Natural
 from compressor.errors import ErrorCode
@@ -81,30 +81,26 @@ class ServeRequest(Request):
     storage_uri: str | None = config_field(KSERVE, "URI under which the cluster finds the repository")
     runtime_version: str | None = config_field(KSERVE, "tag of the Triton image that KServe starts, e.g. 25.06-py3")
 
+    rules = (
+        Rule(
+            "engine",
+            "this backend does not run TensorRT engines; omit one of them",
+            excludes=("backend=onnxruntime", "backend=python"),
+        ),
+        *(
+            Rule(name, "there are no rows; add <data>, or omit it", needs=("data",))
+            for name in ("text_columns", "image_column")
+        ),
+        Rule("gpus", "the model is placed on the CPU; omit one of them", excludes=("device=cpu",)),
+    )
+
     @pydantic.model_validator(mode="after")
-    def _check_conflicts(self) -> Self:
+    def _has_a_name(self) -> Self:
         if not _MODEL_NAME.fullmatch(self.model):
             raise FieldConflictError(
                 ErrorCode.INVALID_VALUE,
                 f"<name> {self.model!r}: not a model name; use letters, digits, dashes, dots and underscores",
                 "name",
-            )
-        if self.engine and self.backend not in (None, "tensorrt"):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<engine>: the {self.backend} backend does not run TensorRT engines; omit <backend> or <engine>",
-                *("engine", "backend"),
-            )
-        for name in ("text_columns", "image_column"):
-            if self.data is None and getattr(self, name):
-                raise FieldConflictError(
-                    ErrorCode.CONTRADICTION, f"<{name}>: there are no rows; add <data>, or omit it", name, "data"
-                )
-        if self.gpus and self.device == "cpu":
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<gpus>: the model is placed on the CPU; omit <gpus> or <device>",
-                *("gpus", "device"),
             )
         return self
 

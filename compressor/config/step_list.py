@@ -1,46 +1,27 @@
 """The list of steps that the flags of a recipe stand for.
 
-This module and the checks of `Recipe` are the only ones that know which flags go together; everything behind them
+This module and `compressor.config.rules` are the only ones that know which flags go together; everything behind them
 walks the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import pydantic
-
-from compressor.config.fields import FieldConflictError, flag_of
+from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
-from compressor.config.recipe_fields import FIELDS
 from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.steps import (
-    STEPS,
-    Blocks,
-    Distill,
-    Follow,
-    Heads,
-    Step,
-    Units,
-    Within,
-    no_loss_to_certify,
-    parts_of,
-    step_of,
-)
+from compressor.config.sections import BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
+from compressor.config.steps import Blocks, Distill, Follow, Heads, Step, Units, Within, parts_of, step_of
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
 _TRAINING = (*_LEARNING, "options", "epochs", "learning_rate")
-_BUDGET = (
-    *("speedup", "latency", "macs", "parameters", "budget_at", "group_by", "prune_rows", "statistics", "start_from"),
-    "skip_refused",
-)
+_BUDGET = tuple(name for name in BudgetConfig.model_fields if name not in ("match_dense", "compare_points"))
 
 
-_ORDER = tuple(name for name in STEPS if name != Within.name)
-"""Names of the steps in the order in which a list has them; `within` carries out two of them."""
 OPTIONS_OF_STEPS = frozenset(
     name
     for section in (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)
@@ -56,22 +37,43 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     A plan is followed in place of learning one. Blocks are dropped from the heads that are selected, or from those of
     the plan in the model folder. A budget removes units last, and whatever is left is distilled.
     """
-    if recipe.steps is not None:
-        return tuple(_written(recipe, recipe.steps))
-    try:
-        return tuple(_of_flags(recipe))
-    except pydantic.ValidationError as error:
-        cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
-        if isinstance(cause, FieldConflictError):
-            raise cause from error
-        raise
+    return tuple(_completed(recipe, requested_steps(recipe)))
 
 
-def _written(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
-    """Steps that are written out, with the seed and the batch size of the run where they set none.
+def requested_kinds(recipe: RecipeSections) -> tuple[type[Step], ...]:
+    """The kinds of the steps that flags or the list of a recipe request, whether or not they go together."""
+    return tuple(map(type, parts_of(recipe.steps))) if recipe.steps is not None else tuple(_requests(recipe))
 
-    After heads are selected, units are neurons.
+
+def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
+    """The steps that flags or the list of a recipe request, whether or not they go together.
+
+    Raises:
+        pydantic.ValidationError: a rule of one of the steps is violated.
     """
+    if recipe.steps is not None:
+        return recipe.steps
+    steps = tuple(make(recipe) for make in _requests(recipe).values())
+    *_, last, distill = (None, None, *steps)
+    if isinstance(last, Units) and isinstance(distill, Distill) and last.is_unbounded and last.certify is None:
+        return (*steps[:-2], within_of(recipe, last))
+    return steps
+
+
+def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSections], Step]]:
+    """The kinds of steps that flags request, in order, and what makes each of flags."""
+    requests: tuple[tuple[type[Step], bool, Callable[[RecipeSections], Step]], ...] = (
+        (Follow, _followed_plan(recipe) is not None, follow_of),
+        (Heads, recipe.selects_heads, heads_of),
+        (Blocks, recipe.blocks.drops_any, blocks_of),
+        (Units, recipe.prunes, units_of),
+        (Distill, recipe.distillation.distill, distill_of),
+    )
+    return {kind: make for kind, is_requested, make in requests if is_requested}
+
+
+def _completed(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
+    """Steps with the seed and the batch size of the run where they set none, and with neurons as units after heads."""
     follows_heads = False
     for step in steps:
         yield _with_settings(recipe, step, follows_heads=follows_heads)
@@ -84,181 +86,20 @@ def _with_settings(recipe: RecipeSections, step: Step, *, follows_heads: bool) -
         return step.model_copy(update={"steps": tuple(parts)})
     unset = (type(step).model_fields.keys() & set(_LEARNING)) - step.model_fields_set
     changes = {name: getattr(recipe.selection, name) for name in unset}
-    if follows_heads and isinstance(step, Units) and "prune_units" not in step.model_fields_set:
+    if follows_heads and isinstance(step, Units):
         changes["prune_units"] = "neurons"
-    return step.model_copy(update=changes)
+    return step.model_copy(update=changes) if changes else step
 
 
-def check_steps(recipe: RecipeSections) -> None:
-    """Check the list of a recipe: the options of each step, their order, and the rows that they need.
-
-    Raises:
-        FieldConflictError: the list cannot be carried out.
-    """
-    steps = steps_of(recipe)
-    if recipe.steps is not None:
-        _check_written(recipe, steps)
-    _check_certificate(recipe, steps)
-    _check_documents(recipe, steps)
-    _check_unlabelled_rows(recipe, steps)
-    for step in parts_of(steps):
-        if isinstance(step, Distill) and step.quantized_share and recipe.engine.precision not in ("int8", "bf16", AUTO):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<quantized_share>: weights are not trained for the rounding of {recipe.engine.precision}; set"
-                " <precision> int8, bf16 or auto, or omit it",
-                *("quantized_share", "precision"),
-            )
+def follow_of(recipe: RecipeSections) -> Follow:
+    """The step that follows the plan of a recipe's flags, or that in the model folder."""
+    plan = _followed_plan(recipe)
+    assert plan is not None
+    return Follow(plan=plan)
 
 
-def _check_written(recipe: RecipeSections, steps: Sequence[Step]) -> None:
-    """Check what flags cannot get wrong: the order of the steps, and flags beside them."""
-    names = [part.name for part in parts_of(steps)]
-    ordered = [name for name in _ORDER if name in names]
-    exclusive = ({Blocks.name, Units.name}, {Follow.name, Heads.name}, {Follow.name, Units.name})
-    if names != ordered or any(pair <= set(names) for pair in exclusive):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<steps> {', '.join(names) or 'none'}: steps are carried out in the order {', '.join(_ORDER)}, each at"
-            " most once; units are not removed after blocks, and after a plan that is followed come blocks or a"
-            " distillation alone; write such a list, or run compress on the output of another run",
-            "steps",
-        )
-    stored = recipe.stored_plan
-    if stored is not None and names[:1] != [Follow.name]:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<steps> {', '.join(names)}: the plan {stored} in the model folder says what its weights are of; begin"
-            " with the step follow, or name the folder of the whole model",
-            "steps",
-        )
-    if Heads.name in names and any(
-        isinstance(part, Units) and part.prune_units != "neurons" for part in parts_of(steps)
-    ):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<steps> heads, units: the step heads selects the heads, and units then removes neurons alone; omit"
-            " units.prune_units, or the step heads",
-            "steps",
-        )
-    learning = next((step for step in steps if not isinstance(step, Follow)), None)
-    if learning is not None and recipe.rows.data is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"<steps> {learning.name}: there are no rows to learn from; add training rows (<data>)",
-            *("steps", "data"),
-        )
-    if isinstance(learning, Distill) and learning is steps[0] and learning.teacher is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            "<steps> distill: nothing is removed from the model, so there is nothing to distill; add a step before it,"
-            " or name a teacher (<teacher>)",
-            *("steps", "teacher"),
-        )
-    # The recipe of a report sets every field; those that have their default decide nothing.
-    flags = [name for name in sorted(OPTIONS_OF_STEPS) if recipe.value(name) != FIELDS[name].default]
-    if flags:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<{flags[0]}>: the steps are written out; set the option of its step instead, or omit the list of steps",
-            *(flags[0], "steps"),
-        )
-
-
-def _check_certificate(recipe: RecipeSections, steps: Sequence[Step]) -> None:
-    """Check that what is delivered is what the certificate covers."""
-    certified = [number for number, step in enumerate(steps) if getattr(step, "certify", None) is not None]
-    follows = any(isinstance(step, Follow) for step in steps)  # which a note says
-    if recipe.selection.certify is not None and not certified and not follows:
-        raise no_loss_to_certify(recipe.selection.certify)
-    for number in certified:
-        step = steps[number]
-        certify = step.certify  # type: ignore[attr-defined]
-        if number + 1 < len(steps):
-            later = steps[number + 1]
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<certify> {certify:g}, <{later.flag}>: the loss after the step {step.name} is certified, not that of"
-                f" the model that the step {later.name} delivers; omit one of them",
-                *("certify", later.flag),
-            )
-        engine = recipe.engine
-        if isinstance(step, Units) and (engine.allows_quantized or engine.precision == "bf16"):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<certify> {certify:g}, <precision> {engine.precision}: the loss of the model in floats is certified,"
-                " not that of the precision of the engine; omit one of them",
-                *("certify", "precision"),
-            )
-
-
-def _check_documents(recipe: RecipeSections, steps: Sequence[Step]) -> None:
-    """Check that documents of the dense model are ranked by a step, and that no other model teaches."""
-    if not recipe.budget.match_dense:
-        return
-    distills = (step for step in parts_of(steps) if isinstance(step, Distill))
-    teacher = next((step.teacher for step in distills if step.teacher is not None), None)
-    if teacher is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<match_dense>, <teacher> {teacher}: documents are those of the whole model, not of another teacher; omit"
-            " one of them",
-            *("match_dense", "teacher"),
-        )
-    if not any(isinstance(step, Units | Distill) for step in parts_of(steps)):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
-            *("match_dense", "macs"),
-        )
-
-
-def _check_unlabelled_rows(recipe: RecipeSections, steps: Sequence[Step]) -> None:
-    """Check that rows without labels are read by a step, or compare engines, and that no step needs their labels."""
-    source = recipe.rows.unlabelled_data
-    if source is None:
-        return
-    if recipe.rows.data is None:
-        raise FieldConflictError(
-            ErrorCode.MISSING_VALUE,
-            f"<unlabelled_data> {source}: there are no training rows to add these rows to; name them as training rows"
-            " (<data>)",
-            *("unlabelled_data", "data"),
-        )
-    learning = next((step for step in steps if step.reads_labels), None)
-    if learning is not None:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<unlabelled_data> {source}, <{learning.flag}>: the step {learning.name} learns from labels, and these"
-            " rows have none; omit one of them",
-            *("unlabelled_data", learning.flag),
-        )
-    if not (any(step.rows_drawn(1) for step in steps) or recipe.engine.chooses):
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"<unlabelled_data> {source}: no unit is removed from the model and nothing is trained by these rows; set a"
-            " budget (<speedup>) or <distill>, or omit it",
-            *("unlabelled_data", "distill"),
-        )
-
-
-def _of_flags(recipe: RecipeSections) -> Iterator[Step]:
-    followed = recipe.plan_file or recipe.start_plan_file
-    if followed is not None:
-        yield Follow(plan=followed)
-    if recipe.plan_file is None and recipe.rows.data is not None:
-        if recipe.selects_heads and not recipe.learns_units:
-            yield heads_of(recipe)
-        if recipe.blocks.drops_any:
-            yield blocks_of(recipe)
-        if recipe.prunes:
-            units = units_of(recipe)
-            if recipe.distills and units.is_unbounded and units.certify is None:
-                yield within_of(recipe, units)
-                return
-            yield units
-    if recipe.distills:
-        yield distill_of(recipe)
+def _followed_plan(recipe: RecipeSections) -> Path | None:
+    return recipe.selection.plan or recipe.stored_plan
 
 
 def heads_of(recipe: RecipeSections) -> Heads:
@@ -288,28 +129,24 @@ def blocks_of(recipe: RecipeSections) -> Blocks:
 def units_of(recipe: RecipeSections) -> Units:
     """The step that meets the budget of a recipe's flags.
 
-    Where a method selects the heads, or all of them stay, it removes neurons alone.
+    Where all heads stay, it removes neurons alone.
     """
     selection, budget = recipe.selection, recipe.budget
-    follows_heads = recipe.selects_heads and not recipe.learns_units
     prunes_alone = selection.method in BUDGET_METHODS
-    keep = selection.keep if prunes_alone else None
-    keeps_heads = selection.keep == "100%" and not prunes_alone
-    types = "neurons" if follows_heads or keeps_heads else budget.prune_units
-    if keep is not None and types == "all":
-        types = "heads"
     method = selection.method if prunes_alone or recipe.learns_units else DEFAULT_BUDGET_METHOD
-    training = _training(recipe)
+    options = {name: getattr(budget, name) for name in _BUDGET} | _training(recipe)
     if method != selection.method:
-        training["options"] = {}
+        options["options"] = {}
+    if recipe.learns_units:
+        del options["statistics"]  # a note says that it has no effect
+    if selection.keep == "100%" and not (prunes_alone or recipe.selects_heads):
+        options["prune_units"] = "neurons"
     return Units(
         method=method,
-        keep=keep,
-        prune_units=types,
+        keep=selection.keep if prunes_alone else None,
         max_drop=selection.max_drop,
-        certify=None if follows_heads else selection.certify,
-        **{name: getattr(budget, name) for name in _BUDGET if not (recipe.learns_units and name == "statistics")},
-        **training,
+        certify=None if recipe.selects_heads else selection.certify,
+        **options,
     )
 
 
@@ -339,6 +176,20 @@ def _training(recipe: RecipeSections) -> dict[str, Any]:
     """The options of training, which all steps that train share."""
     selection = recipe.selection
     return {"training_steps": selection.training_steps, **{name: getattr(selection, name) for name in _TRAINING}}
+
+
+def option_of(steps: Sequence[Step], flag: str) -> str | None:
+    """The name of a flag in a list that is written out: `units.macs`, `distill`; None where no step sets it."""
+    option = _RENAMED.get(flag, flag)
+    for step in steps:
+        if step.name == flag or option in step.model_fields_set:
+            return flag if step.name == flag else f"{step.name}.{option}"
+    return None
+
+
+def value_of(step: Step, flag: str) -> Any:
+    """The value of a flag's option in a step; True where the flag requests the step and is no option of it."""
+    return getattr(step, _RENAMED.get(flag, flag), True)
 
 
 _RENAMED = {

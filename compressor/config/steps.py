@@ -8,14 +8,14 @@ of its name.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, Field
 
-from compressor.config.fields import Config, FieldConflictError, one_of, usage_error
+from compressor.config.fields import Config, FieldConflictError, InvalidValueError, Rule, one_of, usage_error
 from compressor.config.methods import (
     BUDGET_METHODS,
     DEFAULT_BUDGET_METHOD,
@@ -86,16 +86,6 @@ class Step(Config):
         return self.model_dump(mode="json", exclude=set(self.neutral))
 
     @property
-    def changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in self
-            if fields[name].is_required() or value != fields[name].get_default(call_default_factory=True)
-        }
-
-    @property
     def parts(self) -> tuple[Step, ...]:
         """The steps that it consists of: itself, or those of the list that it carries out."""
         return (self,)
@@ -135,14 +125,26 @@ class _Training(Step):
     seed: Natural = 0
 
 
-def no_loss_to_certify(certify: float) -> FieldConflictError:
-    """The error for a certificate where no loss of the metric bounds what is removed."""
-    return FieldConflictError(
-        ErrorCode.CONTRADICTION,
-        f"<certify> {certify:g}: it certifies a loss; set the loss allowed (<max_drop>) and no budget, or choose one of"
-        f" {', '.join(SEARCH_METHODS)} (<method>)",
-        *("certify", "max_drop"),
-    )
+CERTIFIES_A_LOSS = (
+    "it certifies a loss; set the loss allowed (<max_drop>) and no budget, or choose as <method> one of"
+    f" {', '.join(SEARCH_METHODS)}"
+)
+"""Why there is no certificate where no loss of the metric bounds what is removed."""
+RAY_NEEDS_A_SEARCH = Rule(
+    "ray",
+    f"it distributes a search; choose as <method> one of {', '.join(SEARCH_METHODS)}",
+    needs=tuple(f"method={name}" for name in SEARCH_METHODS),
+)
+
+
+def _meets_budgets(method: str) -> str:
+    if METHODS[method].kind == "search":
+        raise InvalidValueError(
+            "a search selects heads and meets no budget; use it in the step heads, or use one of"
+            f" {', '.join(BUDGET_METHODS)}",
+            ErrorCode.CONTRADICTION,
+        )
+    return method
 
 
 def parts_of(steps: Sequence[Step]) -> list[Step]:
@@ -196,6 +198,34 @@ class Heads(_Training):
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
     ray: Workers | None = None
 
+    facts: ClassVar[Mapping[str, str]] = {"searches": "method", "ranks": "method"}
+    rules = (
+        Rule(
+            "searches",
+            "it has to know how many heads stay; set their number or share (<keep>), or the loss allowed (<max_drop>)",
+            needs=("keep", "max_drop"),
+            fields=("keep", "max_drop"),
+            code=ErrorCode.MISSING_VALUE,
+        ),
+        Rule(
+            "ranks",
+            "it has to know how many heads stay; set their number or share (<keep>)",
+            needs=("keep",),
+            fields=("keep",),
+            code=ErrorCode.MISSING_VALUE,
+        ),
+        RAY_NEEDS_A_SEARCH,
+        Rule(
+            "max_drop",
+            "it ends a search that has no number of heads; omit it, or use one of the methods"
+            f" {', '.join(SEARCH_METHODS)} without <keep>",
+            needs=("searches",),
+            excludes=("keep",),
+        ),
+        Rule("certify", CERTIFIES_A_LOSS, needs=("searches",), fields=("certify", "max_drop")),
+        Rule("certify", "the certificate decides how many heads go; omit one of them", excludes=("keep",)),
+    )
+
     @property
     def summary(self) -> str:
         number = "" if self.keep is None else f", {self.keep} of them stay"
@@ -207,47 +237,10 @@ class Heads(_Training):
         """Whether the method evaluates subsets instead of learning gates."""
         return self.method in SEARCH_METHODS
 
-    @pydantic.model_validator(mode="after")
-    def _decides_how_many_heads_stay(self) -> Self:
-        decides = self.keep is not None or self.method in PENALISED_METHODS
-        if not (decides or (self.searches and self.max_drop is not None)):
-            raise FieldConflictError(
-                ErrorCode.MISSING_VALUE,
-                f"{self.method} needs to know how many heads stay; set their number or share (<keep>)"
-                f"{', or the loss allowed (<max_drop>)' if self.searches else ''}",
-                *(("keep", "max_drop") if self.searches else ("keep",)),
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _bounds_a_search_alone(self) -> Self:
-        if self.ray is not None and not self.searches:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"ray {self.ray}: it distributes a search; use one of the methods {', '.join(SEARCH_METHODS)}",
-                *("ray", "method"),
-            )
-        if self.max_drop is not None and (self.keep is not None or not self.searches):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"max_drop {self.max_drop:g}: it ends a search that has no number of heads; omit it, or use one of the"
-                f" methods {', '.join(SEARCH_METHODS)} without keep",
-                *("max_drop", "keep"),
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _certifies_what_a_search_spends(self) -> Self:
-        if self.certify is not None and not self.searches:
-            raise no_loss_to_certify(self.certify)
-        if self.certify is not None and self.keep is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<certify> {self.certify:g}, <keep> {self.keep}: the certificate decides how many heads go; omit one"
-                " of them",
-                *("certify", "keep"),
-            )
-        return self
+    @property
+    def ranks(self) -> bool:
+        """Whether the method is a gate that has to know how many heads stay."""
+        return not self.searches and self.method not in PENALISED_METHODS
 
     @property
     def flag(self) -> str:
@@ -288,6 +281,23 @@ class Blocks(_Training):
     entmax: bool = False
     from_original_weights: bool = False
 
+    facts: ClassVar[Mapping[str, str]] = {"drops_none": "share"}
+    rules = (
+        Rule(
+            "drops_none",
+            "no share of the blocks is to be dropped; set share = 0.5, or omit the step",
+            excludes=("drops_none",),
+            fields=("share",),
+            code=ErrorCode.MISSING_VALUE,
+        ),
+        Rule("maps", "maps of an earlier run cannot be computed with entmax; omit one of them", excludes=("entmax",)),
+        Rule(
+            "random_blocks",
+            "random blocks are not ranked; omit one of them",
+            excludes=("weight_by_count", "entmax"),
+        ),
+    )
+
     @property
     def summary(self) -> str:
         kinds = [f"{share:.0%} of {kind} ones" for kind, share in self.share_by_kind.items()]
@@ -298,28 +308,10 @@ class Blocks(_Training):
     def flag(self) -> str:
         return "drop_blocks" if self.share else "drop_blocks_by_kind"
 
-    @pydantic.model_validator(mode="after")
-    def _ranks_blocks_by_the_maps(self) -> Self:
-        if not (self.share or any(self.share_by_kind.values())):
-            raise FieldConflictError(
-                ErrorCode.MISSING_VALUE,
-                "blocks: no share of them is to be dropped; set share = 0.5, or omit the step",
-                "share",
-            )
-        if self.maps is not None and self.entmax:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<maps> {self.maps}, <entmax>: maps of an earlier run cannot be computed with entmax; omit one",
-                *("maps", "entmax"),
-            )
-        ranking = [name for name in ("weight_by_count", "entmax") if getattr(self, name)]
-        if self.random_blocks and ranking:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<random_blocks>, <{ranking[0]}>: random blocks are not ranked; omit one of them",
-                *("random_blocks", ranking[0]),
-            )
-        return self
+    @property
+    def drops_none(self) -> bool:
+        """Whether the shares of all kinds of attention are zero."""
+        return not (self.share or any(self.share_by_kind.values()))
 
     @property
     def contents(self) -> dict[str, Path | None]:
@@ -350,7 +342,9 @@ class Units(_Training):
     name = "units"
     prunes_groups = True
     neutral = ("statistics",)
-    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = DEFAULT_BUDGET_METHOD
+    method: Annotated[str, AfterValidator(one_of(tuple(METHODS))), AfterValidator(_meets_budgets)] = (
+        DEFAULT_BUDGET_METHOD
+    )
     speedup: Annotated[float, Field(ge=1)] | None = None
     latency: Milliseconds | None = None
     macs: BudgetShare | None = None
@@ -365,6 +359,61 @@ class Units(_Training):
     statistics: Path | None = None
     start_from: Path | None = None
     skip_refused: bool = False
+
+    facts: ClassVar[Mapping[str, str]] = {"learns": "method", "is_unbounded": "method"}
+    rules = (
+        *(
+            Rule(
+                option,
+                "a gate learns which units meet the budget, and does not read it; omit it, or use one of the methods"
+                f" {', '.join(BUDGET_METHODS)}",
+                excludes=("learns",),
+            )
+            for option in ("keep", "start_from", "statistics", "group_by")
+        ),
+        Rule("speedup", "both bound the time of a call; omit one of them", excludes=("latency",)),
+        Rule(
+            "budget_at",
+            "there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
+            needs=("speedup", "latency", "macs"),
+        ),
+        Rule(
+            "is_unbounded",
+            "it needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads (<keep>), or the"
+            " loss allowed (<max_drop>)",
+            needs=("max_drop",),
+            fields=("method", "speedup"),
+            code=ErrorCode.MISSING_VALUE,
+        ),
+        Rule(
+            "learns",
+            "it needs a budget of work; set <macs> or <parameters>",
+            needs=BUDGETS,
+            code=ErrorCode.MISSING_VALUE,
+        ),
+        Rule(
+            "start_from",
+            "<max_drop> alone removes units of the whole model; set a budget (<speedup>)",
+            excludes=("is_unbounded",),
+            fields=("start_from", "max_drop"),
+        ),
+        Rule(
+            "learns",
+            "it meets no budget of time; set a budget of multiply-accumulates or of parameters, or use the method"
+            f" {DEFAULT_BUDGET_METHOD}",
+            excludes=("speedup", "latency"),
+        ),
+        Rule("certify", CERTIFIES_A_LOSS, needs=("is_unbounded",), fields=("certify", "max_drop")),
+        Rule(
+            "keep",
+            "the budget decides how many heads stay; omit one of them, or select the heads by another method first",
+            excludes=BUDGETS,
+        ),
+        *(
+            Rule(option, "no head is removed; omit one of them", excludes=("prune_units=neurons",))
+            for option in ("keep", "group_by")
+        ),
+    )
 
     @property
     def summary(self) -> str:
@@ -405,85 +454,6 @@ class Units(_Training):
         if isinstance(values, dict) and values.get("keep") is not None and values.get("prune_units", "all") == "all":
             return {**values, "prune_units": "heads"}
         return values
-
-    @pydantic.model_validator(mode="after")
-    def _learns_by_a_gate(self) -> Self:
-        if METHODS[self.method].kind == "search":
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"method {self.method}: a search selects heads and meets no budget; use it in the step heads, or use"
-                f" one of {', '.join(BUDGET_METHODS)}",
-                "method",
-            )
-        defaults = {"keep": None, "start_from": None, "statistics": None, "group_by": "kv"}
-        unread = next((name for name, default in defaults.items() if getattr(self, name) != default), None)
-        if self.learns and unread is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"{unread}: {self.method} learns which units meet the budget, and does not read it; omit it, or use"
-                f" one of the methods {', '.join(BUDGET_METHODS)}",
-                *(unread, "method"),
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _has_a_budget_that_can_be_met(self) -> Self:
-        if self.speedup is not None and self.latency is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<speedup> {self.speedup:g}, <latency> {self.latency}: both bound the time of a call; omit one",
-                *("speedup", "latency"),
-            )
-        if self.budget_at and not (self.is_timed or self.macs is not None):
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
-                *("budget_at", "speedup"),
-            )
-        if self.is_unbounded and (self.max_drop is None or self.learns):
-            raise FieldConflictError(
-                ErrorCode.MISSING_VALUE,
-                f"{self.method} needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
-                " (<keep>), or the loss allowed (<max_drop>)",
-                *("method", "speedup"),
-            )
-        if self.start_from is not None and self.is_unbounded:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<start_from> {self.start_from}: <max_drop> alone removes units of the whole model; set a budget"
-                " (<speedup>)",
-                *("start_from", "max_drop"),
-            )
-        if self.learns and self.is_timed:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"{self.method} meets no budget of time; give it a budget of multiply-accumulates or of parameters, or"
-                f" use the method {DEFAULT_BUDGET_METHOD}",
-                *("method", "speedup"),
-            )
-        if self.certify is not None and not self.is_unbounded:
-            raise no_loss_to_certify(self.certify)
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _removes_units_of_a_type_that_is_counted(self) -> Self:
-        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
-        if self.keep is not None and budgets:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<keep> {self.keep}, <{budgets[0]}>: {self.method} decides by the budget how many heads stay; omit one"
-                " of them, or select the heads by another method first",
-                *("keep", budgets[0]),
-            )
-        if self.prune_units == "neurons":
-            named = "keep" if self.keep is not None else "group_by" if self.group_by != "kv" else None
-            if named is not None:
-                raise FieldConflictError(
-                    ErrorCode.CONTRADICTION,
-                    f"<{named}> {getattr(self, named)}, <prune_units> neurons: no head is removed; omit one of them",
-                    *(named, "prune_units"),
-                )
-        return self
 
     @property
     def flag(self) -> str:

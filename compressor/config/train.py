@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from compressor.config.fields import Config, FieldConflictError, config_field, flag_of, usage_error
+from compressor.config.fields import Config, FieldConflictError, Rule, config_field, flag_of, usage_error
 from compressor.config.sections import RowsConfig
 from compressor.config.values import Count, Names, Natural, NonNegative, Positive
 from compressor.errors import ErrorCode
@@ -86,6 +86,10 @@ class Training(Config):
     )
     seed: Natural = config_field(TRAINING, "seed of every random draw", 0, is_basic=True)
 
+    rules = (
+        Rule("vocabulary", "the characters are always a to z and the space; omit it", excludes=("level=character",)),
+    )
+
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.hidden % self.heads or self.hidden % 2:
@@ -100,12 +104,6 @@ class Training(Config):
                 f"<final_learning_rate> {self.final_learning_rate:g}: above the peak of the schedule, <learning_rate>"
                 f" {self.learning_rate:g}; choose a smaller one",
                 *("final_learning_rate", "learning_rate"),
-            )
-        if self.vocabulary is not None and self.level == "character":
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"<vocabulary> {self.vocabulary}: the characters are always a to z and the space; omit it",
-                *("vocabulary", "level"),
             )
         return self
 

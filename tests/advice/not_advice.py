@@ -23,6 +23,8 @@ NOT_ADVICE: dict[str, str] = {
     "serving.python_backend.openvino_session _options code": "an error inside a server of another processor",
     "cli.commands Command.parse_args text": "the end of flags",
     "config.fields flag_of text": "the flag of any field",
+    "config.fields shown text": "any field with its value",
+    "config.rules _subject text": "the steps that a message is about",
     "latency.artifacts _plot_slowdowns text": "the style of a line",
     "studies.figures lines_with_ranges text": "the style of a line",
     "tasks.segment_streams Streams.__init__ text": "a fact",

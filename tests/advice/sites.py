@@ -72,7 +72,8 @@ def advice_sites() -> dict[str, AdviceSite]:
                 numbers[name] += 1
                 key = name if numbers[name] == 1 else f"{name} #{numbers[name]}"
                 lines = (node.lineno, node.end_lineno or node.lineno)
-                sites[key] = AdviceSite(key, file, lines, tuple(_advising_texts(node)), is_call)
+                texts = (str(node.value),) if isinstance(node, ast.Constant) else tuple(_advising_texts(node))
+                sites[key] = AdviceSite(key, file, lines, texts, is_call)
     return sites
 
 
@@ -98,6 +99,11 @@ def _walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.expr
         case ast.Call() if _constructs(node) and any(_advising_texts(node)):
             yield f"{'.'.join(names)} {_code(node)}", node, True
             return
+        case ast.Call(func=ast.Name(id="Rule"), args=[option, text, *_]):
+            if literals := [part for part in ast.walk(text) if isinstance(part, ast.Constant)]:
+                prefix = ".".join((*names, ast.unparse(option).strip("'")))
+                yield f"{prefix} rule", max(literals, key=lambda part: len(str(part.value))), False
+            return
         case ast.Constant(value=str(text)) if ADVICE.search(text):
             yield f"{'.'.join(names) or 'constant'} text", node, False
             return
@@ -115,7 +121,7 @@ def _advising_texts(node: ast.AST) -> Iterator[str]:
         match child:
             case ast.Constant(value=str(text)) if ADVICE.search(text):
                 yield text
-            case ast.Call(func=ast.Name(id="flag_of")):
+            case ast.Call(func=ast.Name(id="flag_of" | "shown" | "_subject")):
                 yield "--"
 
 

@@ -24,6 +24,7 @@ contains it counts.
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ import pytest
 from compressor import model_folder
 from compressor.cli import main
 from compressor.config.fields import FieldConflictError, InvalidValueError, flag_of
+from compressor.config.steps import STEPS
 from compressor.errors import CompressorError
 from compressor.model_folder import load as loaded_afresh
 from compressor.results import Note
@@ -276,7 +278,12 @@ class World:
             yield
 
     def _is_from_site(self, message: str) -> bool:
-        return any(text in message for text in self._texts or ())
+        # A list of steps names an option as `units.macs` where flags name it `--macs`.
+        by_flags = _OPTION.sub(lambda option: flag_of(option[1]), message)
+        return any(text in message or text in by_flags for text in self._texts or ())
+
+
+_OPTION = re.compile(rf"\b(?:{'|'.join(STEPS)})\.(\w+)")
 
 
 _LOADED: dict[tuple[object, ...], model_folder.ModelFolder] = {}

@@ -146,7 +146,7 @@ def test_faults_of_files_name_their_field(fields: dict[str, Any], code: ErrorCod
 def test_messages() -> None:
     messages = {
         "max_slowdown": ({"max_slowdown": "5"}, "--max-slowdown '5': out of range; give a percentage such as 5%, or a"),
-        "rate": ({"rate": "5"}, "--rate: this is the rate of the server scenario; add server to --scenario"),
+        "rate": ({"rate": "5"}, "--rate 5: this is the rate of the server scenario; add server to --scenario"),
         "scenario": ({"scenario": "sever"}, "--scenario 'sever': unknown scenario sever; did you mean server?"),
     }
     for fields, message in messages.values():

@@ -106,42 +106,9 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     ("steps", "code", "field"),
     [
-        ([{"unit": {"speedup": 4}}], ErrorCode.UNKNOWN_NAME, "steps"),
-        ([{"units": {"speedp": 4}}], ErrorCode.UNKNOWN_NAME, "speedp"),
-        ([{"units": {"speedup": 0.5}}], ErrorCode.OUT_OF_RANGE, "speedup"),
-        ([{"units": {}}], ErrorCode.MISSING_VALUE, "method"),
-        ([{"units": {"method": "dsp", "speedup": 2}}], ErrorCode.CONTRADICTION, "method"),
-        ([{"units": {"speedup": 2, "latency": "3ms"}}], ErrorCode.CONTRADICTION, "speedup"),
-        ([{"units": {"parameters": 0.5, "budget_at": "1x8"}}], ErrorCode.CONTRADICTION, "budget_at"),
-        ([{"heads": {}}], ErrorCode.MISSING_VALUE, "keep"),
-        ([{"heads": {"keep": 3}, "units": {"macs": 0.5}}], ErrorCode.INVALID_VALUE, "steps"),
-        ([{"distill": {}}], ErrorCode.MISSING_VALUE, "steps"),
-        ([Units(macs=0.5), Heads(keep=3)], ErrorCode.CONTRADICTION, "steps"),
-        ([Follow(plan=Path("p")), Units(macs=0.5)], ErrorCode.CONTRADICTION, "steps"),
-        ([Follow(plan=Path("p")), Heads(keep=3)], ErrorCode.CONTRADICTION, "steps"),
-        ([Heads(keep=3), Units(macs=0.5, prune_units="heads")], ErrorCode.CONTRADICTION, "steps"),
-        ([{"units": {"method": "astar", "macs": 0.5}}], ErrorCode.CONTRADICTION, "method"),
-        ([{"units": {"method": "dsp", "keep": 3, "macs": 0.5}}], ErrorCode.CONTRADICTION, "keep"),
-        ([{"units": {"method": "dsp", "macs": 0.5, "group_by": "query"}}], ErrorCode.CONTRADICTION, "group_by"),
-        ([{"heads": {"keep": 3, "ray": "local"}}], ErrorCode.CONTRADICTION, "ray"),
-        ([{"heads": {"keep": 3, "max_drop": 0.1}}], ErrorCode.CONTRADICTION, "max_drop"),
-        ([{"blocks": {}}], ErrorCode.MISSING_VALUE, "share"),
-        ([Units(macs=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
-        ([Blocks(share=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
-        ([{"blocks": {"share": 0.5, "maps": "m", "entmax": True}}], ErrorCode.CONTRADICTION, "maps"),
-        ([{"units": {"keep": 3, "macs": 0.5}}], ErrorCode.CONTRADICTION, "keep"),
-        (
-            [{"units": {"macs": 0.5, "prune_units": "neurons", "group_by": "query"}}],
-            ErrorCode.CONTRADICTION,
-            "group_by",
-        ),
-        ([{"units": {"macs": 0.5, "certify": 0.9}}], ErrorCode.CONTRADICTION, "certify"),
-        ([{"heads": {"keep": 3, "certify": 0.9}}], ErrorCode.CONTRADICTION, "certify"),
-        ([{"units": {"max_drop": 0.1, "certify": 0.9}}, {"distill": {}}], ErrorCode.CONTRADICTION, "certify"),
-        ([{"units": {"macs": 0.5}}, {"distill": {"quantized_share": 0.5}}], ErrorCode.CONTRADICTION, "quantized_share"),
-        ([{"within": {"max_drop": 0.1, "steps": []}}], ErrorCode.CONTRADICTION, "steps"),
-        ([{"within": {"max_drop": 0.1, "steps": [{"units": {}}]}}], ErrorCode.CONTRADICTION, "steps"),
-        ([{"within": {"max_drop": 0.1, "steps": [{"unit": {}}]}}], ErrorCode.UNKNOWN_NAME, "steps"),
+        ([within(steps=[])], ErrorCode.CONTRADICTION, "steps"),
+        ([within(steps=[{"units": {}}])], ErrorCode.CONTRADICTION, "steps"),
+        ([within(steps=[{"unit": {}}])], ErrorCode.UNKNOWN_NAME, "steps"),
         ([within(units={"macs": 0.5})], ErrorCode.CONTRADICTION, "steps"),
         ([within(units={"certify": 0.9})], ErrorCode.CONTRADICTION, "steps"),
         ([within(minutes=3, distill={"minutes": 2})], ErrorCode.CONTRADICTION, "minutes"),
@@ -149,22 +116,12 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
         ([within(), {"distill": {}}], ErrorCode.CONTRADICTION, "steps"),
         ([{"units": {"macs": 0.5}}, within()], ErrorCode.CONTRADICTION, "steps"),
         ([{"blocks": {"share": 0.5}}, within()], ErrorCode.CONTRADICTION, "steps"),
-        (4, ErrorCode.INVALID_VALUE, "steps"),
-        ("[", ErrorCode.INVALID_VALUE, "steps"),
+        ([{"distill": {}}, within()], ErrorCode.CONTRADICTION, "steps"),
     ],
 )
-def test_a_list_that_cannot_be_carried_out_is_refused(steps: Any, code: ErrorCode, field: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_attempts_that_cannot_be_carried_out_are_refused(steps: Any, code: ErrorCode, field: str) -> None:
+    with fails_with(code, UsageError, field=field):
         Recipe(model="m", data="d", steps=steps)
-    assert (caught.value.code, caught.value.details["field"]) == (code, field)
-    assert "\n" not in str(caught.value)
-
-
-def test_steps_beside_their_flags_or_without_rows_are_refused() -> None:
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep"):
-        Recipe(model="m", data="d", keep=3, steps=[Units(macs=0.5)])
-    with fails_with(ErrorCode.MISSING_VALUE, UsageError, field="steps"):
-        Recipe(model="m", steps=[Units(macs=0.5)])
 
 
 def test_a_wrong_step_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
@@ -173,6 +130,14 @@ def test_a_wrong_step_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, path=file) as caught:
         recipe_of(str(tmp_path), None, {})
     assert str(caught.value).startswith(f"{file}:5: ")
+
+
+def test_an_option_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text('data = "d"\n[[steps]]\nunits = { max_drop = 0.1, certify = 0.9 }\n[[steps]]\ndistill = {}\n')
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=("certify", "distill")) as caught:
+        recipe_of(str(tmp_path), None, {})
+    assert str(caught.value).startswith(f"{file}: units.certify 0.9, {file}: distill: ")
 
 
 @pytest.mark.parametrize(
@@ -253,13 +218,6 @@ def test_the_seed_and_the_batch_size_of_the_run_are_those_of_steps_that_set_none
     arguments = run.make_context("run", shlex.split(command_line(recipe))[2:]).params
     flags = {name: arguments[name] for name in ("data", "steps", "seed", "batch_size")}
     assert steps_of(recipe_of("m", None, flags)) == steps_of(recipe)
-
-
-def test_written_steps_follow_the_plan_in_the_model_folder(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{}")
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="steps"):
-        Recipe(model=tmp_path, data="d", steps=[Units(macs=0.5)])
-    assert Recipe(model=tmp_path, data="d", steps=[Follow(plan=tmp_path / "plan.json"), Distill(teacher="t")]).steps
 
 
 def test_a_loss_that_a_flag_allows_replaces_that_of_the_step(tmp_path: Path) -> None:

@@ -39,57 +39,56 @@ def conflict(key: str, failing: str, *right: str) -> None:
 
 
 NAMED = "named -o out --data rows.tsv "
-BUDGET = "config.budget_checks "
-conflict(BUDGET + "_follows_no_plan text", NAMED + "--macs 50%", ROWS + "--macs 50% --start-from named")
+RULES = "config.rules "
+ORDER = RULES + "_check_order contradiction"
+conflict(RULES + "_check_order text", NAMED + "--macs 50%", ROWS + "--macs 50% --start-from named")
 conflict(
-    BUDGET + "_follows_no_plan text #2",
+    RULES + "_check_order text",
     ROWS + "--macs 50% --plan plan.json",
     ROWS + "--macs 50%",
     ROWS + "--plan plan.json",
     ROWS + "--macs 50% --start-from named",
 )
 conflict(
-    BUDGET + "_follows_no_plan contradiction",
+    ORDER,
     ROWS + "--macs 50% --plan plan.json",
     ROWS + "--macs 50%",
     ROWS + "--plan plan.json",
 )
-conflict(BUDGET + "_has_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
-UNITS = "config.steps Units._has_a_budget_that_can_be_met "
-UNIT_TYPES = "config.steps Units._removes_units_of_a_type_that_is_counted "
-conflict(UNITS + "contradiction", ROWS + "--speedup 2 --latency 5ms", ROWS + "--speedup 2", ROWS + "--latency 5ms")
+conflict(RULES + "_check_training_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
+UNITS = "config.steps Units."
+conflict(UNITS + "speedup rule", ROWS + "--speedup 2 --latency 5ms", ROWS + "--speedup 2", ROWS + "--latency 5ms")
 conflict(
-    UNITS + "contradiction #2",
+    UNITS + "budget_at rule",
     ROWS + "--parameters 50% --budget-at 1x128",
     ROWS + "--parameters 50% --budget-at 1x128 --speedup 2",
     ROWS + "--parameters 50% --budget-at 1x128 --latency 5ms",
     ROWS + "--parameters 50% --budget-at 1x128 --macs 50%",
 )
 conflict(
-    UNITS + "missing-value",
+    UNITS + "is_unbounded rule",
     ROWS + "--method reconstruct",
     *(ROWS + f"--method reconstruct --{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
     ROWS + "--method reconstruct --keep 1",
     ROWS + "--method reconstruct --max-drop 0.1",
 )
 conflict(
-    "config.steps Heads._decides_how_many_heads_stay missing-value",
+    "config.steps Heads.searches rule",
     ROWS + "--method taylor",
     ROWS + "--method taylor --keep 50%",
     ROWS + "--method taylor --max-drop 0.1",
 )
-STEPS = "config.step_list _check_written "
 PRUNED = ROWS + "--steps '[{ units = { macs = 0.5 } }]'"
 conflict(
-    STEPS + "contradiction",
+    RULES + "_check_order contradiction #2",
     ROWS + "--steps '[{ units = { macs = 0.5 } }, { heads = { keep = 1 } }]'",
     ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
     PRUNED,
 )
-conflict(STEPS + "contradiction #4", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
-conflict(STEPS + "missing-value", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
+conflict(RULES + "_check_list_or_flags contradiction", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
+conflict(RULES + "_check_training_rows missing-value", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
 conflict(
-    STEPS + "missing-value #2",
+    RULES + "_check_distillation missing-value",
     ROWS + "--steps '[{ distill = { } }]'",
     ROWS + "--steps '[{ units = { macs = 0.5 } }, { distill = { } }]'",
     ROWS + "--steps \"[{ distill = { teacher = 'model' } }]\"",
@@ -99,13 +98,13 @@ conflict("config.steps steps_from invalid-value #2", ROWS + "--keep 1 --steps 4"
 
 
 conflict(
-    STEPS + "contradiction #2",
+    RULES + "_check_stored_plan contradiction",
     "named -o out --data rows.tsv --steps '[{ units = { macs = 0.5 } }]'",
     "named -o out --data rows.tsv --steps \"[{ follow = { plan = 'named/plan.json' } }]\"",
     PRUNED,
 )
 conflict(
-    STEPS + "contradiction #3",
+    RULES + "_check_units_after_heads contradiction",
     ROWS + "--steps \"[{ heads = { keep = 1 } }, { units = { macs = 0.5, prune_units = 'heads' } }]\"",
     ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
     ROWS + "--steps \"[{ units = { macs = 0.5, prune_units = 'heads' } }]\"",
@@ -117,7 +116,7 @@ conflict(
     PRUNED,
 )
 conflict(
-    "config.recipe_checks _check_selection missing-value",
+    RULES + "_check_request missing-value",
     ROWS + "--epochs 2",
     *(ROWS + f"--{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%", "max-drop 0.1")),
     ROWS + "--epochs 2 --keep 1",
@@ -142,24 +141,24 @@ def _(w: World) -> None:
 
 
 conflict(
-    BUDGET + "_starts_from_a_run_of_its_method contradiction",
+    UNITS + "option rule",
     ROWS + "--macs 50% --start-from named --method dsp",
     ROWS + "--macs 50% --method dsp",
     ROWS + "--macs 50% --start-from named --method fisher",
 )
 conflict(
-    UNITS + "contradiction #3",
+    UNITS + "start_from rule",
     ROWS + "--start-from named --max-drop 0.01",
     ROWS + "--start-from named --max-drop 0.01 --speedup 2",
 )
 conflict(
-    BUDGET + "_drops_no_blocks contradiction",
+    ORDER,
     ROWS + "--macs 50% --drop-blocks 50%",
     ROWS + "--macs 50%",
     ROWS + "--drop-blocks 50%",
 )
 conflict(
-    UNIT_TYPES + "contradiction",
+    UNITS + "keep rule",
     ROWS + "--macs 50% --keep 1 --method reconstruct",
     ROWS + "--macs 50% --method reconstruct",
     ROWS + "--keep 1 --method reconstruct",
@@ -168,107 +167,98 @@ conflict(
 
 CHECK = "config.check CheckRequest."
 conflict(
-    CHECK + "_fields_have_an_effect text",
+    CHECK + "threads rule",
     SERVER + "--threads 1",
     SERVER,
     "check small.onnx --baseline dense.onnx --threads 1",
 )
 conflict(
-    CHECK + "_fields_have_an_effect text #2",
+    CHECK + "name rule",
     "check small.onnx --baseline dense.onnx --gzip",
     "check --model small --server http://127.0.0.1:9 --baseline dense --gzip",
     "check small.onnx --baseline dense.onnx",
 )
 conflict(
-    CHECK + "_fields_have_an_effect text #3",
+    CHECK + "certificate rule",
     SERVER + "--certificate authority.pem",
     "check --model small --server grpcs://127.0.0.1:9 --baseline dense --certificate authority.pem",
     "check --model small --server https://127.0.0.1:9 --baseline dense --certificate authority.pem",
     SERVER,
 )
 conflict(
-    CHECK + "_fields_have_an_effect text #4",
+    CHECK + "tolerance rule",
     LOCAL + "--expect any --tolerance 0.1",
     LOCAL + "--expect any",
     LOCAL + "--tolerance 0.1",
 )
 conflict(
-    CHECK + "_fields_have_an_effect text #5",
+    CHECK + "name rule #2",
     "check small.onnx --baseline dense.onnx --tokenizer model",
     LOCAL,
     "check small.onnx --baseline dense.onnx",
 )
 conflict(
-    CHECK + "_fields_have_an_effect contradiction",
+    CHECK + "name rule #2",
     "check small.onnx --baseline dense.onnx --text-columns text",
     LOCAL + "--text-columns text",
     "check small.onnx --baseline dense.onnx",
 )
 conflict(
-    CHECK + "_check_conflicts contradiction",
+    CHECK + "p99 rule",
     SERVER + "--p99 5ms --scenario offline",
     SERVER + "--p99 5ms --scenario offline,singlestream",
     SERVER + "--p99 5ms --scenario offline,server",
 )
-conflict(CHECK + "_check_conflicts contradiction #2", SERVER + "--rate 9", SERVER + "--rate 9 --scenario server")
+conflict(CHECK + "rate rule", SERVER + "--rate 9", SERVER + "--rate 9 --scenario server")
 conflict(
-    CHECK + "_check_conflicts contradiction #3",
+    CHECK + "kernel rule",
     SERVER + "--kernel kernel.so",
     SERVER,
     "check small.onnx --baseline dense.onnx --kernel kernel.so",
 )
 conflict(
-    CHECK + "_check_conflicts contradiction #4",
+    CHECK + "is_http rule",
     "check --model small --server http://127.0.0.1:9 --baseline dense --p99 5ms",
     SERVER + "--p99 5ms",
 )
 conflict(
-    CHECK + "_check_conflicts invalid-value",
-    SERVER + "--save-baseline base.txt",
-    SERVER + "--save-baseline base.json",
-)
-PLOT = "config.check CheckArtifacts._check_plot "
-conflict(PLOT + "contradiction", SERVER + "--plot times.svg", SERVER + "--plot times.svg --history checks.jsonl")
-conflict(
-    PLOT + "invalid-value",
-    SERVER + "--plot times.txt --history checks.jsonl",
+    "config.check CheckArtifacts.plot rule",
+    SERVER + "--plot times.svg",
     SERVER + "--plot times.svg --history checks.jsonl",
-    SERVER + "--plot times.png --history checks.jsonl",
 )
 
-DISTILL = "config.distillation_checks "
 conflict(
-    DISTILL + "_has_training_rows missing-value",
+    RULES + "_check_training_rows missing-value",
     RUN + "--distill --plan plan.json",
     ROWS + "--distill --plan plan.json",
 )
 conflict(
-    DISTILL + "_removes_something missing-value",
+    RULES + "_check_distillation text",
     ROWS + "--distill --keep 100% --precision int8",
     ROWS + "--distill --speedup 2",
     ROWS + "--distill --keep 1",
     ROWS + "--distill --plan plan.json",
 )
 conflict(
-    "config.step_list _check_documents contradiction",
+    RULES + "match_dense rule",
     ROWS + "--macs 50% --match-dense --distill --teacher named",
     ROWS + "--macs 50% --match-dense --distill",
     ROWS + "--macs 50% --distill --teacher named",
 )
 conflict(
-    "config.step_list _check_documents contradiction #2",
+    RULES + "match_dense rule #2",
     ROWS + "--plan plan.json --match-dense",
     ROWS + "--macs 50% --match-dense",
     ROWS + "--plan plan.json",
 )
 conflict(
-    DISTILL + "_sets_no_unused_field contradiction",
+    RULES + "name rule",
     ROWS + "--macs 50% --temperature 3",
     ROWS + "--macs 50% --temperature 3 --distill",
     ROWS + "--macs 50%",
 )
 conflict(
-    "config.step_list check_steps contradiction",
+    RULES + "quantized_share rule",
     ROWS + "--macs 50% --distill --quantized-share 0.5",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision int8",
     ROWS + "--macs 50% --distill --quantized-share 0.5 --precision bf16 --target trt",
@@ -276,93 +266,120 @@ conflict(
     ROWS + "--macs 50% --distill",
 )
 
-RECIPE = "config.recipe_checks "
-conflict(RECIPE + "_check_rows missing-value", RUN + "--keep 1", ROWS + "--keep 1", RUN + "--keep 1 --plan plan.json")
+conflict(RULES + "_check_training_rows text", RUN + "--keep 1", ROWS + "--keep 1", RUN + "--keep 1 --plan plan.json")
 conflict(
-    RECIPE + "check_settings missing-value",
+    RULES + "max_drop rule",
     RUN + "--plan plan.json --max-drop 0.1",
     ROWS + "--plan plan.json --max-drop 0.1",
 )
 conflict(
-    "config.step_list _check_unlabelled_rows missing-value",
+    RULES + "unlabelled_data rule",
     RUN + "--plan plan.json --unlabelled-data more.txt",
     RUN + "--plan plan.json --data more.txt",
 )
 conflict(
-    "config.step_list _check_unlabelled_rows contradiction",
+    RULES + "_check_unlabelled_rows contradiction",
     ROWS + "--keep 1 --unlabelled-data more.txt",
     ROWS + "--keep 1",
     ROWS + "--macs 50% --unlabelled-data more.txt",
 )
 conflict(
-    "config.step_list _check_unlabelled_rows contradiction #2",
+    RULES + "_check_unlabelled_rows contradiction #2",
     ROWS + "--plan plan.json --unlabelled-data more.txt",
     ROWS + "--unlabelled-data more.txt --speedup 2",
     ROWS + "--plan plan.json --unlabelled-data more.txt --distill",
     ROWS + "--plan plan.json",
 )
 conflict(
-    RECIPE + "_check_engine contradiction",
+    RULES + "_check_engine contradiction",
     ROWS + "--keep 1 --target openvino --provider cuda",
     ROWS + "--keep 1 --target openvino",
     ROWS + "--keep 1 --target ort --provider cuda",
 )
 conflict(
-    RECIPE + "_check_engine contradiction #2",
+    RULES + "_check_engine contradiction #2",
     ROWS + "--keep 1 --target openvino --kernel kernel.so",
     ROWS + "--keep 1 --target openvino",
 )
-conflict(RECIPE + "_check_blocks missing-value", RUN + "--drop-blocks 50%", ROWS + "--drop-blocks 50%")
+conflict(RULES + "_check_training_rows missing-value", RUN + "--drop-blocks 50%", ROWS + "--drop-blocks 50%")
 conflict(
-    RECIPE + "_check_blocks contradiction",
+    ORDER,
     ROWS + "--drop-blocks 50% --plan plan.json",
     ROWS + "--drop-blocks 50%",
     ROWS + "--plan plan.json",
 )
 conflict(
-    RECIPE + "_check_blocks contradiction #2",
+    ORDER,
     NAMED + "--drop-blocks 50% --keep 1",
     NAMED + "--drop-blocks 50%",
 )
 conflict(
-    "config.steps Blocks._ranks_blocks_by_the_maps contradiction",
+    "config.steps Blocks.maps rule",
     ROWS + "--drop-blocks 50% --maps maps.safetensors --entmax",
     ROWS + "--drop-blocks 50% --maps maps.safetensors",
     ROWS + "--drop-blocks 50% --entmax",
 )
 conflict(
-    "config.steps Blocks._ranks_blocks_by_the_maps contradiction #2",
+    "config.steps Blocks.random_blocks rule",
     ROWS + "--drop-blocks 50% --random-blocks --entmax",
     ROWS + "--drop-blocks 50% --random-blocks",
     ROWS + "--drop-blocks 50% --entmax",
 )
 conflict(
-    RECIPE + "_check_grouping contradiction",
+    RULES + "group_by rule",
     ROWS + "--keep 1 --method dsp --group-by query",
     ROWS + "--keep 1 --method dsp",
     ROWS + "--keep 1 --method magnitude --group-by query",
 )
 conflict(
-    UNIT_TYPES + "contradiction #2",
+    UNITS + "option rule #2",
     ROWS + "--macs 50% --group-by query --prune-units neurons",
     ROWS + "--macs 50% --group-by query",
     ROWS + "--macs 50% --prune-units neurons",
 )
 conflict(
-    RECIPE + "_check_prune_units contradiction",
+    RULES + "_check_units_after_heads text",
     ROWS + "--macs 50% --method taylor --keep 1 --prune-units heads",
     ROWS + "--macs 50% --method taylor --keep 1",
     ROWS + "--macs 50% --method fisher --prune-units heads",
 )
-SELECTION = RECIPE + "_check_selection "
 conflict(
-    SELECTION + "contradiction",
+    "config.steps ray rule",
     ROWS + "--method dsp --keep 1 --ray local",
     *(ROWS + f"--method {method} --keep 1 --ray local" for method in ("taylor", "astar", "random")),
 )
-CERTIFICATE = "config.step_list _check_certificate "
 conflict(
-    "config.steps no_loss_to_certify contradiction",
+    "config.steps Heads.ranks rule",
+    ROWS + "--method dsp --speedup 2",
+    ROWS + "--method dsp --speedup 2 --keep 50%",
+)
+conflict(
+    "config.steps Heads.max_drop rule",
+    ROWS + "--steps '[{ heads = { keep = 1, max_drop = 0.1 } }]'",
+    ROWS + "--steps '[{ heads = { keep = 1 } }]'",
+    ROWS + "--steps \"[{ heads = { method = 'taylor', max_drop = 0.1 } }]\"",
+)
+conflict(
+    "config.steps Blocks.drops_none rule",
+    ROWS + "--steps '[{ blocks = { block_size = 8 } }]'",
+    ROWS + "--steps '[{ blocks = { block_size = 8, share = 0.5 } }]'",
+    PRUNED,
+)
+conflict(
+    UNITS + "learns rule",
+    ROWS + "--steps \"[{ units = { method = 'dsp', max_drop = 0.1 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', max_drop = 0.1, macs = 0.5 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', max_drop = 0.1, parameters = 0.5 } }]\"",
+)
+conflict(
+    UNITS + "learns rule #2",
+    ROWS + "--steps \"[{ units = { method = 'dsp', speedup = 2 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
+    ROWS + "--steps \"[{ units = { method = 'reconstruct', speedup = 2 } }]\"",
+)
+CERTIFICATE = RULES + "_check_certificate "
+conflict(
+    "config.steps constant text",
     ROWS + "--method dsp --keep 1 --certify 0.9",
     ROWS + "--max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
@@ -380,28 +397,28 @@ conflict(
     ROWS + "--method taylor --max-drop 0.1 --macs 50%",
 )
 conflict(
-    "config.steps Heads._certifies_what_a_search_spends contradiction",
+    "config.steps Heads.certify rule",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9 --keep 1",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --keep 1",
 )
 
-SERVE = "config.serve ServeRequest._check_conflicts "
-conflict(SERVE + "invalid-value", EXPORT + "--name a/b", EXPORT + "--name a-b_c.d1")
+SERVE = "config.serve ServeRequest."
+conflict(SERVE + "_has_a_name invalid-value", EXPORT + "--name a/b", EXPORT + "--name a-b_c.d1")
 conflict(
-    SERVE + "contradiction",
+    SERVE + "engine rule",
     EXPORT + "--engine engine.plan --backend onnxruntime",
     EXPORT + "--engine engine.plan",
     EXPORT + "--backend onnxruntime",
 )
 conflict(
-    SERVE + "contradiction #2",
+    SERVE + "name rule",
     EXPORT + "--text-columns text",
     EXPORT + "--text-columns text --data rows.tsv",
     EXPORT,
 )
 conflict(
-    SERVE + "contradiction #3",
+    SERVE + "gpus rule",
     EXPORT + "--gpus 0 --device cpu",
     EXPORT + "--device cpu",
     EXPORT + "--gpus 0",
@@ -415,4 +432,6 @@ conflict(
     TRAIN + "--learning-rate 0.001 --final-learning-rate 0.01",
     TRAIN + "--learning-rate 0.001 --final-learning-rate 0.0001",
 )
-conflict(FIELDS + "contradiction #3", TRAIN + "--level character --vocabulary 40", TRAIN + "--level character")
+conflict(
+    "config.train Training.vocabulary rule", TRAIN + "--level character --vocabulary 40", TRAIN + "--level character"
+)
