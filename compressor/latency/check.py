@@ -22,11 +22,10 @@ from compressor.latency.local_engine import LocalEngine, prove_again
 from compressor.latency.output_check import Outputs, check_finite, expected_outputs
 from compressor.latency.request_batches import load_batches
 from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
-from compressor.measure.timing import alternate_calls, ratio_interval
+from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note, NoteCode
 
-CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _LABELS = {
     CheckPhase.LOADING: "loading the models",
@@ -253,7 +252,7 @@ class RoundTimes:
             return None
         model, baseline = np.stack(self.model), np.stack(self.baseline)
         if self.interleaved:
-            low, high = ratio_interval(np.stack([model, baseline]), seed, CONFIDENCE)
+            low, high = ratio_interval(np.stack([model, baseline]), seed)
         else:
             low, high = _unpaired_interval(model, baseline, seed)
         ratio = float(np.median(model) / np.median(baseline))

@@ -17,7 +17,7 @@ from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.example_rows import read_arrays
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
-from compressor.targets.tensor_specs import input_specs
+from compressor.targets.tensor_specs import specs_of
 from graph_passes import load
 
 ANY, BASELINE = "any", "baseline"
@@ -235,5 +235,5 @@ def _run_graph(path: Path) -> _Source:
         )
     with library_errors(path):
         run = unoptimized_runner(path)
-        inputs = input_specs(load(path), path)
+        inputs = specs_of(load(path).graph.inputs, path)
     return lambda number, feeds: run(cast_inputs(feeds, inputs))

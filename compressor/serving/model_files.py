@@ -20,7 +20,7 @@ from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
 from compressor.targets.openvino import batches
-from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
+from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
 
 GRAPH = "model.onnx"
 _RECENT_IR = 10
@@ -177,7 +177,7 @@ def _model_files(
 ) -> ModelFiles:
     """The files of a graph (`source`) whose engine `served` is in a backend, and what follows from the run."""
     path, graph = source
-    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
+    inputs, outputs = specs_of(graph.graph.inputs, path), specs_of(graph.graph.outputs, path)
     measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
     max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
     return ModelFiles(
@@ -269,7 +269,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
     engines = tensorrt_engines.load_engines(request.out, paths)
     path = request.out / GRAPH
     graph = graph_passes.load(path)
-    inputs, outputs = engines.first.specs, engines.outputs(output_specs(graph, path))
+    inputs, outputs = engines.first.specs, engines.outputs(specs_of(graph.graph.outputs, path))
     return ModelFiles(
         backend="tensorrt",
         device="gpu",

@@ -56,14 +56,14 @@ def resident_bytes() -> int | None:
 
 
 def reset_peak() -> int:
-    """Forget the peak of the memory of this process, e.g. that of imports; return the bytes that it holds now."""
+    """Forget the peak memory of this process, e.g. that of imports, and return the bytes that it holds now."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")
     return 1024 * _kilobytes("VmRSS")
 
 
 def peak_bytes() -> int:
-    """The most bytes of memory that this process has held at a time since `reset_peak`."""
+    """The most bytes of memory that this process has held since `reset_peak`."""
     return 1024 * _kilobytes("VmHWM")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compressor.quantization.products import names_of
+from compressor.quantization.matmuls import matmul_names
 from compressor.run.products import Case
 from compressor.run.verify import prove_products
 from compressor.targets import target
@@ -28,7 +28,7 @@ def main(graph: Path, inputs: Path) -> None:
         [Case(dict(np.load(inputs)), "inputs")],
         "compressed",
     )
-    failing = names_of(load(graph), proof.failing)
+    failing = matmul_names(load(graph), proof.failing)
     print(json.dumps({"holds": proof.holds, "error": proof.error, "failing": failing}))
 
 

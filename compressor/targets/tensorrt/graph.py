@@ -95,21 +95,19 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
         InlinePass()(model)
     quantized = is_quantized(model)
     _check_quantizers(model, source, precision)
-    weights_inside = 0
     if not supported.int64:
         _lower_opset(model, source, supported.version)
     scaled = supported.int64 and not quantized and ScaleQueries()(model).modified
     converted = precision if precision in _DTYPES and not quantized else None
     if converted is not None:
         model = ReducePrecision(_DTYPES[converted])(model).model
+    opset, weights_inside = None, 0
     if not supported.int64:
-        weights_inside = len(QuantizeWeightsInside()(model).report.tensors)
+        opset, weights_inside = OLDEST_OPSET, len(QuantizeWeightsInside()(model).report.tensors)
         MakeAxesExplicit()(model)
         NarrowIntegers()(model)
     save(model, out)
-    return PreparedGraph(
-        inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET, weights_inside
-    )
+    return PreparedGraph(inlined, scaled, quantized, converted, opset, weights_inside)
 
 
 def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> None:
@@ -147,8 +145,8 @@ def element_types(path: Path) -> dict[str, ir.DataType]:
 def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Input name -> smallest, usual and largest shape; axes that the graph fixes keep their size.
 
-    The first axis is the batch, other axes are the length, except those of memories and caches (`axis_kind`). Memories
-    may be as long as the model's longest one.
+    The first axis is the batch; other axes are the length, except those of memories and caches (`axis_kind`). Memories
+    may have the maximum length that the model takes.
 
     Args:
         model: the graph.

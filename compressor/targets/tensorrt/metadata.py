@@ -1,4 +1,4 @@
-"""Metadata of a TensorRT engine: what it was built from and for. They are checked before TensorRT loads the engine."""
+"""Metadata of a TensorRT engine: its graph, GPU and sizes, which are checked before TensorRT loads the engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TimingsUse(BaseModel):
 
 
 class EngineMetadata(BaseModel):
-    """What an engine was built from and for.
+    """The graph that an engine was built from, and the GPU, the version and the sizes that it was built for.
 
     Attributes:
         tensorrt: version of TensorRT.
@@ -92,7 +92,7 @@ class EngineMetadata(BaseModel):
         session: runtime, device and options.
         built: sizes, duration and layers.
         timings: how the timing cache was used; None in metadata of version 0.1.
-        quantized: the products in 8 bits, as far as the inspector lists their layers; None: it lists none.
+        quantized: the matmuls in 8 bits, as far as the inspector lists their layers; None: it lists none.
     """
 
     model_config = ConfigDict(

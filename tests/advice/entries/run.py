@@ -301,7 +301,7 @@ def _(w: World) -> None:
     from compressor.run.pruning import count_costs
 
     w.patch.setattr(count_costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
-    w.patch.setattr(count_costs, "uncounted_product", lambda *_: "product_7")
+    w.patch.setattr(count_costs, "uncounted_node", lambda *_: "product_7")
     w.fails(count_costs.count_costs, None, None, (), [(1, 8)], None)
     w.right(*w.keep_one())
 
