@@ -338,12 +338,7 @@ def _build_all(
     open_engine: Callable[[Path, str, Precision, Path], _Engines],
     listener: Listener,
 ) -> tuple[dict[tuple[str, Precision], _Engines], list[FolderRow]]:
-    """The engines that can be built and run, and a row with the reason for each engine that cannot.
-
-    Raises:
-        InputError: no engine can be built.
-        CompressorError: the only engine that was tried cannot be built.
-    """
+    """The engines that can be built and run, at least one, and a row with the reason for each engine that cannot."""
     built: dict[tuple[str, Precision], _Engines] = {}
     failed, errors = list[FolderRow](), list[CompressorError]()
     for name, precision, sources in engines:

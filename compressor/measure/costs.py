@@ -83,7 +83,7 @@ class GroupCosts(BaseModel):
 
 
 class CostTable(BaseModel):
-    """What plans of one model cost, in one unit and at one size.
+    """The costs of plans of one model, in one unit and at one size.
 
     The cost of a plan is that of the whole model minus the savings of all groups. Times of operators that run in
     parallel or share a cache only nearly add up, so a table of times has a curve from the sum of costs to the time of
@@ -128,7 +128,7 @@ class CostTable(BaseModel):
         return size_label(self.batch, self.seq) if self.batch else WHOLE_MODEL
 
     def saving(self, group: str, count: int) -> float:
-        """What a group saves with a number of units, in the unit of the table.
+        """The saving of a group with a number of units, in the unit of the table.
 
         Raises:
             KeyError: no row has the group.
@@ -287,7 +287,7 @@ def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarr
 def _with_costs(row: GroupCosts, costs: np.ndarray, errors: Sequence[float]) -> GroupCosts:
     """A row with the fitted costs of its intervals."""
     savings = [*np.cumsum(costs[::-1])[::-1].tolist(), 0.0]
-    # An empty group computes nothing, so that any additional time of it is noise.
+    # An empty group computes nothing, so any additional time of it is noise.
     return row.with_savings([max(savings), *savings[1:]], errors)
 
 

@@ -90,10 +90,10 @@ def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
 
 
 def _matmul(node: ir.Node, shapes: _Shapes) -> int | None:
-    left, out = shapes(node.inputs[0]), shapes(node.outputs[0])
-    if left is None or out is None:
+    first, out = shapes(node.inputs[0]), shapes(node.outputs[0])
+    if first is None or out is None:
         return None
-    return math.prod(out) * left[-2 if node.attributes.get_int("transA", 0) else -1]
+    return math.prod(out) * first[-2 if node.attributes.get_int("transA", 0) else -1]
 
 
 def _conv(node: ir.Node, shapes: _Shapes) -> int | None:

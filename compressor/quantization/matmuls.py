@@ -137,8 +137,8 @@ def quantize_without_ruined(
         return quantized
     # Without their quantizers they would still have weights that were smoothed and rounded for int8.
     quantized = quantize_graph(graph, examples, out, keep_float=ruined, reduce_range=reduce_range)
-    left = tuple(name for name in quantized.in_float if name not in ruined)
-    return dataclasses.replace(quantized, in_float=left, ruined=ruined)
+    in_float = tuple(name for name in quantized.in_float if name not in ruined)
+    return dataclasses.replace(quantized, in_float=in_float, ruined=ruined)
 
 
 def ruined_matmuls(quantized: Path, batches: Sequence[Feeds]) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def ruined_matmuls(quantized: Path, batches: Sequence[Feeds]) -> tuple[str, ...]
 
 
 def _ruined(model: ir.Model, batches: Sequence[Feeds]) -> list[str]:
-    """Names of the matmuls that are ruined with the activations of a graph as it is."""
+    """Names of the matmuls of a graph that are ruined with its activations."""
     names = {f"{PREFIX}{node.outputs[0].name}": node.name or "" for node in quantized_matmuls(model)}
     if not names:
         return []

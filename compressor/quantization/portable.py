@@ -159,11 +159,7 @@ def producers_listed_once() -> Iterator[None]:
 
 
 def _in_memory(model: ir.Model) -> onnx.ModelProto:
-    """The graph as a message that contains its weights, since NNCF reads no external data.
-
-    Raises:
-        ValueError: the weights exceed the 2 GB that a message may have.
-    """
+    """The graph as a message that contains its weights, at most 2 GB, since NNCF reads no external data."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):

@@ -151,7 +151,7 @@ class Engine(ABC):
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
 
-        It is measured on the device where that has memory of its own, else in a fresh process.
+        It is measured on a device with separate memory, else in a new process.
         """
 
 
@@ -165,9 +165,9 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
-        packages: Python packages whose versions decide how fast its engines are, beside that of the session.
+        packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
-        metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
+        metadata_file: name of a second file in the folder of the engine that loading it needs; None: there is none.
         suffixes: suffixes of the engine files that `load` takes.
         providers: devices that its engines run on.
         options: names of the fields of `BuildOptions` that it uses, besides the sizes.
@@ -242,7 +242,7 @@ class Target(ABC):
         )
 
     def missing(self) -> str | None:
-        """What this machine lacks that a deployment machine has, in a few words; None: nothing."""
+        """The part of a deployment machine that this machine lacks, in a few words; None: it lacks none."""
         return None
 
     def check_request(

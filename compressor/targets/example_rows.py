@@ -67,7 +67,7 @@ class ExampleRows:
         rows = {name: array[(np.arange(batch) + first) % len(array)] for name, array in self.inputs.items()}
         for name, companions in _aligned(rows):
             length = seq if isinstance(seq, int) else seq[name]
-            aligned = {each: rows[each] for each in (name, *companions)}
+            aligned = {key: rows[key] for key in (name, *companions)}
             if length == rows[name].shape[-1] and padded is None:
                 continue
             rows |= self._resized(name, aligned, length, padded)
@@ -82,10 +82,10 @@ class ExampleRows:
         mask = arrays.get(f"{prefix}attention_mask")
         kinds = arrays.get(f"{prefix}token_type_ids", np.zeros_like(ids))
         resized = {
-            each: np.full(
-                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if each == name else 0, array.dtype
+            key: np.full(
+                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if key == name else 0, array.dtype
             )
-            for each, array in arrays.items()
+            for key, array in arrays.items()
         }
         for index in np.ndindex(ids.shape[:-1]):
             real = np.flatnonzero(mask[index]) if mask is not None and mask[index].any() else np.arange(ids.shape[-1])
@@ -97,8 +97,8 @@ class ExampleRows:
                     count = max(1, length - max(1, length // _PADDED_SHARE))
             positions = _positions(ids[index], kinds[index], real, self.markers, count)
             start = length - count if real[0] > 0 else 0
-            for each, array in arrays.items():
-                resized[each][index][start : start + count] = array[index][positions]
+            for key, array in arrays.items():
+                resized[key][index][start : start + count] = array[index][positions]
         return resized
 
 
@@ -144,13 +144,13 @@ def _positions(
     keys = np.where(is_marker, -1 - np.arange(len(real)), kinds[real])
     starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
     ends = [*starts[1:], len(real)]
-    parts, taken, before = [], 0, 0
+    parts, read, before = [], 0, 0
     for start, end in zip(starts, ends, strict=True):
         if is_marker[start]:
             parts.append(real[start:end])
             continue
-        taken += end - start
-        after = round(room * taken / len(ordinary))
+        read += end - start
+        after = round(room * read / len(ordinary))
         parts.append(real[start + np.arange(after - before) % (end - start)])
         before = after
     return np.concatenate(parts)

@@ -26,7 +26,7 @@ _FLOAT_WIDTHS = "float_widths"
 
 
 def fusible_attentions(model: ir.Model) -> list[GraphSite]:
-    """The attentions of a graph but the block-sparse ones, which no runtime fuses; the graph is normalized in place."""
+    """The attentions of a graph that are not block-sparse, which no runtime fuses; the graph is normalized in place."""
     Normalize()(model)
     return [site for site in find_attention(model) if not is_block_sparse(site.output.producer())]
 

@@ -26,8 +26,8 @@ def peak_growth(
 ) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    On a GPU: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
-    that the process holds before (interpreter, runtime, inputs) is not counted.
+    On a GPU: bytes by which the GPU's free memory shrinks, including simultaneous allocations of other processes.
+    Memory that the process has before (interpreter, runtime, inputs) is not counted.
 
     Args:
         module: the module of a runtime whose `runner(path, session)` loads a graph.

@@ -56,17 +56,16 @@ def trial_feeds(
     example = read_example_rows(model)
     if example is None:
         return feeds
+    values = {str(value.name): value for value in model.graph.inputs}
     inputs = {name: rows for name, rows in example.inputs.items() if name in feeds}
     lengths = {name: feeds[name].shape[-1] for name in inputs if feeds[name].ndim}
-    text = next((value for value in model.graph.inputs if value.name == "input_ids"), None)
-    if text is not None and text.shape is not None and isinstance(text.shape[-1], ir.SymbolicDim):
+    text = values["input_ids"].shape if "input_ids" in values else None
+    if text is not None and isinstance(text[-1], ir.SymbolicDim):
         lengths["input_ids"] = lengths.get("input_ids", 0) + example.image_positions
     rows = range(batch - 1, -1, -2) if padded else ()
     sized = dataclasses.replace(example, inputs=inputs).sized(batch, lengths, first=seed, padded=rows)
-    fitting = (value for value in model.graph.inputs if value.name in sized and _fits(value, sized[value.name or ""]))
-    return feeds | {
-        value.name or "": sized[value.name or ""].astype(feeds[value.name or ""].dtype) for value in fitting
-    }
+    fitting = {name: array for name, array in sized.items() if _fits(values[name], array)}
+    return feeds | {name: array.astype(feeds[name].dtype) for name, array in fitting.items()}
 
 
 def draws_ids(model: ir.Model) -> bool:

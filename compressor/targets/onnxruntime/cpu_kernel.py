@@ -129,11 +129,7 @@ def _headers(include: Path | None) -> Path:
 
 
 def _require_older(headers: Path) -> None:
-    """Make sure that the headers are not newer than the runtime, which would lack newer parts of the interface.
-
-    Raises:
-        InputError: the headers are newer.
-    """
+    """Raise InputError for headers that are newer than the runtime, which lacks the new parts of the interface."""
     path = headers / "onnxruntime_c_api.h"
     text = path.read_text() if path.is_file() else ""
     version = re.search(r"^#define ORT_API_VERSION (\d+)", text, re.MULTILINE)

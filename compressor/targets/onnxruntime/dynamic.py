@@ -128,7 +128,7 @@ def _omit_equal_sizes(node: ir.Node) -> None:
 
 
 def _forget_shapes(path: Path) -> None:
-    """Remove the shapes of inner tensors, since shape inference fails where a name stands for another tensor now."""
+    """Remove the shapes of inner tensors, since shape inference fails where a name now belongs to another tensor."""
     proto = onnx.load(path, load_external_data=False)
     del proto.graph.value_info[:]
     onnx.save(proto, path)

@@ -102,16 +102,7 @@ def build_engine(
     options: BuildOptions | None = None,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
-    """Fuse a graph for ONNX Runtime and load it; see `Target.build`.
-
-    Args:
-        onnx: the graph.
-        out: the file to write.
-        precision: numeric precision of the engine.
-        provider: device to run on; None: CUDA where there is a GPU and no kernel.
-        threads: threads per call; None: one per core.
-        options: the kernel, the form of normalizations, and the matmuls in floats; None: the defaults.
-        rewrite: fuses a model.
+    """Fuse a graph for ONNX Runtime by `rewrite`, and load it; see `Target.build`.
 
     Raises:
         TargetMissingError: the device is missing, or does not compute in the precision.

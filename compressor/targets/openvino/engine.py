@@ -102,14 +102,8 @@ def build_engine(
 ) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it; see `Target.build`.
 
-    Args:
-        onnx: the graph, quantized or not.
-        out: the file to write, `.xml`.
-        precision: `int8` if the graph has to be quantized; `bf16`: matmuls are computed in bfloat16, while the file
-            keeps its weights in float32.
-        provider: the CPU.
-        threads: threads per call; None: one per core.
-        options: fixed shapes, and the precision of what an int8 engine computes in floats; None: the defaults.
+    The graph must be quantized for `int8`. In `bf16` matmuls are computed in bfloat16, while the file keeps its weights
+    in float32.
 
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.

@@ -42,7 +42,7 @@ from graph_passes.files import atomic_replace
 Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Input -> smallest, usual and largest shape."""
 _RETRY_SHARE = 8
-"""A build that runs out of memory is repeated with this fraction, one in so many, of the free memory as workspace."""
+"""A build that runs out of memory is repeated with the free memory divided by this as its workspace."""
 _MIN_WORKSPACE = 8 << 20
 """Minimum workspace of a repeated build, in bytes."""
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LayerTypes(StrEnum):
     """The network is strongly typed."""
     REQUIRED = "required of every layer"
     PREFERRED = "preferred in every layer"
-    """A layer has no kernel in its type, and computes in another one."""
+    """A layer has no kernel in its type, and computes in a different type."""
 
 
 @dataclass(frozen=True)

@@ -184,14 +184,7 @@ def build_engine(
 ) -> TrtEngine:
     """Build an engine, write it with its metadata, and load it; see `Target.build`.
 
-    Args:
-        onnx: the graph.
-        out: the engine's file.
-        precision: numeric precision of the engine.
-        provider: the GPU.
-        threads: without effect.
-        options: sizes and settings of the build; None: the defaults.
-        runtime: the driver of the GPU and TensorRT's module; None: those of this machine.
+    `runtime` has the driver of the GPU and TensorRT's module; None: those of this machine.
 
     Raises:
         UsageError: the GPU does not support hardware-compatible engines.

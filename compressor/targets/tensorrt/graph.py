@@ -45,7 +45,7 @@ _DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16":
 
 @dataclass(frozen=True)
 class PreparedGraph:
-    """What `prepare` changed.
+    """The changes of a graph by `prepare`.
 
     Attributes:
         inlined: number of local functions that were inlined.
@@ -111,11 +111,7 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
 
 
 def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> None:
-    """Make sure that a graph has the quantizers of a precision, and that TensorRT can read them.
-
-    Raises:
-        InputError: it lacks them, or a zero point is not zero.
-    """
+    """Raise InputError unless a graph has the quantizers that a precision needs, with zero points of zero."""
     if precision in QUANTIZED and not is_quantized(model):
         raise InputError(
             f"{source}: its products are not quantized, and TensorRT computes in {precision} only what the graph"
@@ -185,11 +181,7 @@ def _axis_span(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Map
 
 
 def _lower_opset(model: ir.Model, source: Path, version: str) -> None:
-    """Write a graph of operator set 18 in set 17.
-
-    Raises:
-        InputError: the operator set or an operator of the graph cannot be written in set 17.
-    """
+    """Write a graph of operator set 18 in set 17; raises InputError if an operator has no equivalent there."""
     try:
         LowerOpset()(model)
     except GraphError as error:

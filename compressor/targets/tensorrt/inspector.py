@@ -21,7 +21,7 @@ _MOVING_KINDS = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECAS
 _NODE_LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 """Lists of graph nodes inside a layer's name; these names are not names of kernels."""
 _SEPARATORS = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
-"""What separates the names of graph nodes in a layer's metadata."""
+"""Separators between the names of graph nodes in a layer's metadata."""
 _SEPARATOR = "\x1e"
 _TURING = (7, 5)
 """First compute capability with fused attention."""
@@ -33,7 +33,7 @@ _FORMAT_OF_8_BITS = re.compile(r"\b(int8|fp8|e4m3)", re.IGNORECASE)
 
 
 class UnfusedReason(StrEnum):
-    """Why an attention is not fused, as far as it is known."""
+    """Why an attention is not fused."""
 
     CAPABILITY = "capability"
     PRECISION = "precision"
@@ -50,7 +50,7 @@ class AttentionFusion:
         known: number of attentions for which it is known whether they are fused.
         total: number of attentions in the graph.
         shows_layers: whether the inspector lists layers at all.
-        unfused: names of attentions that are not fused, where single ones are known.
+        unfused: names of the attentions that are not fused; empty where they are unknown.
         reasons: why attentions are not fused: each kind of reason with a text for readers.
     """
 
@@ -134,7 +134,7 @@ def computes(layer: BuiltLayer, node: str) -> bool:
 def attention_fusion(
     layers: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
 ) -> AttentionFusion:
-    """Which attentions of a graph are computed by fused kernels.
+    """The numbers of attentions of a graph that fused kernels compute, and of those that they do not.
 
     1. An attention whose node a fused kernel names is fused. One attention may take several kernels.
     2. A kernel that names no nodes counts for one of the remaining attentions; if no kernel names an attention, every
