@@ -34,9 +34,9 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """Check a model against a baseline; the test fails if the check fails.
 
     `latency_gate(model, baseline=..., **options)`. Options of `@pytest.mark.latency_gate(...)` are defaults; those of
-    the closest marker win. They have the names of the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05),
-    p99 (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit`, `history` and `plot`
-    name files to write.
+    the closest marker have priority. Options have the names of the flags of `compress check`: server, max_slowdown
+    (`"5%"` or 0.05), p99 (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit`,
+    `history` and `plot` name files to write.
 
     Returns:
         A function that runs a check and returns its verdict if it passed.
@@ -57,7 +57,7 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
             return run_check({**defaults, **options, "model": model}, request.node.add_report_section)
         except (CompressorError, GraphPassError) as error:
             reason = str(error)
-        # Outside of the handler: pytest would show the error as the cause of the failure.
+        # Outside of the handler, since pytest would show the error as the cause of the failure.
         pytest.fail(reason, pytrace=False)
 
     return run

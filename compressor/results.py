@@ -1,4 +1,4 @@
-"""The results of a run as data: `report.json`. The page, the command's output and the exit code derive from it."""
+"""The results of a run as data, `report.json`, from which the page, the command's output and the exit code derive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from graph_passes import Kind, Plan
 
-# JSON has no infinity: an error without bound is written as "Infinity" and read back as the number.
+# JSON has no infinity: an infinite error is written as "Infinity", and read as the number.
 STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
@@ -30,12 +30,12 @@ class NoteCode(StrEnum):
     LENGTHS_UNPROVEN = "lengths-unproven"
     """The model may compute something else above a length that is not served, and that no proof covers."""
     BLOCKS_AS_MASK = "blocks-as-mask"
-    """Block-sparse attention of the model is exported as full attention with a mask."""
+    """Block-sparse attention of the model is exported as dense attention with a mask."""
     PREFIX_REMOVED = "prefix-removed"
     """The names of tensors had the prefix of a compiled, parallel or wrapped model."""
     ADAPTER_MERGED = "adapter-merged"
     FILES_COPIED = "files-copied"
-    """Files that another library runs on the outputs are in the output folder as they are."""
+    """Files for another library, which runs on the outputs, were copied into the output folder unchanged."""
     FILES_UNREAD = "files-unread"
     """Files of the model folder are neither read nor copied."""
     SPLIT_CHOSEN = "split-chosen"
@@ -59,17 +59,17 @@ class NoteCode(StrEnum):
     THRESHOLDS = "thresholds"
     """The probabilities from which a model that assigns several classes to a row assigns them."""
     LABELS_PERMUTED = "labels-permuted"
-    """The dense model is far better if its classes have another order, which the note names."""
+    """The dense model is far better if its classes are reordered, in an order that the note names."""
     DENSE_UNINFORMED = "dense-uninformed"
     """The dense model scores no better than an answer that is the same for every row."""
     ANSWERS_UNCHANGED = "answers-unchanged"
     """No test row's result changed, so that the interval of the difference has no width."""
     ROWS_LEFT_OUT = "rows-left-out"
-    """Rows of text without a token that is scored, such as empty lines."""
+    """Rows of text, such as empty lines, have no token that is scored."""
     FILES_SKIPPED = "files-skipped"
-    """Files of a folder of images that are no images, or of a format that is not read."""
+    """Files in a folder of images are no images, or have an unsupported format."""
     TEXTS_EMPTY = "texts-empty"
-    """Some rows have an empty text; the model reads them all the same."""
+    """Some rows have an empty text, which the model reads too."""
     ROWS_CUT = "rows-cut"
     """Some rows are longer than the maximum row length, and their rest is not read."""
     ANSWERS_CUT = "answers-cut"
@@ -80,15 +80,15 @@ class NoteCode(StrEnum):
     """No test rows were named, so the reported metric is of the evaluation rows, which also select the result."""
     SEGMENT_SHORTENED = "segment-shortened"
     TEXT_COLUMNS = "text-columns"
-    """Which columns hold the texts of a task that reads two, and how they are truncated."""
+    """The columns of the texts of a task that reads two, and the way they are truncated."""
     METRIC_SETTINGS = "metric-settings"
-    """How the metric is computed, and which other metric selects heads and checkpoints."""
+    """The computation of the metric, and the metric that selects heads and checkpoints instead of it."""
 
     # The run.
     POSITIONS_DROPPED = "positions-dropped"
-    """Products compute only the positions that are read."""
+    """Matmuls of the last layers compute only the tokens that are read."""
     POSITIONS_UNCERTAIN = "positions-uncertain"
-    """The graph lacks the positions that are not read, and the runtime is known to compute some such graphs wrongly."""
+    """The last layers leave out tokens that are not read, and the runtime computes some such graphs wrongly."""
     TARGET_MISSING = "target-missing"
     """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
     NO_EFFECT = "no-effect"
@@ -113,9 +113,9 @@ class NoteCode(StrEnum):
     RUNG_OUTDATED = "rung-outdated"
     """A finished rung is not used, because its recipe, its task or a file that it reads has changed."""
     LADDER_ENDED = "ladder-ended"
-    """The budget of a rung cannot be met; those before it are finished."""
+    """The budget of a rung cannot be met; the rungs before it are finished."""
     DISTILLED = "distilled"
-    """The compressed model was trained on the outputs of a whole one."""
+    """The compressed model was trained on the outputs of the dense model."""
     SEGMENT_MEMORY = "segment-memory"
     NO_CACHE = "no-cache"
     NO_METRIC = "no-metric"
@@ -134,12 +134,11 @@ class NoteCode(StrEnum):
     """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
     KERNEL_UNUSED = "kernel-unused"
     NO_DENSE_GRAPH = "no-dense-graph"
-    """An engine was built from a folder without dense.onnx, which `--save-dense` writes, so that it is compared with
-    nothing."""
+    """An engine is compared with no dense engine, because the folder lacks dense.onnx, which `--save-dense` writes."""
     TIMED_ALONE = "timed-alone"
-    """Times of an engine that there is no dense engine to compare with."""
+    """Times of an engine without a dense engine to compare with."""
     FILES_KEPT = "files-kept"
-    """Files of earlier engines that are in the folder beside the new one, and what reads them."""
+    """Files of earlier engines are still in the folder; the note names the commands that read them."""
     EARLIER_REPORT_KEPT = "earlier-report-kept"
     ROWS_MISSING = "rows-missing"
     """The rows or the model of a run are not on this machine, so the metric was not measured again."""
@@ -156,7 +155,7 @@ class NoteCode(StrEnum):
     MORE_HEADS_KEPT = "more-heads-kept"
     """A search could not remove exactly as many heads as requested."""
     COSTS_DECREASED = "costs-decreased"
-    """Heads cost less than a search assumed, so it may have missed cheaper ones."""
+    """Heads cost less than a search assumed, so it may have missed cheaper heads."""
     CERTIFIED = "certified"
     NOT_CERTIFIED = "not-certified"
     """A certificate was requested, and it covers no removed head."""
@@ -172,7 +171,7 @@ class NoteCode(StrEnum):
 
     # Latency checks and serving.
     RANDOM_INPUTS = "random-inputs"
-    """Inputs were drawn at random because no rows provide them."""
+    """Inputs are random, because no rows provide them."""
     BASELINE_NOT_SAVED = "baseline-not-saved"
     ENGINE_MISSING = "engine-missing"
     """A run for TensorRT has no engine, so its graph is served."""
@@ -191,7 +190,7 @@ class NoteCode(StrEnum):
     COSTS_REUSED = "costs-reused"
     """The cost table of an earlier run on this machine is used."""
     COSTS_REMEASURED = "costs-remeasured"
-    """Stored cost tables of the model are of another machine, runtime, engine or size, or hold no longer."""
+    """Stored cost tables of the model are outdated, or are for another machine, runtime, engine or size."""
     COSTS_NOT_STORED = "costs-not-stored"
     """The cost table that was measured could not be stored for later runs."""
     COSTS_NOT_COUNTED = "costs-not-counted"
@@ -203,7 +202,7 @@ class NoteCode(StrEnum):
     LOSS_UNBOUNDED = "loss-unbounded"
     """An engine in 8 bits was chosen, and nothing bounds how much of the metric it may lose."""
     BUDGET_MET = "budget-met"
-    """What was requested and what was reached."""
+    """The plan meets the budget; the note has the requested and the reached cost."""
     BUDGET_MISSED = "budget-missed"
     """No plan that was measured meets the budget."""
     TIMES_DRIFTED = "times-drifted"
@@ -221,24 +220,24 @@ class NoteCode(StrEnum):
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"
     """The processor computes int8 products with sums that can saturate, so that weights use 7 of 8 bits."""
     OUTLIER_RANGES = "outlier-ranges"
-    """Matrix products stay in floats, because outliers of their activations leave int8 too few steps."""
+    """Matmuls stay in floats, because outliers of their activations leave too few int8 values for the rest."""
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
     QUANTIZED_FOR_TARGET = "quantized-for-target"
-    """A quantized graph for a target that this machine lacks."""
+    """A quantized graph was written for a target that this machine lacks."""
     PRODUCTS_IN_FLOAT = "products-in-float"
-    """Matrix products that stay in floats in an int8 engine."""
+    """Matmuls stay in floats in an int8 engine."""
     PROVEN_ELSEWHERE = "proven-elsewhere"
     """An engine was proven with another instruction set or version of its runtime than it is checked with."""
     GRAPH_WRONG_IN_RUNTIME = "graph-wrong-in-runtime"
     """A runtime that is installed cannot run a graph of the folder at a fixed shape, or computes something else."""
     ENGINE_CHOSEN = "engine-chosen"
-    """Which of several engines is delivered, and why."""
+    """One of several engines was chosen to be delivered; the note says why."""
     ENGINES_COMPARED_WHOLE = "engines-compared-whole"
     """No engine could be built with a share of the units, so that the choice is by the time of the whole model."""
 
     # Measurements.
     SPEED_UNCERTAIN = "speed-uncertain"
-    """The interval of a speed is wide, so that its value cannot be quoted."""
+    """The interval of a speed is so wide that the speed cannot be quoted."""
     SETTINGS_DIFFER = "settings-differ"
     """Two engines run with different settings, so their times are not comparable."""
     FUSION_DIFFERS = "fusion-differs"
@@ -256,7 +255,7 @@ class Note(Row):
 
 
 class CurvePoint(Row):
-    """The values logged at one step of learning, e.g. `loss`, `temperature`, `eval_accuracy`."""
+    """The values logged at a training step or at a step of a search, e.g. `loss`, `temperature`, `eval_accuracy`."""
 
     step: int
     values: dict[str, float]
@@ -272,7 +271,7 @@ class MetricUnit(StrEnum):
 
     @property
     def scale(self) -> float:
-        """The factor from a computed value to the one shown."""
+        """The factor from a computed value to the value that is shown."""
         return 100.0 if self is MetricUnit.POINTS else 1.0
 
 
@@ -286,7 +285,7 @@ def is_within(loss: float, allowed: float) -> bool:
 
 
 def loss_of(difference: float, *, higher_is_better: bool) -> float:
-    """What a metric loses by a difference, compressed minus dense; negative if it gains."""
+    """The loss of a metric from the difference, compressed minus dense; negative if the metric improves."""
     return -difference if higher_is_better else difference
 
 
@@ -316,7 +315,7 @@ class Score(Row):
 
     @property
     def loss(self) -> float:
-        """What the compressed engine loses of the metric, as computed; negative if it gains."""
+        """The loss of the metric by the compressed engine, as computed; negative if the metric improves."""
         return loss_of(self.difference, higher_is_better=self.higher_is_better)
 
     @property
@@ -406,7 +405,7 @@ class RowRates(Row):
 class Throughput(SizedRow):
     """Rows per second of both engines at one size.
 
-    Each of the `callers`, one per core, has an engine of its own with one thread.
+    Each of the `callers`, one per core, has a separate engine with one thread.
     """
 
     callers: int
@@ -415,16 +414,16 @@ class Throughput(SizedRow):
 
 
 class ProofStage(StrEnum):
-    """Two consecutive products of a run that must compute the same function."""
+    """Two consecutive artefacts of a run (models, graphs, engines) that must compute the same function."""
 
     EXPORT = "gated model = reference graph"
     SHRINK = "reference graph = shrunk graph"
     PRODUCTS = "int8 products = products of their dequantized factors"
-    """Computed by the runtime in int8, and by ONNX Runtime in floats; each product by itself."""
+    """Each matmul is computed separately, by the runtime in int8 and by ONNX Runtime in floats."""
     BUILD = "shrunk graph = engine"
     BUILD_INT8 = "quantized graph = engine"
     FIXED_SHAPE = "graph = graph at a fixed shape"
-    """A graph of the output folder, read by an installed runtime itself and compiled for a batch of one row alone."""
+    """A graph of the output folder, without rewrites, in an installed runtime that compiles it for one batch size."""
 
 
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
@@ -432,12 +431,12 @@ FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
 
 
 VariantName = Literal["dense", "rewritten", "compressed"]
-"""`dense`: every unit kept; `compressed`: what the plan keeps; `rewritten`: every unit kept, with the rewrites that the
-compressed graph has too. All take the same path to an engine."""
+"""`dense` keeps every unit; `compressed` keeps the units of the plan; `rewritten` keeps every unit and has the rewrites
+of the compressed graph. All of them become engines in the same way."""
 
 
 class Proof(Row):
-    """A comparison of two products of a run on the same inputs.
+    """A comparison of two artefacts of a run on the same inputs.
 
     `error` is the largest relative error over all outputs and inputs; `cases` describes the inputs, e.g. `batch 2,
     length 17, padded`. `failing` names the outputs whose error exceeds the tolerance.
@@ -486,13 +485,13 @@ class EngineBuild(Row):
 
 
 class QuantizedProducts(Row):
-    """The matrix products with constant weights of an engine in 8 bits, int8 or fp8 (`type`).
+    """The matmuls with constant weights of an engine in 8 bits, int8 or fp8 (`type`).
 
-    `requested` is the number of products that the graph has in 8 bits, `executed` the number that the runtime computes
-    in 8 bits. `in_float` names products that it computes in floats although the graph has them in 8 bits; runtimes do
-    not report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left
-    in floats. `float_widths` holds the numbers of inputs and outputs of the products that are in floats because int8
-    was slower there on the machine that built the engine.
+    `requested` is the number of matmuls that the graph has in 8 bits, `executed` the number that the runtime computes
+    in 8 bits. `in_float` names matmuls that it computes in floats although the graph has them in 8 bits; runtimes do
+    not report the names of all layers, so it may be incomplete. `float_in_graph` names matmuls that the quantizer left
+    in floats. `float_widths` has the numbers of inputs and outputs of the matmuls that are in floats because they were
+    slower in int8 on the machine that built the engine.
     """
 
     type: Literal["int8", "fp8"] = "int8"
@@ -504,7 +503,7 @@ class QuantizedProducts(Row):
 
     @property
     def by_precision(self) -> dict[str, int]:
-        """Number of products with constant weights that are computed in 8 bits and in floats."""
+        """Number of matmuls with constant weights that are computed in 8 bits and in floats."""
         return {self.type: self.executed, "fp32": self.requested - self.executed + len(self.float_in_graph)}
 
 
@@ -520,27 +519,26 @@ class EngineFacts(Row):
     file_bytes: int
     peak_memory_bytes: int | None
     macs: int | None
-    """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    """Multiply-accumulates of a forward pass of batch 1 at the first length that was measured."""
     macs_by_length: dict[int, int] = Field(default_factory=dict)
-    """The same at each length that was timed; length 1 is that of a model that has one size."""
+    """Multiply-accumulates of batch 1 by length, for the lengths that were timed; 1 for a model of images or sound."""
     machine_limit: float | None = None
-    """Operations per second of a matrix product of 2048 x 2048 x 2048 in the engine's precision, on its runtime and
-    number of threads; None: not measured.
-    """
+    """Operations per second of a matmul of 2048 x 2048 x 2048 in the engine's precision, on its runtime and number of
+    threads; None: not measured."""
     attentions: int
     fused: int
     optimization: str
     """How the graph was optimized for this runtime, in one line."""
     quantized: QuantizedProducts | None = None
-    """The products in 8 bits; None: the engine has another precision."""
+    """The matmuls in 8 bits; None: the engine has another precision."""
     products: dict[str, int] = Field(default_factory=dict)
-    """Number of matrix products with constant weights by the precision that they are computed in; empty: unknown."""
+    """Number of matmuls with constant weights by the precision that they are computed in; empty: unknown."""
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
 
     @property
     def reduced_products(self) -> dict[str, str]:
-        """Precision -> how many of the products with constant weights are computed in it; empty if all are in fp32."""
+        """Precision -> how many of the matmuls with constant weights are computed in it; empty if all are in fp32."""
         counts = {name: count for name, count in self.products.items() if count}
         total = sum(counts.values())
         return {} if counts.keys() <= {"fp32"} else {name: f"{count} of {total}" for name, count in counts.items()}
@@ -554,8 +552,8 @@ class EngineFacts(Row):
             milliseconds: its time.
 
         Returns:
-            The share; None where a part of it is not known, or where the call is faster than the limit: the machine was
-            slower while the limit was measured.
+            The share; None where a part of it is unknown, or where the call is faster than the limit, which was
+            measured while the machine was slower.
         """
         macs = self.macs_by_length.get(seq or 1)
         if not self.machine_limit or macs is None:
@@ -574,7 +572,7 @@ class Candidate(Row):
     every group, for engines that may be the fastest then. `metric` is computed on the evaluation rows, `difference` is
     that minus the metric of the dense engine, both as computed and not scaled to `unit`; without labels both are None.
     `agreement` is the share of its answers to these rows that equal those of the dense engine. `holds` says whether the
-    metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names products of the
+    metric fell by no more than `--max-drop`. Memory is measured for engines that hold. `in_float` names matmuls of the
     quantized graph that were returned to floats, because a proof or the metric does not hold with them in int8.
     `failure` says why there is no such engine.
     """
@@ -602,7 +600,7 @@ class Candidate(Row):
 
     @property
     def pruned_text(self) -> str:
-        """The part of the model that it was timed with before units were removed; empty: all of it."""
+        """The share of the units that it was timed with before units were removed; empty: all of them."""
         return "" if self.share is None else f"with {100 * self.share:.2g}% of the units"
 
     @property
@@ -629,12 +627,11 @@ WHOLE_MODEL = "whole model"
 class BudgetRow(Row):
     """One bound on the cost of the plan, and the cost of the plan.
 
-    `requested` is the bound; None where the metric bounds the plan, whose cost is shown against its prediction. `batch`
-    and `seq` are the size at which it holds; both are None for a count of the whole model. `label` is the size in
-    words, or `whole model`. `predicted` is the cost of the plan by the cost table, and `dense` that of the dense
-    engine. `reached` is the cost of the engine: for times, `dense` over the speed of the delivered engine that was
-    timed in turn with dense, with the interval from `low` to `high`; where the machine has no such engine, the time of
-    one that was built while units were allocated.
+    `requested` is the bound; None where the metric bounds the plan. `batch` and `seq` are the size at which the bound
+    holds; both are None for a count of the whole model. `label` is the size in words, or `whole model`. `predicted` is
+    the cost of the plan by the cost table, and `dense` the cost of the dense engine. `reached` is the cost of the
+    delivered engine. A time is `dense` divided by the measured speed over dense, with the interval from `low` to
+    `high`; on a machine that lacks the engine it is the time of an engine that was built while units were allocated.
     """
 
     label: str
@@ -651,11 +648,11 @@ class BudgetRow(Row):
 
 
 class CostShare(Row):
-    """What one type of layer costs before and after pruning, by the cost table.
+    """The cost of one type of layer before and after pruning, by the cost table.
 
-    `batch` and `seq` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of layer:
-    `rest` is what no group of units accounts for, such as embeddings, normalizations and the output. The rows of one
-    label and unit add up to the cost of the whole model.
+    `batch` and `seq` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of layer;
+    `rest` is the cost that belongs to no group of units, such as that of embeddings, normalizations and the output. The
+    rows of one label and unit add up to the cost of the whole model.
     """
 
     label: str
@@ -668,11 +665,11 @@ class CostShare(Row):
 
 
 class CertificateScope(Row):
-    """What a certificate holds for.
+    """The conditions under which a certificate holds.
 
     It bounds the loss of the model as `engine` computes it in `precision`, on rows drawn like the evaluation rows with
-    the hash `rows`, which `seed` divided into those of the search and those of the test. It assumes that the model was
-    not tuned on these rows, which its folder does not say, and that it is the only certificate that they are used for:
+    the hash `rows`, which `seed` divided into rows for the search and rows for the test. It assumes that the model was
+    not tuned on these rows, which its folder does not tell, and that these rows are used for no further certificate:
     `earlier` certificates on this machine used some of them.
     """
 
@@ -719,7 +716,7 @@ class EmbeddingAgreement(Row):
     `cosine` is the mean cosine of both embeddings of a text. The others are recall@10 of queries among documents:
     `dense` with both embedded by the dense engine, `own` by the compressed one, and `mixed` with queries embedded by
     the compressed engine and documents by the dense one, as in an index that is not built again. With `labelled` the
-    relevant documents are those of the rows; else they are the ten that the dense engine finds, so that `dense` is 1.
+    relevant documents are those of the rows; else they are the ten that the dense engine returns, so `dense` is 1.
     """
 
     texts: int
@@ -733,12 +730,12 @@ class EmbeddingAgreement(Row):
 
 
 class AnsweredRow(Row):
-    """A test row with the answers of both engines side by side, as text.
+    """A test row with the answers of both engines, as text.
 
-    `number` counts the test rows that are scored, from 1. `texts` are those of the row, as far as the model reads them,
-    and `expected` its label; empty where the task has none. All are shortened; `changed` compares the whole answers.
-    Where answers are embeddings, `cosine` is that of both engines' embeddings of a text, the lowest of the row, and
-    `dense` and `compressed` are cosines between both texts.
+    `number` counts the test rows that are scored, from 1. `texts` are the texts of the row, as far as the model reads
+    them, and `expected` is its label; empty where the task has none. All are shortened; `changed` compares the whole
+    answers. Where answers are embeddings, `cosine` is the lowest cosine, over the texts of the row, of both engines'
+    embeddings of a text, and `dense` and `compressed` are cosines between both texts.
     """
 
     number: int
@@ -811,14 +808,14 @@ class Report(BaseModel):
 
     version: Literal[1] = 1
     verdict: str
-    """One sentence: the gain in speed and the change of the metric, or that nothing was gained."""
+    """One sentence with the gain in speed and the change of the metric, or with what went wrong."""
     model: str
     """Name of the model folder."""
     family: str
     """transformers' model type, e.g. `bert`."""
     task: str | None
     task_code: TaskCode | None = None
-    """Where the code of the task is; None for a task of this package."""
+    """The code of the task; None for a task of this package."""
     plan: Plan
     notes: tuple[Note, ...] = ()
     """Facts for the reader, e.g. that test rows were set aside from the evaluation rows."""
@@ -827,8 +824,8 @@ class Report(BaseModel):
     proofs: tuple[Proof, ...] = ()
     speeds: tuple[Speed, ...] = ()
     speeds_over_rewritten: tuple[Speed, ...] = ()
-    """Times with the rewritten dense engine in place of the dense one: what was gained beyond the rewrites.
-    Empty where nothing was rewritten, or nothing else was done."""
+    """Times with the rewritten engine in place of the dense engine, which show the gain beyond the rewrites.
+    Empty where nothing was rewritten, or nothing but that was done."""
     throughputs: tuple[Throughput, ...] = ()
     """Rows per second with one caller and with several; empty for engines on a GPU, and where there is one core."""
     dense: EngineFacts
@@ -837,13 +834,13 @@ class Report(BaseModel):
     blocks: tuple[SiteBlocks, ...] = ()
     """Sites from which blocks were to be dropped; empty where none were."""
     candidates: tuple[Candidate, ...] = ()
-    """The engines that were tried; empty where the recipe names one."""
+    """The engines that were tried; empty where the recipe names an engine."""
     budget: tuple[BudgetRow, ...] = ()
     """The budgets that units were removed to meet; empty without one."""
     costs: tuple[CostShare, ...] = ()
-    """Where the cost goes, before and after; empty without a budget."""
+    """The costs of each type of layer before and after; empty without a budget."""
     embeddings: EmbeddingAgreement | None = None
-    """How far the embeddings are those of the dense engine; None for other tasks than sentence similarity."""
+    """How close the embeddings are to those of the dense engine; None for tasks other than sentence similarity."""
     answers: tuple[AnsweredRow, ...] = ()
     """The test rows whose score changed most, with the answers of both engines, changed answers first; for embeddings
     the rows with the lowest cosine. Empty without rows, and where answers have no text."""
@@ -853,7 +850,7 @@ class Report(BaseModel):
     target: str
     """The target that was measured."""
     missing: MissingTarget | None = None
-    """The requested target, if `target` was measured instead of it."""
+    """The requested target, if `target` was measured instead."""
     graphs: dict[str, str] = Field(default_factory=dict)
     """Hashes of the proven graphs in the folder, with their external data, by file name."""
     precision: str

@@ -46,11 +46,11 @@ for _command in (run, explain, sites, costs, apply, build, bench, check, report,
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "compress") -> None:
-    """Run a command and exit: 0, a code of `compressor.errors`, 130 after Ctrl-C, or 141 where the reader has gone.
+    """Run a command and exit with 0, a code of `compressor.errors`, 130 after Ctrl-C, or 141 after a broken pipe.
 
     Args:
         arguments: arguments after the name of the command; None: those of the process.
-        command: the command; it is the group of all or another `Command`.
+        command: the command, by default the group of all commands.
         name: how users call the command, for messages.
 
     Raises:
@@ -106,8 +106,8 @@ def message_of(error: Exception | SystemExit) -> tuple[str, int]:
 
     if isinstance(error, GraphPassError):
         return str(error), InputError.exit_code
-    if (own := error_of_own_task(error)) is not None:
-        return str(own), own.exit_code
+    if (task_error := error_of_own_task(error)) is not None:
+        return str(task_error), task_error.exit_code
     if isinstance(error, SystemExit):
         raise error
     return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
@@ -121,7 +121,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _unknown_option(error: click.NoSuchOption) -> str:
     """The message for an unknown option, with the most similar option.
 
-    click's own suggestions compare the leading dashes too, which every option has, so that `--bogus` resembles `--out`.
+    click's suggestions compare the leading dashes of all options too, so that `--bogus` resembles `--out`.
     """
     options = {name.lstrip("-"): name for name in error.possibilities or ()}
     match = most_similar(error.option_name.lstrip("-"), list(options))
@@ -130,7 +130,7 @@ def _unknown_option(error: click.NoSuchOption) -> str:
 
 @contextmanager
 def _silent_libraries() -> Iterator[None]:
-    """Keep the libraries' warnings off the terminal: the command itself prints what a user must know."""
+    """Keep the libraries' warnings off the terminal, since the command prints everything that a user must know."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

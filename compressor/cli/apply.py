@@ -13,7 +13,7 @@ from compressor.cli.console import Console
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
 
 if TYPE_CHECKING:
-    from graph_passes import Plan, Shrunk, WeightFile
+    from graph_passes import Plan, Shrunk
 
 
 @click.command(cls=Command, short_help="Shrink an ONNX graph by a plan.")
@@ -38,17 +38,18 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     sources = graph_passes.data_files(model)
     weights = plan.with_name(graph_passes.WEIGHTS)
     read = {*sources, plan.resolve(), weights.resolve()}
-    taken = next((path for path in (out, data) if path.resolve() in read), None)
-    if taken is not None and (taken != data or out.resolve() != graph.resolve()):
+    replaced = next((path for path in (out, data) if path.resolve() in read), None)
+    if replaced is not None and (replaced != data or out.resolve() != graph.resolve()):
         raise UsageError(
-            f"{taken}: the command reads this file, and would replace it; write to another file (-o)",
+            f"{replaced}: the command reads this file, and would replace it; write to another file (-o)",
             code=ErrorCode.CONTRADICTION,
-            path=taken,
+            path=replaced,
         )
     size = sum(file.stat().st_size for file in {graph.resolve(), *sources})
     with console.stage("shrinking the graph"):
         try:
-            shrunk = graph_passes.shrink(model, requested, weights=_weights_beside(plan))
+            file = graph_passes.WeightFile(weights) if weights.is_file() else None
+            shrunk = graph_passes.shrink(model, requested, weights=file)
         except graph_passes.PlanError as error:
             message = f"{graph}, {plan}: {error}"
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
@@ -64,24 +65,8 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     _print_result(console, requested, shrunk, out, size)
 
 
-def _weights_beside(plan: Path) -> WeightFile | None:
-    """The weights that the plan belongs to, if its folder has them."""
-    import graph_passes
-
-    path = plan.with_name(graph_passes.WEIGHTS)
-    return graph_passes.WeightFile(path) if path.is_file() else None
-
-
 def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, size: int) -> None:
-    """Print what was removed.
-
-    Args:
-        console: the console to print to.
-        requested: the plan that was read.
-        shrunk: the shrunk graph, and the plan as it was carried out.
-        out: the file that was written.
-        size: bytes of the original graph with its external data.
-    """
+    """Print what was removed from a graph whose size, with its external data, was `size` bytes."""
     import graph_passes
     from compressor.run.run_notes import emptied_head_notes
 

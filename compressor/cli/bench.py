@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ _FIELDS = {
 @option_of("seq", _FIELDS["seq"], help_text="lengths to time in tokens, separated by commas; default: 128")
 @common
 @click.pass_obj
-def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) -> None:
+def bench(console: Console, dense: Path, compressed: Path | None = None, **fields: Any) -> None:
     """Build DENSE and COMPRESSED, two ONNX files with the same inputs, and time them in turn. Inputs
     are made from the example rows that a graph of compress carries, else at random.
 
@@ -44,7 +43,7 @@ def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) 
     the run), in fp32 and in int8 where the run has it, and all are timed in turn: compress bench out/ --target
     ort,openvino --batch 1,8 --seq 128
     """
-    request, measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
+    request, measure, engine = _configs(fields)
     engine.require_definite()
     if compressed is None:
         _bench_folder(console, dense, request, measure, engine)
@@ -86,16 +85,8 @@ def _bench_folder(
         listener=console,
     )
     has_attentions = any(row.fused[1] for row in rows if not row.failure)
-    columns = [
-        "engine",
-        "batch",
-        "tokens",
-        "p50",
-        "rows/s",
-        *(["rows/s, callers"] if request.callers > 1 else []),
-        *(["attentions fused"] if has_attentions else []),
-    ]
-    table = text_table(*columns)
+    further = (*(["rows/s, callers"] if request.callers > 1 else []), *(["attentions fused"] if has_attentions else []))
+    table = text_table("engine", "batch", "tokens", "p50", "rows/s", *further)
     for row in rows:
         if row.failure:
             table.add_row(row.label, Text(row.failure))
@@ -156,14 +147,11 @@ def _bench_graphs(
 
 
 def _configs(fields: dict[str, Any]) -> tuple[BenchConfig, MeasureConfig, EngineConfig]:
-    def of(names: Collection[str]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if name in names}
-
+    bench, measure, engine = (
+        {name: value for name, value in fields.items() if name in names}
+        for names in (BenchConfig.model_fields, MeasureConfig.model_fields, _NAMES)
+    )
     try:
-        return (
-            BenchConfig(**of(BenchConfig.model_fields)),
-            MeasureConfig(**of(MeasureConfig.model_fields)),
-            EngineConfig(**of(_NAMES)),
-        )
+        return BenchConfig(**bench), MeasureConfig(**measure), EngineConfig(**engine)
     except pydantic.ValidationError as error:
         raise usage_error(error, _FIELDS, flag_of) from error

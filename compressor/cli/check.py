@@ -20,7 +20,7 @@ _FIELDS = {**CheckRequest.model_fields, **CheckArtifacts.model_fields}
 @options_of(_FIELDS)
 @common
 @click.pass_obj
-def check(console: Console, path: str | None, **flags: Any) -> None:
+def check(console: Console, path: str | None = None, **fields: Any) -> None:
     """Compare a model's outputs, then its times, with a baseline's. Exit code 0: as fast; 7: slower; 5: wrong outputs.
 
     compress check --server grpc://localhost:8001 --model small --baseline dense --inputs rows.tsv --tokenizer out
@@ -30,27 +30,26 @@ def check(console: Console, path: str | None, **flags: Any) -> None:
     from compressor.latency import Verdict, check_and_record
     from compressor.latency import check as run_check
 
-    values = {name: value for name, value in flags.items() if value not in (None, ())}
     if path is not None:
-        _check_path(path, values)
-        values["model"] = path
-    files = CheckArtifacts(**{name: values.pop(name) for name in CheckArtifacts.model_fields if name in values})
+        _check_path(path, fields)
+        fields["model"] = path
+    files = CheckArtifacts(**{name: fields.pop(name) for name in CheckArtifacts.model_fields if name in fields})
 
     def show(verdict: Verdict) -> None:
         data = {**verdict.model_dump(mode="json"), "outcome": verdict.outcome.value, "passed": verdict.passed}
         console.result(Text("\n".join(verdict.lines())), data)
 
-    title = f"{values.get('model')} against {values.get('baseline')}"
-    check_and_record(files, title, lambda: run_check(CheckRequest(**values), console), show)
+    title = f"{fields.get('model')} against {fields.get('baseline')}"
+    check_and_record(files, title, lambda: run_check(CheckRequest(**fields), console), show)
 
 
-def _check_path(path: str, values: dict[str, Any]) -> None:
-    """Make sure that a file is the only model that the command names."""
+def _check_path(path: str, fields: dict[str, Any]) -> None:
+    """Make sure that the command names no model besides a file."""
     for name in ("model", "server"):
-        if name in values:
+        if name in fields:
             raise UsageError(
-                f"{path} --{name} {values[name]}: name either a file, or a model with --server and --model",
+                f"{path} --{name} {fields[name]}: name either a file, or a model with --server and --model",
                 code=ErrorCode.CONTRADICTION,
                 field=name,
-                value=values[name],
+                value=fields[name],
             )

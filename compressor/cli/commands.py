@@ -1,4 +1,4 @@
-"""What the commands share: the group, common flags, options made from fields with two screens of help, output files."""
+"""Shared parts of the commands: the group, common flags, options from fields with two screens of help, output files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compressor.errors import ErrorCode, UsageError, most_similar
 F = TypeVar("F", bound=Callable[..., Any])
 
 SCREEN = 25
-"""Most options that `--help` lists. A command with more lists the basic ones; `--help-all` lists every option."""
+"""Most options that `--help` lists. A command with more lists the basic options; `--help-all` lists every option."""
 HELP_ALL = "--help-all"
 _COMMON = {
     "quiet": "print results and errors only, no progress and no notes",
@@ -30,7 +30,7 @@ _COMMON = {
 }
 _COMMON_HEADING = "Common"
 _FURTHER_FLAGS = {"out": ["-o"]}
-"""Field name -> its flags beside that of its name."""
+"""Field name -> its additional flags."""
 _LONGEST_CHOICES = 60
 """Most characters of choices behind a flag; longer choices end its description."""
 
@@ -43,7 +43,7 @@ class Interrupted(click.ClickException):
 
 @contextmanager
 def _broken_pipe_raised() -> Iterator[None]:
-    """Raise BrokenPipeError without its number, by which click would recognize it and exit with code 1."""
+    """Raise BrokenPipeError without its error number: click would recognize the number and exit with code 1."""
     try:
         yield
     except BrokenPipeError as error:
@@ -51,13 +51,13 @@ def _broken_pipe_raised() -> Iterator[None]:
 
 
 class Command(click.Command):
-    """A command that takes no flag as the value of another: `--data --distill` lacks a value.
+    """A command that takes no flag as the value of a flag: `--data --distill` lacks a value.
 
-    It reports Ctrl-C, and a reader of the output that has gone, like any other error.
+    It raises errors for Ctrl-C and for a reader of the output that has gone.
     """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _broken_pipe_raised():  # by --help, which is printed here
+        with _broken_pipe_raised():  # --help is printed here
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -73,7 +73,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def _require_values(self, ctx: click.Context, words: Sequence[str]) -> None:
-        """Raise BadOptionUsage for an option that another one follows in place of its value."""
+        """Raise BadOptionUsage for an option that is followed by an option instead of its value."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
         with_value = {flag for option in options if not option.is_flag for flag in option.opts}
@@ -90,7 +90,7 @@ class CommandGroup(Command, DefaultGroup):
         return list(self.commands)
 
     def similar_command(self, word: str) -> str | None:
-        """The command that a word most likely means; None for a path, and where no name is similar."""
+        """The command whose name is most similar to a word; None for a path, and where no name is similar."""
         return most_similar(word, list(self.commands)) if Path(word).name == word else None
 
 
@@ -99,8 +99,8 @@ class HeadedOption(click.Option):
 
     Args:
         heading: the heading.
-        is_basic: whether `--help` lists it where the options of its command do not all fit on one screen.
-        summary: its description there; None: the whole one.
+        is_basic: whether `--help` lists it for a command whose options do not fit on one screen.
+        summary: its description there; None: the whole description.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class HeadedOption(click.Option):
 
 
 class FieldsCommand(Command):
-    """A command that lists its options under headings.
+    """A command with options from fields, listed under headings. Its function receives only options that are passed.
 
-    With more than `SCREEN` options, `--help` lists the basic ones, and `--help-all` lists all.
+    With more than `SCREEN` options, `--help` lists the basic options, and `--help-all` lists all.
 
     Attributes:
         is_short: whether all options fit on one screen, so that there is no `--help-all`.
@@ -122,6 +122,10 @@ class FieldsCommand(Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.is_short = sum(isinstance(parameter, click.Option) for parameter in self.params) <= SCREEN
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.params = {name: value for name, value in ctx.params.items() if value not in (None, ())}
+        return super().invoke(ctx)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         parameters = super().get_params(ctx)
@@ -148,7 +152,7 @@ class FieldsCommand(Command):
 
 
 def _in_order(headings: Iterable[str]) -> list[str]:
-    """Headings in the order of the steps of a run, each further one behind the heading before it, common flags last."""
+    """Headings in the order of a run; a heading of a command follows its predecessor, and common flags are last."""
     position, positions = -1, dict[str, int]()
     for heading in headings:
         position = HEADINGS.index(heading) if heading in HEADINGS else position
@@ -200,9 +204,9 @@ def options_of(fields: Mapping[str, FieldInfo] | type[BaseModel], *, without: Co
 
 
 def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text: str | None = None) -> Callable[[F], F]:
-    """The option of one field; its value is None where the flag is not given, or `()` if `multiple`.
+    """The option of a field; its value is None without the flag, or `()` if `multiple`.
 
-    A description consists of clauses, separated by semicolons; the first one, and one on the default, are its summary.
+    A description consists of clauses separated by semicolons; its summary is the first clause and that of the default.
 
     Args:
         name: name of the field.
@@ -244,12 +248,12 @@ def _as_text(default: Any) -> str:
 
 
 def check_output_file(out: Path, *, force: bool, also: tuple[Path, ...] = ()) -> None:
-    """Check that a file can be written, before any work is done.
+    """Check that a file can be written.
 
     Args:
         out: the file.
         force: whether an existing file may be replaced.
-        also: files that are written with it.
+        also: further files that are written.
 
     Raises:
         UsageError: the file is a folder, its folder does not exist, or a file exists and `force` is not set.

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 class _Stdout(RichConsole):
-    """Stdout, whose reader may have gone: rich itself would end the process with exit code 1."""
+    """Stdout, which raises BrokenPipeError for a reader that has gone; rich would exit with code 1."""
 
     def on_broken_pipe(self) -> None:
-        """Leave the exit code to the command."""
         raise BrokenPipeError
 
 
@@ -70,7 +69,7 @@ class Console:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
-        """Show a progress bar while the stage runs, or print a line now and then in a log, and then its time."""
+        """Show a progress bar while the stage runs, or regularly print a line in a log; print its time at the end."""
         if self.quiet:
             yield ignore_progress
             return
@@ -96,7 +95,7 @@ def text_table(*headings: str) -> Table:
 
 
 def _stderr() -> RichConsole:
-    # The stream as it is now: a progress bar goes on while a stage discards what libraries print.
+    # The stream of this moment: a stage may replace it to discard what libraries print, and the bar goes on.
     return RichConsole(file=sys.stderr, soft_wrap=True)
 
 
@@ -112,5 +111,5 @@ def _finite(content: Any) -> Any:
 
 
 def _printable(text: str) -> str:
-    """A message as one line without control characters, which values of rows may hold and a terminal would obey."""
+    """A message on one line without control characters, which values of rows may have and terminals execute."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(text.split()))

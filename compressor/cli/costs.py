@@ -37,14 +37,14 @@ _SUFFIXES = (".html", ".png")
 @options_of(_FIELDS, without=("model",))
 @common
 @click.pass_obj
-def costs(console: Console, model: str, out: str | None, force: bool | None, **flags: Any) -> None:
+def costs(console: Console, model: str, out: str | None = None, force: bool = False, **fields: Any) -> None:
     """Time the engine of MODEL, a model folder, with fewer and fewer heads and neurons.
 
     These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
     cliff is a number of units that takes longer than the next larger one, by more than noise. No rows are needed.
     """
-    recipe = Recipe(model=model, **{name: value for name, value in flags.items() if value is not None})
-    path = None if out is None else _output_file(Path(out), force=bool(force))
+    recipe = Recipe(model=model, **fields)
+    path = None if out is None else _output_file(Path(out), force=force)
     from compressor.report.cost_page import curve_bars, curve_rows, curves_of, headline
     from compressor.run.model_costs import measure_costs
 
@@ -64,11 +64,7 @@ def costs(console: Console, model: str, out: str | None, force: bool | None, **f
 
 
 def _output_file(path: Path, *, force: bool) -> Path:
-    """The file to write.
-
-    Raises:
-        UsageError: it is neither a page nor a picture, or cannot be written.
-    """
+    """The file to write; raises UsageError if it is neither a page nor a picture, or cannot be written."""
     if path.suffix not in _SUFFIXES:
         raise UsageError(
             f"--out {path}: unknown kind of file; write a page ({_SUFFIXES[0]}) or a picture ({_SUFFIXES[1]})",
@@ -81,7 +77,7 @@ def _output_file(path: Path, *, force: bool) -> Path:
 
 
 def _table(unit: str, rows: Iterable[tuple[tuple[str, ...], str]]) -> Table:
-    """The rows of a curve with the bar of each, before its cliff."""
+    """The rows of a curve, each with its bar before its cliff."""
     table = text_table(f"{unit} kept", "time of one", "all, of the model", "", "")
     for column in table.columns[:3]:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""What a machine that serves needs beside an engine: `compress export-triton` and `compress kernel`."""
+"""Commands for a machine that serves an engine: `compress export-triton` and `compress kernel`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FIELDS = ServeRequest.model_fields
 @options_of(_FIELDS, without=("out", "repository", "engine"))
 @common
 @click.pass_obj
-def export_triton(console: Console, out: str, **flags: Any) -> None:
+def export_triton(console: Console, out: str, **fields: Any) -> None:
     """Write a model of a Triton repository from OUT, the folder of a finished run, and a KServe YAML beside it."""
     from compressor import serving
 
-    request = ServeRequest(out=Path(out), **{name: value for name, value in flags.items() if value is not None})
+    request = ServeRequest(out=Path(out), **fields)
     with console.stage("writing the model"):
         exported = serving.export(request)
     for note in exported.notes:

@@ -62,7 +62,12 @@ _steps_option = click.option(
 @common
 @click.pass_context
 def run(
-    ctx: click.Context, model: str | None, words: tuple[str, ...], file: str | None, penalty: float | None, **flags: Any
+    ctx: click.Context,
+    model: str | None = None,
+    words: tuple[str, ...] = (),
+    file: str | None = None,
+    penalty: float | None = None,
+    **fields: Any,
 ) -> None:
     """From a model folder to a smaller engine: select heads, shrink the graph, build, prove, measure.
 
@@ -71,9 +76,7 @@ def run(
     shows metric against speed.
     """
     _check_words(ctx, model, words)
-    options = {} if penalty is None else {"penalty": penalty}
-    fields = {name: value for name, value in flags.items() if value is not None}
-    recipes = recipes_of(model, file, fields, options=options)
+    recipes = recipes_of(model, file, fields, options={} if penalty is None else {"penalty": penalty})
     recipe, console = recipes[0], ctx.obj
     method = recipe.selection.method
     if penalty is not None and method not in PENALISED_METHODS:
@@ -94,12 +97,7 @@ def run(
 
 
 def _check_words(ctx: click.Context, model: str | None, words: tuple[str, ...]) -> None:
-    """Check that there is one word, and that it is no mistyped command: what no command is named is a model folder.
-
-    Raises:
-        click.UsageError: there are several words.
-        InputError: there is no such folder, and a command has a similar name.
-    """
+    """Raise an error for several words, and for a missing folder whose name is similar to that of a command."""
     group = ctx.parent.command if ctx.parent else None
     if model is None or not isinstance(group, CommandGroup):
         return
@@ -121,12 +119,11 @@ def _check_words(ctx: click.Context, model: str | None, words: tuple[str, ...]) 
 @options_of(FIELDS, without=("model",))
 @common
 @click.pass_obj
-def explain(console: Console, model: str | None, file: str | None, **flags: Any) -> None:
+def explain(console: Console, model: str | None = None, file: str | None = None, **fields: Any) -> None:
     """List the steps that compress run would carry out with the same options, and what each does; nothing is loaded.
 
     The list can be written into compress.toml as [[steps]], or passed to compress run as --steps.
     """
-    fields = {name: value for name, value in flags.items() if value is not None}
     explained = explain_recipes(recipes_of(model, file, fields))
     console.result(Text("\n".join(explanation_lines(explained))), explained)
 
@@ -136,7 +133,7 @@ def explain(console: Console, model: str | None, file: str | None, **flags: Any)
 @options_of(_BUILD_FIELDS)
 @common
 @click.pass_obj
-def build(console: Console, out: Path, **flags: Any) -> None:
+def build(console: Console, out: Path, **fields: Any) -> None:
     """Build, prove, measure and report the engine of OUT, the folder of a run, which may come from another machine.
 
     A flag that is not given keeps the value of the run; with another target only --batch, --seq and --seconds are kept.
@@ -145,7 +142,6 @@ def build(console: Console, out: Path, **flags: Any) -> None:
     """
     from compressor.run.rebuild import rebuild
 
-    fields = {name: value for name, value in flags.items() if value is not None}
     finish(console, rebuild(out, fields, console), out)
 
 
@@ -210,7 +206,7 @@ def _print_report(console: Console, content: Report) -> None:
 
 
 def finish(console: Console, result: Report | None, out: Path) -> None:
-    """Print the result of a run or of a build, and raise the error that its status calls for.
+    """Print the result of a run or of a build, and raise an error if the run failed.
 
     Args:
         console: the console to print to.
@@ -252,7 +248,7 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
 
 
 def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
-    """Print the result of a ladder, and raise the error that its status calls for.
+    """Print the result of a ladder, and raise an error if the ladder failed.
 
     Args:
         console: the console to print to.

@@ -29,7 +29,7 @@ _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_field
 @options_of(_FIELDS, without=("model",))
 @common
 @click.pass_obj
-def sites(console: Console, model: str, **flags: Any) -> None:
+def sites(console: Console, model: str, **fields: Any) -> None:
     """List what can be pruned in MODEL, a model folder or an ONNX file, in the order in which it runs.
 
     For a folder these are the heads of each attention and the neurons of each feed-forward; for an ONNX file the
@@ -44,9 +44,8 @@ def sites(console: Console, model: str, **flags: Any) -> None:
             code=ErrorCode.FILE_MISSING,
             path=path,
         )
-    settings = {name: value for name, value in flags.items() if value is not None}
     if path.suffix == ".onnx":
-        unused = sorted(settings.keys() - {"count"})
+        unused = sorted(fields.keys() - {"count"})
         if unused:
             raise UsageError(
                 f"{flag_of(unused[0])}: the flag is for a model folder, and {path} is a graph; omit it",
@@ -56,12 +55,12 @@ def sites(console: Console, model: str, **flags: Any) -> None:
         with console.stage("finding units"):
             rows = list(_of_graph(path))
     else:
-        rows = list(_of_folder(console, path, settings))
+        rows = list(_of_folder(console, path, fields))
     table = Table(box=None, pad_edge=False)
     columns = [column for column in _COLUMNS if not rows or any(row[column] is not None for row in rows)]
     cells = [[_cell(column, row[column]) for column in columns] for row in rows]
     for column, *values in zip(columns, *cells, strict=True):
-        # Names are never cut, however narrow the terminal is.
+        # Names are never cut, even on a narrow terminal.
         table.add_column(column, min_width=max(map(len, (column, *values))))
     for values in cells:
         table.add_row(*map(Text, values))
@@ -84,12 +83,12 @@ def _of_graph(path: Path) -> Iterator[dict[str, Any]]:
         yield dict.fromkeys(_COLUMNS) | _heads(site)
 
 
-def _of_folder(console: Console, path: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _of_folder(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each group of units of a model."""
     from compressor.run.model_units import list_units
 
-    options = SitesOptions(**{name: settings.pop(name) for name in SitesOptions.model_fields if name in settings})
-    recipe = Recipe(model=path, seq=None if options.seq is None else (options.seq,), **settings)
+    options = SitesOptions(**{name: fields.pop(name) for name in SitesOptions.model_fields if name in fields})
+    recipe = Recipe(model=path, seq=None if options.seq is None else (options.seq,), **fields)
     for unit in list_units(recipe, console, count=options.count):
         group, costs = unit.group, {"parameters": unit.parameters, "macs": unit.macs, "ms": unit.ms}
         row = {"name": group.name, "type": group.type, "units": group.units, "step": group.multiple}

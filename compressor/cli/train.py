@@ -1,4 +1,4 @@
-"""`compress train`: train a language model with segment memory. Each flag is made from one field of `Training`."""
+"""`compress train`: train a language model with segment memory. Each field of `Training` is a flag."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from compressor.config.train import Training, training_of
 @options_of(Training, without=("out",))
 @common
 @click.pass_obj
-def train(console: Console, out: str, **flags: Any) -> None:
+def train(console: Console, out: str, **fields: Any) -> None:
     """Train a language model that reads its text in segments with a memory, and write the model folder OUT.
 
     The same command resumes an interrupted training. A token is a word or a character of the text.
     """
-    training = training_of(out=out, **{name: value for name, value in flags.items() if value is not None})
+    training = training_of(out=out, **fields)
     from compressor.results import Note, NoteCode
     from compressor.training.train import FILE_NAME
     from compressor.training.train import train as run

@@ -25,7 +25,7 @@ from compressor.measure import median_times
 from compressor.progress import RunLog
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
-from compressor.targets.graph_facts import products_by_widths, quantized_products
+from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 _SECONDS = 0.2
@@ -114,10 +114,10 @@ class MatmulTimes:
 
 def _candidates(model: ir.Model, choice: Choice) -> Mapping[Widths, Sequence[ir.Node]]:
     """The products that may be in int8, by widths: all of them where the target quantizes, else the quantized ones."""
-    by_widths = products_by_widths(model)
+    by_widths = matmuls_by_widths(model)
     if choice.form == DYNAMIC:
         return by_widths
-    quantized = set(quantized_products(model))
+    quantized = set(quantized_matmuls(model))
     return {key: nodes for key, nodes in by_widths.items() if quantized & set(nodes)}
 
 

@@ -142,7 +142,7 @@ def prove_products(
         cases: inputs of the graph.
         variant: name of the variant.
     """
-    from compressor.quantization.products import activations_graph, products_graph
+    from compressor.quantization.matmuls import activations_graph, matmuls_graph
     from graph_passes import load, save
 
     with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +150,7 @@ def prove_products(
         save(activations_graph(load(quantized)), activations)
         run = unoptimized(activations)
         operands = [Case({**case.feeds, **run(case.feeds)}, case.name) for case in cases]
-        save(products_graph(load(quantized), [case.feeds for case in operands]), products)
+        save(matmuls_graph(load(quantized), [case.feeds for case in operands]), products)
         expected = graph_outputs(products, operands)
         engine = build(products, [case.feeds for case in operands])
         return prove_outputs(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)

@@ -21,8 +21,8 @@ from compressor.engines.score import EvaluationScorer, ScoredAnswers
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.measure import file_bytes
 from compressor.progress import RunLog
-from compressor.quantization import QuantizedGraph, rank_products
-from compressor.quantization.products import names_of
+from compressor.quantization import QuantizedGraph, rank_matmuls
+from compressor.quantization.matmuls import matmul_names
 from compressor.results import Candidate, ProofStage
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.tasks import Data
@@ -185,7 +185,7 @@ class EngineTrials:
             return ()
         if error.details.get("stage") is not ProofStage.PRODUCTS:
             return ()
-        return tuple(names_of(graph_passes.load(source), error.details.get("outputs", ())))
+        return tuple(matmul_names(graph_passes.load(source), error.details.get("outputs", ())))
 
     def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
         """The choice and the quantized graph with further products in floats."""
@@ -246,7 +246,7 @@ class EngineTrials:
         if quantized not in self._ranked:
             with self.log.stage("compressed: ranking the products") as on_progress:
                 rows = self._rows[:_RANKED_ROWS]
-                self._ranked[quantized] = rank_products(quantized, self.graph.path, rows, on_progress)
+                self._ranked[quantized] = rank_matmuls(quantized, self.graph.path, rows, on_progress)
         return self._ranked[quantized]
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""Run a check, record it in files, and raise an error unless it passed: a JUnit report, a history, and its plot."""
+"""Run a check, record it in a JUnit report, a history and its plot, and raise an error unless it passed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def check_and_record(
     run_check: Callable[[], Verdict],
     on_verdict: Callable[[Verdict], object] = lambda verdict: None,
 ) -> Verdict:
-    """Run a check and return its verdict if it passed. Every check is recorded, whatever its outcome.
+    """Run a check and return its verdict if it passed. Every check is recorded, with any outcome.
 
     Args:
         files: the files that record it.
-        title: the models that are compared, for the JUnit report of a check without a verdict.
+        title: the compared models, for the JUnit report of a check that ends without a verdict.
         run_check: runs the check.
         on_verdict: receives the verdict before any error is raised.
 
@@ -50,10 +50,10 @@ def check_and_record(
     """
     try:
         if files.history is not None and files.history.exists():
-            read_history(files.history)  # nothing is appended to a file that is not a history
+            read_history(files.history)  # raises for a file that is not a history, to which nothing is appended
         verdict = run_check()
     except BaseException as error:
-        if files.junit is not None:  # else the report of an earlier check would stand for this one
+        if files.junit is not None:  # the report of an earlier check must not remain
             write_text(files.junit, junit_of_error(title, error))
         raise
     on_verdict(verdict)
@@ -76,7 +76,7 @@ def check_and_record(
 
 
 def junit(verdict: Verdict) -> str:
-    """A check as a JUnit report: one case for the outputs, one for the slowdown, one per scenario."""
+    """A check as a JUnit report, with a case for the outputs, for the slowdown and for each scenario."""
     failures = {result.scenario: result.why for result in verdict.scenarios if not result.holds}
     names = [_OUTPUTS, *(result.scenario for result in verdict.scenarios)]
     if verdict.slowdown is not None:
@@ -106,13 +106,13 @@ def junit(verdict: Verdict) -> str:
 
 
 def junit_of_error(title: str, error: BaseException) -> str:
-    """A check that ended without a verdict as a JUnit report.
+    """The JUnit report of a check that ended without a verdict.
 
     Wrong outputs are a failure of the model; anything else is an error.
 
     Args:
-        title: what was compared.
-        error: what ended the check.
+        title: the compared models.
+        error: the error that ended the check.
     """
     failed = isinstance(error, MismatchError)
     suite = ElementTree.Element(
@@ -133,7 +133,7 @@ def _to_xml(suite: ElementTree.Element) -> str:
 
 
 def append_to_history(path: Path, verdict: Verdict) -> None:
-    """Append a line to a history in one write, so that concurrent checks may share the file."""
+    """Append a line to a history in a single write, so that concurrent checks may share the file."""
     line = verdict.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as stream:
         if stream.seek(0, os.SEEK_END):
@@ -211,10 +211,10 @@ def _plot_medians(axes: Axes, slowdowns: Sequence[Slowdown]) -> None:
 
 def _plot_slowdowns(axes: Axes, slowdowns: Sequence[Slowdown]) -> None:
     x = range(len(slowdowns))
-    percent = 100 * np.array([(each.slowdown, each.low, each.high, each.limit) for each in slowdowns]).reshape(-1, 4)
+    percent = 100 * np.array([(row.slowdown, row.low, row.high, row.limit) for row in slowdowns]).reshape(-1, 4)
     middle, low, high, limit = percent.T
     axes.errorbar(x, middle, yerr=np.maximum([middle - low, high - middle], 0), fmt="none", ecolor="0.6", capsize=3)
-    axes.scatter(x, middle, c=["tab:green" if each.holds else "tab:red" for each in slowdowns], zorder=3)
+    axes.scatter(x, middle, c=["tab:green" if row.holds else "tab:red" for row in slowdowns], zorder=3)
     axes.step(x, limit, where="mid", color="tab:red", linewidth=1, linestyle="--")
     axes.axhline(0, color="0.8", linewidth=1, zorder=0)
     axes.set_ylabel("slowdown, % (95%)")

@@ -38,7 +38,7 @@ def _pack(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "values": values.tolist()}
 
 
-# A server sends texts as bytes in any encoding; Latin-1 maps every byte to a character, which JSON can hold.
+# A server sends texts as bytes in any encoding; Latin-1 maps every byte to a character of JSON.
 _decode_latin1 = np.vectorize(lambda content: content.decode("latin-1"), otypes=[np.object_])
 _encode_latin1 = np.vectorize(lambda text: text.encode("latin-1"), otypes=[np.object_])
 
@@ -127,10 +127,10 @@ def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], h
     Raises:
         InputError: the baseline was measured on another machine or on other inputs, or lacks outputs of a batch.
     """
-    then, now = {**baseline.machine, "host": baseline.host}, {**machine(), "host": host}
-    differences = [name for name in (*COMPARABLE_FIELDS, "host") if then.get(name) != now.get(name)]
+    before, now = {**baseline.machine, "host": baseline.host}, {**machine(), "host": host}
+    differences = [name for name in (*COMPARABLE_FIELDS, "host") if before.get(name) != now.get(name)]
     if differences and not force:
-        text = ", ".join(f"{name} {then.get(name)} then, {now.get(name)} now" for name in differences)
+        text = ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differences)
         raise InputError(
             f"{path}: the baseline was measured on another machine ({text}); measure it here (--save-baseline), or add"
             " --force to compare nevertheless",

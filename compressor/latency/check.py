@@ -22,11 +22,10 @@ from compressor.latency.local_engine import LocalEngine, prove_again
 from compressor.latency.output_check import Outputs, check_finite, expected_outputs
 from compressor.latency.request_batches import load_batches
 from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
-from compressor.measure.timing import alternate_calls, ratio_interval
+from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note, NoteCode
 
-CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _LABELS = {
     CheckPhase.LOADING: "loading the models",
@@ -45,25 +44,24 @@ the seconds of each call, `[2, call]`, for one pair of rounds after another."""
 def check(request: CheckRequest, listener: Listener | None = None, timer: Timer = alternate_calls) -> Verdict:
     """Compare a model's outputs and then its times with those of a baseline.
 
-    If a server or an engine fails while it is timed, the verdict contains what was measured until then; its `phase` and
-    `interrupted` say so. LoadGen's scenarios run in a process of their own, which imports the program's main
+    If a server or an engine fails while it is timed, the verdict has the measurements until then, and its `phase` and
+    `interrupted` name the failure. LoadGen's scenarios run in separate processes, which import the program's main
     module: a script that requests them calls this function under `if __name__ == "__main__"`.
 
     Args:
-        request: what to check and against which bounds.
+        request: the models, the inputs and the bounds.
         listener: receives the progress and the notes.
         timer: times both models in turn.
 
     Raises:
-        MismatchError: a proof does not hold on this machine, or the outputs are wrong: before timing, or after it; then
-            the times are void.
+        MismatchError: a proof does not hold on this machine, or the outputs are wrong before or after timing.
         ServerError: the server does not respond, or lacks a model.
         InputError: the inputs or the baseline do not fit the model.
         TargetMissingError: a client or a runtime is not installed.
         UsageError: texts are given without a tokenizer, or the name of a model is malformed.
     """
     if request.scenarios:
-        loadgen.library()  # raises before any work if it is missing
+        loadgen.library()  # raises if it is missing, before any work
     with ExitStack() as stack:
         return _Check(request, listener or NullListener(), stack).run(timer)
 
@@ -71,7 +69,7 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
 class _Check:
     """A check with its models, batches and rounds; the stack closes the models.
 
-    `sides` are the model and the baseline, each with the batches in the form that it takes; a saved baseline has none.
+    `sides` are the model and the baseline, each with its encoded batches; a saved baseline is not among them.
     """
 
     def __init__(self, request: CheckRequest, listener: Listener, stack: ExitStack) -> None:
@@ -106,7 +104,6 @@ class _Check:
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )
-        # Engines in int8 or bfloat16 that were proven on another machine.
         engines = {side.name: side for side, _ in self.sides if isinstance(side, LocalEngine)}
         proofs = tuple(proof for engine in engines.values() for proof in prove_again(engine, self.listener))
         with self.phase(CheckPhase.COMPARING):
@@ -180,7 +177,7 @@ class _Check:
         return self.times.slowdown(self.request.max_slowdown, self.request.seed)
 
     def run_scenarios(self) -> None:
-        """Run LoadGen's scenarios, each in a process of its own."""
+        """Run LoadGen's scenarios, each in a separate process."""
         slowdown = self.slowdown
         if slowdown is None:
             return
@@ -215,7 +212,7 @@ def _outputs(endpoint: Endpoint, requests: Sequence[Any]) -> list[Outputs]:
 
 
 def _caller(endpoint: Endpoint, requests: Sequence[Any]) -> Callable[[], object]:
-    """A function that sends the next batch at each call, in turn."""
+    """A function that sends the next batch at each call."""
     batches = itertools.cycle(requests)
     return lambda: endpoint.call(next(batches))
 
@@ -224,7 +221,7 @@ class RoundTimes:
     """Milliseconds of calls, one array `[call]` per round.
 
     Args:
-        saved: rounds of a baseline that was measured earlier; None where both sides are measured in turn.
+        saved: rounds of a baseline that was measured earlier; None: both sides are measured in turn.
 
     Attributes:
         model: the rounds of the model.
@@ -253,7 +250,7 @@ class RoundTimes:
             return None
         model, baseline = np.stack(self.model), np.stack(self.baseline)
         if self.interleaved:
-            low, high = ratio_interval(np.stack([model, baseline]), seed, CONFIDENCE)
+            low, high = ratio_interval(np.stack([model, baseline]), seed)
         else:
             low, high = _unpaired_interval(model, baseline, seed)
         ratio = float(np.median(model) / np.median(baseline))
@@ -277,9 +274,9 @@ class RoundTimes:
 
 
 def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
-    """Bootstrap bounds of the ratio of medians, for sides that were measured at different times."""
+    """Bootstrap bounds of the ratio of medians of two sides that were measured at different times."""
     rng = np.random.default_rng(seed)
-    # One draw at a time: all of them together take gigabytes where rounds are many and long.
+    # The medians of all draws at once would take gigabytes for many long rounds.
     medians = [
         np.array([np.median(side[draw]) for draw in rng.integers(0, len(side), (_RESAMPLES, len(side)))])
         for side in (model, baseline)

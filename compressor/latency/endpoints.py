@@ -1,4 +1,4 @@
-"""One interface to the models of a check: on an inference server, or as an engine on this machine."""
+"""The interface to a model of a check, which is on an inference server or an engine on this machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Endpoint(Protocol):
         name: name of the model, or path of its file.
         host: where it runs: runtime and device, or the server's name, version and address.
         precision: numeric precision of its outputs; for a server's model the lowest that is likely.
-        concurrency: maximum number of calls that are useful at the same time.
+        concurrency: maximum number of concurrent calls that is useful.
         inputs: the inputs that it takes.
         has_random_inputs: whether `trial_batch` draws ids at random, because no example rows of the model are known.
-        id_limits: number of ids that the table of an input holds, by name; empty where the graph is not at hand.
+        id_limits: name of an input -> number of ids that its table has; empty without the graph.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Endpoint(Protocol):
     def has_random_inputs(self) -> bool: ...
 
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
-        """A batch without rows of the user; `seq` is the size of every free axis but the first."""
+        """A batch that is not from the user's inputs; `seq` is the size of every free axis but the first."""
         ...
 
     def encode(self, feeds: Feeds) -> Any:
@@ -66,7 +66,7 @@ class Endpoint(Protocol):
 
 @contextlib.contextmanager
 def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
-    """One model of a check, on the server or on this machine; closed at the end of the context.
+    """A model of a check, on the server or on this machine, which is closed at the end of the context.
 
     Raises:
         InputError: the file is missing or cannot be loaded.

@@ -1,7 +1,7 @@
 """Latency bounds and throughput, measured by the scenarios of MLCommons LoadGen: SingleStream, Server and Offline.
 
-A scenario runs in a process of its own, because LoadGen cannot be stopped but a process can: it keeps to its schedule
-however many queries fail. The first error of a query is reported at once and ends the process.
+A scenario runs in a separate process, since LoadGen cannot be stopped: it keeps to its schedule even if queries fail.
+The first error of a query is reported at once and ends the process.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from graph_passes.interrupts import interrupts_deferred
 
 PERCENTILE = 0.99
 MIN_QUERIES = 662
-"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence; with so few, the slowest one decides."""
+"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence; the slowest of them decides."""
 MORE_QUERIES = 4 * MIN_QUERIES
-"""Queries of the second run, where the first run kept the bound without proving it."""
+"""Queries of the second run, after a first run that kept the bound without proving it."""
 _PATIENCE = 10
 """A scenario sends queries for at most this many times its expected duration, and waits as long for their responses."""
 _WARM_UPS = 3
-"""Calls before the scenario: the first ones of a process and of an engine take longer."""
+"""Calls before the scenario: the first calls of a process and of an engine take longer."""
 _MIN_CONCURRENCY = 4
 _WAITING_SHARE = 0.25
-"""Share of its deadline that a call may wait for concurrent ones, as long as `_MIN_CONCURRENCY` calls are permitted."""
+"""Share of its deadline that a call may wait for concurrent calls, unless these are fewer than `_MIN_CONCURRENCY`."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,9 +87,9 @@ def library() -> Any:
 def _run_worker(
     pipe: Connection, scratch: str, scenario: Scenario, request: CheckRequest, batches: Sequence[Feeds], times: Slowdown
 ) -> None:
-    """The main function of the process, which sends a ScenarioResult or the first error to the parent.
+    """Run a scenario in the process, with the arguments of `measure`, and send its result or the first error.
 
-    The arguments are as in `measure`; the folder for temporary files outlives the process.
+    The folder `scratch` outlives the process, which is killed and cannot remove temporary files.
     """
     tempfile.tempdir = scratch
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -121,8 +121,8 @@ def measure(
 ) -> ScenarioResult:
     """Run one scenario for the model of a check, which a new process loads or connects to.
 
-    Without a `rate` the Server scenario sends half as many queries per second as one caller of the baseline could, so
-    that a slower model receives as many queries as a faster one.
+    Without a `rate`, the Server scenario sends half as many queries per second as a single caller of the baseline can,
+    so that a slow model receives as many queries as a fast model.
 
     Args:
         scenario: the scenario.
@@ -171,7 +171,7 @@ def _send_error(pipe: Connection, error: BaseException) -> None:
 
 
 def _exit_with_parent() -> None:
-    """End the process when the parent has ended, since nobody would end it later."""
+    """End the process when the parent has ended, since nothing else would end it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -180,11 +180,11 @@ def _exit_with_parent() -> None:
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them.
+    """Let processes that start in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them.
 
-    The parent is interrupted at the end of the context, since a process that is starting reads its arguments from it.
+    An interrupt reaches the parent at the end of the context, since a new process reads its arguments from the parent.
     """
-    resource_tracker.ensure_running()  # it would unblock interrupts while it starts
+    resource_tracker.ensure_running()  # its start would unblock interrupts
     with interrupts_deferred():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit a mask, but no handler
         try:
@@ -199,7 +199,7 @@ def run_until_proven(
     settings: ScenarioSettings,
     on_error: Callable[[BaseException], object] = lambda error: None,
 ) -> ScenarioResult:
-    """`run_scenario`, and once more with more queries if the first run keeps the bound without proving it."""
+    """Run a scenario, and run it again with more queries if the first run keeps the bound without proving it."""
     result = run_scenario(scenario, calls, settings, on_error)
     if result.unproven:
         result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), on_error)
@@ -214,8 +214,8 @@ def run_scenario(
 ) -> ScenarioResult:
     """Run one scenario to its end.
 
-    - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
-      above the true one with 99% confidence.
+    - SingleStream: queries in sequence; the bound is on LoadGen's estimate of the 99th percentile, which is above the
+      true percentile with 99% confidence.
     - Server: queries arrive at random (Poisson) at `rate`; the bound has to hold for 99% of them, with 99% confidence.
     - Offline: all queries at once; throughput.
 
@@ -223,7 +223,7 @@ def run_scenario(
         scenario: the scenario.
         calls: the queries, in turn; each makes one call.
         settings: sizes and bounds.
-        on_error: receives the first exception of a call, at once and in the thread of that call.
+        on_error: receives the first exception of a call at once, in the thread of that call.
 
     Raises:
         TargetMissingError: LoadGen is not installed.
@@ -278,10 +278,10 @@ def _query_workers(
     errors: list[BaseException],
     on_error: Callable[[BaseException], object],
 ) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """Start `count` threads that answer queries, and yield the function with which LoadGen issues its samples to them.
+    """Start `count` threads that answer queries, and yield the function that issues LoadGen's samples to them.
 
     The index of a sample selects its call. After the first error or the time limit, queries are completed without a
-    call, because LoadGen waits for every query that it has issued. `errors` receives the exceptions of calls, and
+    call, because LoadGen waits for all queries that it has issued. `errors` receives the exceptions of calls, and
     _LateError after the time limit.
     """
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -365,9 +365,10 @@ def _read_result(scenario: Scenario, settings: ScenarioSettings, log: Mapping[st
 
 
 def _missed_bound(scenario: Scenario, bound: float, observed: float, estimate: float, log: Mapping[str, Any]) -> str:
-    """The reason why a bound of the 99th percentile does not hold or is not proven; empty where it is proven.
+    """Why a bound of the 99th percentile does not hold or is not proven; empty where it is proven.
 
-    `observed` is the percentile of the queries, `estimate` LoadGen's upper bound of the true one, in milliseconds.
+    `observed` is the percentile of the queries, and `estimate` LoadGen's upper bound of the true percentile, both in
+    milliseconds.
     """
     queries = int(log["result_query_count"])
     if queries < MIN_QUERIES:

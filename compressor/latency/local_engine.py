@@ -1,6 +1,6 @@
 """An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or an engine built ahead of time.
 
-Where an engine was proven on another instruction set or runtime version, proofs of engines below fp32 are run again.
+Proofs of an engine in less than fp32 are run again if it was proven with other instructions or another runtime version.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class LocalEngine:
         self.inputs, self.host = engine.specs, engine.host
         self.precision: Precision = precision or engine.precision
         self.tolerance = runtime.tolerance[self.precision]
-        # Only an engine with one execution context has to be locked during a call.
+        # Only an engine with a single execution context has to be locked during a call.
         self._lock: contextlib.AbstractContextManager[Any] = (
             contextlib.nullcontext() if engine.is_reentrant else threading.Lock()
         )
 
     @cached_property
     def _model(self) -> ir.Model:
-        """The graph; raise InputError where that of an engine is not beside it."""
+        """The graph; raises InputError where the folder of the engine lacks it."""
         if not self.graph.is_file():
             raise InputError(
                 f"{self.name}: {self.graph.name}, the graph of the engine, is not beside it, so that no inputs can be"
@@ -176,10 +176,10 @@ def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kern
 
 @contextlib.contextmanager
 def library_errors(path: Path) -> Iterator[None]:
-    """Raise InputError in place of whatever a library raises while it works on a file.
+    """Raise InputError in place of any exception of a library that works on a file.
 
-    A damaged file that still parses can make any library below (onnx_ir, NumPy, ONNX Runtime's optimizers) raise an
-    exception of any type, far from where the file is read. Some print it too, which would mix with results on stdout.
+    With a damaged file that still parses, the libraries below (onnx_ir, NumPy, ONNX Runtime's optimizers) raise
+    exceptions of any type long after it is read, and print some of them, which would mix with results on stdout.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -195,11 +195,11 @@ def library_errors(path: Path) -> Iterator[None]:
 
 
 def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
-    """The proofs of a run's engine in 8 bits or bfloat16, run again where this machine differs from the run's.
+    """Run the proofs of a run's engine in 8 bits or bfloat16 again, if this machine differs from that of the run.
 
     Args:
-        engine: an engine; one that is not in the folder of the run that built it has no proofs.
-        listener: receives a note about what differs.
+        engine: an engine, which has proofs if it is in the folder of the run that built it.
+        listener: receives a note with the differences.
 
     Returns:
         The proofs, which hold; empty where nothing differs, and for engines in fp32 or fp16.
@@ -226,7 +226,7 @@ def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
 
 
 def changes_since(report: Report, present: Mapping[str, str], session: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between the machine of a report and the present one, in a few words each.
+    """The differences between the machine of a report and the present machine, in a few words each.
 
     Args:
         report: the report of the run that proved the engine.
@@ -253,13 +253,8 @@ def _report_of(path: Path) -> Report | None:
 
 
 def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
-    """The proofs of an engine in 8 bits or bfloat16; here it may compute in fp32.
-
-    Raises:
-        InputError: a file of the run is missing, or is not the proven one.
-        MismatchError: a proof does not hold, or products are computed in floats.
-    """
-    # A check that proves nothing, and the process of each of its scenarios, need not wait for PyTorch and transformers.
+    """Run the proofs of an engine in 8 bits or bfloat16, which this machine may compute in fp32."""
+    # Imported here: checks that prove nothing, and the processes of scenarios, do not wait for PyTorch.
     from compressor.engines.build import prove_build, require_precision
     from compressor.run.finished_run import load_run
 
@@ -271,6 +266,6 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     quantized = path.with_name(file) if file is not None and ProofStage.PRODUCTS in stages else None
     require_precision(engine.engine, config)
     graph = run.graphs["compressed"]
-    products = engine.engine.quantized
-    options = BuildOptions(float_widths=frozenset(() if products is None else products.float_widths))
+    matmuls = engine.engine.quantized
+    options = BuildOptions(float_widths=frozenset(() if matmuls is None else matmuls.float_widths))
     return prove_build(engine.engine, graph, config, options, run.cases, "compressed", quantized=quantized)

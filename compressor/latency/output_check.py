@@ -1,4 +1,4 @@
-"""Compare a model's outputs with the expected ones, before and after timing, since wrong outputs may be fast."""
+"""Compare a model's outputs with the expected outputs before and after timing, since wrong outputs may be fast."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.example_rows import read_arrays
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
-from compressor.targets.tensor_specs import input_specs
+from compressor.targets.tensor_specs import specs_of
 from graph_passes import load
 
 ANY, BASELINE = "any", "baseline"
 """Values of `--expect` that name no file."""
 _Source = Callable[[int, Feeds], Outputs]
-"""A function that returns the expected outputs of a batch, from its number and its inputs."""
+"""Returns the expected outputs of a batch from its number and its inputs."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class ExpectedOutputs:
     """The outputs that a model must compute.
 
     Attributes:
-        source: where the expected outputs are from.
+        source: the origin of the expected outputs.
         outputs: the outputs of every batch, by name.
         batches: the inputs of every batch.
         tolerance: maximum relative error.
-        exact_integers: whether integers and booleans must be equal, whatever the tolerance.
+        exact_integers: whether integers and booleans must be equal.
         shapes_only: whether only shapes and types are compared.
-        hint: end of error messages: how to proceed where a model computes another function by design.
+        hint: end of error messages: how to check a model that computes another function by design.
     """
 
     source: str
@@ -137,7 +137,7 @@ def expected_outputs(
         baseline: the baseline's outputs of every batch.
         expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
             ONNX file, or a folder with a `model.onnx`, to run here. None: a graph on this machine is compared with its
-            own outputs without optimization, a server's model with the baseline's outputs.
+            outputs without optimization, a server's model with the baseline's outputs.
         tolerance: maximum relative error; None: the tolerance of the model's precision, and equality for integers.
 
     Raises:
@@ -235,5 +235,5 @@ def _run_graph(path: Path) -> _Source:
         )
     with library_errors(path):
         run = unoptimized_runner(path)
-        inputs = input_specs(load(path), path)
+        inputs = specs_of(load(path).graph.inputs, path)
     return lambda number, feeds: run(cast_inputs(feeds, inputs))

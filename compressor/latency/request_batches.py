@@ -18,7 +18,7 @@ from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from compressor.targets.trial_inputs import require_ids
 
 MAX_BATCHES = 16
-"""Batches that calls take in turn: enough for an even mixture, few enough to compare all outputs before timing."""
+"""Number of batches that calls take in turn; the outputs of all of them are compared before timing."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Batches:
 
     Attributes:
         feeds: the batches, arrays `[batch, ...]` by name of the input.
-        source: where they are from.
+        source: their origin.
         random: whether ids are drawn at random.
     """
 
@@ -36,7 +36,7 @@ class Batches:
     random: bool = False
 
     def length(self, default: int) -> int:
-        """Tokens per row, the longest second axis of two; 0 where no input has two axes, `default` without inputs."""
+        """Tokens per row: the longest second axis of inputs with two axes, 0 without them, `default` without inputs."""
         arrays = self.feeds[0].values()
         return max((array.shape[1] for array in arrays if array.ndim == 2), default=0 if arrays else default)
 
@@ -44,8 +44,8 @@ class Batches:
 def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     """The batches for a model: from `request.inputs`, with texts cut or padded to `request.seq` tokens.
 
-    Without it they are made from the example rows that the graph carries, else at random; `request.seq` is the size of
-    every free axis of theirs but the first.
+    Without `request.inputs`, they are made from the example rows that the graph carries, or at random; `request.seq` is
+    then the size of all free axes but the first.
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
@@ -155,7 +155,7 @@ def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], pa
 
 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether an array fits an input. The first axis is not compared: its rows are divided into batches later."""
+    """Whether an array has the axes of an input; the first axis may have any size, since it is divided into batches."""
     return len(shape) == len(dims) and all(dim in (FREE, size) for dim, size in zip(dims[1:], shape[1:], strict=True))
 
 

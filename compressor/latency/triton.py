@@ -31,16 +31,16 @@ T = TypeVar("T")
 _SCHEMES = ("grpc", "grpcs", "http", "https")
 """Schemes of a server's URL; those that end in `s` are encrypted."""
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-"""What OpenSSL calls a certificate that it does not trust, in errors of both clients."""
+"""OpenSSL's name of the error for a certificate that it does not trust, in errors of both clients."""
 _LONG = 8
-"""Characters from which on a part of a header, such as a cookie, is taken for a secret of its own."""
+"""Length from which a part of a header, such as a cookie, counts as a secret."""
 _IDLE_SECONDS = 0.05
 """Pause between rounds: the threads of a server's runtime spin for a while after a call."""
 _log = logging.getLogger(__name__)
 
 
 class Fault(Enum):
-    """The kind of fault that a client's exception reports: the code of its error, what happened, and how to mend it."""
+    """The kind of fault that a client's exception reports: the code of the error, the fault, and how to mend it."""
 
     REFUSED = (
         ErrorCode.REQUEST_REFUSED,
@@ -109,7 +109,7 @@ class TritonModel:
             text = f"--server: Triton's client is not installed ({error})"
             raise TargetMissingError.of_package("tritonclient", "serving", text) from error
         self._send(self._protocol.check_live)
-        # The first call whose refusal the client reports.
+        # Unlike the check before, this call reports that access is denied.
         software, release = self._send(self._protocol.server)
         if not self._send(self._protocol.is_ready):
             raise ServerError(
@@ -123,7 +123,7 @@ class TritonModel:
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
 
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
-        """A random batch that is valid as far as names, types and shapes of the inputs tell.
+        """A random batch that is valid by the names, types and shapes of the inputs.
 
         Raises:
             UsageError: an input is text.
@@ -188,7 +188,7 @@ class TritonModel:
         self._protocol.close()
 
     def _send(self, call: Callable[[], T], request: Sequence[Any] = ()) -> T:
-        """Run one call of the protocol within the deadline; raise errors of this package for those of the client."""
+        """Run a call of the protocol within the deadline; errors of the client become errors of this package."""
         try:
             with self._protocol.deadline():
                 return call()
@@ -199,12 +199,12 @@ class TritonModel:
             reason = f"{fact.format(seconds=self._request.deadline)} ({reason})" if fact else reason
             misfit = self._misfit(request) if request and fault is Fault.REFUSED else None
             kind, text = (ServerError if misfit is None else InputError), f"{reason}; {misfit or advice}"
-            # The error of the client shows the response, in which a server may repeat headers.
+            # The error of the client contains the response, in which a server may repeat headers.
             cause = None if self._request.headers else error
             raise kind(f"{self.url}: {self.name}: {text}", code=code, url=self.url, model=self.name) from cause
 
     def _misfit(self, request: Sequence[Any]) -> str | None:
-        """Which input of a request has another shape than the server lists; None if all fit."""
+        """The first input of a request whose shape differs from the server's, in words; None if none does."""
         for sent, tensor in zip(request, self.inputs, strict=False):
             shape = tuple(sent.shape())
             if len(shape) != len(tensor.dims) or any(
@@ -254,7 +254,7 @@ class _Protocol:
         return bool(self._client.is_model_ready(self._model, self._version, **self.options))
 
     def reason(self, error: Exception) -> str:
-        """The text of one of `errors`; that of the server as it is, where it sent one."""
+        """The text of one of `errors`, or the unchanged text of the server, if it sent any."""
         return str(error)
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class _Protocol:
 
 
 class GrpcProtocol(_Protocol):
-    """Triton's client over gRPC. Every call of it takes a deadline."""
+    """Triton's client over gRPC, whose calls take a deadline."""
 
     def __init__(self, request: CheckRequest, model: str, version: str) -> None:
         super().__init__(request, model, version)
@@ -311,22 +311,22 @@ class GrpcProtocol(_Protocol):
 
 
 _BINARY = "binary_tensor_data"
-"""Name of the extension by which a server says that tensors may follow the JSON of a request as bytes."""
+"""Name of the protocol's extension by which tensors follow the JSON of a request as bytes."""
 _HTTP_FAULTS = {
     **dict.fromkeys(("400", "413", "415", "422"), Fault.REFUSED),
     **dict.fromkeys(("401", "403", "407"), Fault.FORBIDDEN),
     **dict.fromkeys(("408", "504"), Fault.TIMEOUT),
 }
-"""Status of a response -> the kind of fault; any other is an error of the server."""
+"""Status of a response -> the kind of fault; all remaining statuses are errors of the server."""
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
 
 
 class HttpProtocol(_Protocol):
     """Triton's client over HTTP, for servers of the KServe v2 protocol with and without its extensions.
 
-    The client's own timeouts bound a connection and a single read, but a response may take many reads. Therefore a
-    deadline bounds the whole call. Tensors are sent and requested as bytes where the server says that it has that
-    extension of the protocol, and in JSON otherwise.
+    The client's timeouts bound a connection and a single read, but a response may take many reads. Therefore a deadline
+    bounds the whole call. Tensors are sent and requested as bytes if the server lists that extension of the protocol,
+    else in JSON.
     """
 
     def __init__(self, request: CheckRequest, model: str, version: str) -> None:
@@ -399,17 +399,13 @@ class HttpProtocol(_Protocol):
 
     def reason(self, error: Exception) -> str:
         if isinstance(error, self._module.InferenceServerException) and error.debug_details():
-            # The body is not the error object of the protocol, which the client then complains about.
+            # The body is not the error object of the protocol, and the client's message is about that.
             return f"[{error.status()}] {error.debug_details()}"
         return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _certificate_file(path: Path | None) -> str | None:
-    """A file of certificates for Triton's clients.
-
-    Raises:
-        InputError: the file holds no certificates.
-    """
+    """The path of a file of certificates, for Triton's clients; raises InputError if it has none."""
     if path is None:
         return None
     try:
@@ -437,7 +433,7 @@ def _add_headers(module: Any, client: Any, headers: Mapping[str, str]) -> None:
 
 
 def without_secrets(text: str, headers: Mapping[str, str]) -> str:
-    """A text in which no value of a header occurs, nor its last word, such as a token, nor its longer parts."""
+    """A text without the values of headers, their last words, such as tokens, and their longer parts."""
     secrets: set[str] = set()
     for value in headers.values():
         parts = re.split(r"[\s;,=]+", value)

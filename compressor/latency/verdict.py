@@ -1,4 +1,4 @@
-"""The result of a latency check as data, from which its text, JSON, JUnit report and history line are made."""
+"""The result of a latency check as data, which its text, JSON, JUnit report and history line derive from."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class CheckPhase(StrEnum):
 
     LOADING = "loading"
     COMPARING = "comparing"
-    """Outputs are compared with the expected ones."""
+    """Outputs are compared with the expected outputs."""
     TIMING = "timing"
     SCENARIOS = "scenarios"
     """LoadGen's scenarios run."""
     CONFIRMING = "confirming"
-    """Outputs are compared once more."""
+    """Outputs are compared again."""
     DONE = "done"
 
 
@@ -38,10 +38,10 @@ class Outcome(StrEnum):
 
 
 class OutputAgreement(_Record):
-    """How far a model's outputs are from the expected ones, over every batch.
+    """How close a model's outputs are to the expected outputs, over all batches.
 
     Attributes:
-        expected: where the expected outputs are from.
+        expected: the origin of the expected outputs.
         error: largest relative error; None where only shapes and types are compared.
         tolerance: maximum relative error.
         batches: number of batches compared.
@@ -79,7 +79,7 @@ class Slowdown(_Record):
 
     @property
     def holds(self) -> bool:
-        """Whether the limit holds. It is exceeded only where the whole interval lies above it."""
+        """Whether the limit holds; it is exceeded only if the whole interval is above it."""
         return self.low <= self.limit
 
     @property
@@ -119,7 +119,7 @@ class ScenarioResult(_Record):
 
     @property
     def unproven(self) -> bool:
-        """Whether the queries were within the bound but too few to prove it."""
+        """Whether the queries were within the bound, but too few to prove it."""
         within = self.observed is not None and self.bound is not None and self.observed <= self.bound
         return within and not self.holds
 
@@ -129,13 +129,13 @@ class Verdict(_Record):
 
     Attributes:
         time: end of the check, ISO 8601 in UTC.
-        model, baseline: the models that were compared.
+        model, baseline: the compared models.
         host: where the model runs.
-        inputs: where the inputs are from.
+        inputs: the origin of the inputs.
         batch, seq: rows per call and tokens per row.
         outputs: agreement of the outputs.
-        proofs: those of an engine in int8 or bfloat16 that were run again, since it was proven on another machine; they
-            hold.
+        proofs: proofs of an engine in int8 or bfloat16 that were run again, and hold, because the engine was proven on
+            another machine.
         slowdown: the comparison of times; None where nothing was timed.
         scenarios: results of LoadGen's scenarios.
         phase: the last phase of the check; `DONE` where it was not interrupted.
@@ -162,7 +162,7 @@ class Verdict(_Record):
 
     @property
     def title(self) -> str:
-        """The models that are compared, in words."""
+        """The compared models, in words."""
         return f"{self.model} against {self.baseline}"
 
     @property

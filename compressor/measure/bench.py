@@ -1,10 +1,12 @@
-"""Build two ONNX files for one runtime, or the graph of a run for several, and time the engines in turn."""
+"""Build two ONNX files for one runtime, or the graphs of a run for several, and time the engines in turn."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from compressor.measure.throughput import rows_per_second
 from compressor.measure.timing import interleave, median_times, wait_until_idle
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Note, NoteCode, Report, Speed, size_label
-from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, Precision, Provider, span, target
+from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, Precision, Provider, Target, span, target
 from compressor.targets.trial_inputs import draws_ids, has_integer_rows, has_lengths, trial_feeds
 from graph_passes import load
 
@@ -60,7 +62,7 @@ def bench(
     seed: int = 0,
     listener: Listener | None = None,
 ) -> BenchResult:
-    """Build two graphs for a runtime and time them in turn, on example rows that the first carries or random inputs.
+    """Build two graphs for a runtime and time them in turn, on the example rows of the first graph or random inputs.
 
     Args:
         dense: the first ONNX file.
@@ -84,7 +86,7 @@ def bench(
     """
     chosen, listener = target(runtime), listener or NullListener()
     chosen.check(precision=precision, provider=provider, kernel=kernel)
-    # Both files are read, and inputs drawn, before anything is built.
+    # Faults of both files and of the sizes are reported before anything is built.
     graphs = {path: load(path) for path in (dense, compressed)}
     for note in random_inputs_notes(graphs[dense], dense):
         listener.note(note)
@@ -94,39 +96,20 @@ def bench(
     options = BuildOptions(
         batch=span(batch for batch, _ in sizes), seq=span(seq or 1 for seq in lengths), kernel=kernel
     )
+    build = functools.partial(chosen.build, precision=precision, provider=provider, threads=threads, options=options)
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
         for number, path in enumerate((dense, compressed)):
             with listener.stage(f"build {path.name}"):
-                engines.append(
-                    chosen.build(
-                        path,
-                        Path(folder) / f"{number}{chosen.suffixes[0]}",
-                        precision=precision,
-                        provider=provider,
-                        threads=threads,
-                        options=options,
-                    )
-                )
+                engines.append(build(path, Path(folder) / f"{number}{chosen.suffixes[0]}"))
         _require_same_inputs(engines, dense, compressed)
         for engine, path in zip(engines, (dense, compressed), strict=True):
             for (batch, seq), feeds in inputs.items():
                 require_run(engine, path, feeds, batch, seq or 1)
-        speeds = []
+        speeds, time = [], functools.partial(interleave, engines[0], engines[1], seconds=seconds, seed=seed)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
-                speeds.append(
-                    interleave(
-                        engines[0],
-                        engines[1],
-                        feeds,
-                        batch=batch,
-                        seq=seq,
-                        seconds=seconds,
-                        seed=seed,
-                        on_progress=on_progress,
-                    )
-                )
+                speeds.append(time(feeds, batch=batch, seq=seq, on_progress=on_progress))
         with listener.stage("measure memory"):
             counted = [seq or 1 for seq in lengths]
             first, second = (
@@ -182,7 +165,7 @@ def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) ->
 
 
 def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
-    """A note on a graph that is timed on random ids, if it is."""
+    """A note on a graph that is timed on random ids; empty for other graphs."""
     text = f"{path}: the graph carries no example rows, as those of compress do; it is timed on random ids"
     return [Note(code=NoteCode.RANDOM_INPUTS, text=text)] if draws_ids(model) else []
 
@@ -224,12 +207,12 @@ class FolderRow:
         batch: rows of a call.
         seq: their length in tokens; 0 where the model has one size.
         p50: median milliseconds of a call, with all cores.
-        throughput: rows a second, with one caller on all cores.
+        throughput: rows per second with one caller on all cores.
         callers: number of callers at once, with one thread each.
-        throughput_of_callers: rows a second of all callers; None with one caller.
-        fused: attentions that the runtime fuses, and attentions of the graph.
-        failure: why there is no such engine; empty where there is.
-        delivered: whether it is the engine that the run, or its last build, delivered, rather than built to be timed.
+        throughput_of_callers: rows per second of all callers; None with one caller.
+        fused: number of attentions that the runtime fuses, and number of attentions of the graph.
+        failure: why the engine cannot be built; empty where it can.
+        delivered: whether the run, or its last build, delivered the engine; False: it was built to be timed.
     """
 
     target: str
@@ -263,7 +246,7 @@ def bench_folder(
     report: Report | None = None,
     listener: Listener | None = None,
 ) -> list[FolderRow]:
-    """Load the engine of a run, build its graphs for several runtimes, in fp32, bf16 and int8, and time all in turn.
+    """Time the engine of a run and engines of its graphs for several runtimes, in fp32, bf16 and int8, in turn.
 
     Args:
         out: the folder of the run.
@@ -302,7 +285,8 @@ def bench_folder(
         """The engine of a run, or one that is built from a graph."""
         runtime = target(name)
         provider: Provider | None = "cpu" if "cpu" in runtime.providers else None
-        if source.name == runtime.engine_file:
+        delivered = source.name == runtime.engine_file
+        if delivered:
             path, engine = source, runtime.load(source, provider=provider, threads=threads, cached=False)
         else:
             engine = runtime.build(
@@ -312,10 +296,10 @@ def bench_folder(
         loaded = [runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(count)]
         for (batch, seq), feeds in inputs.items():
             require_run(engine, graph, feeds, batch, seq)
-        return engine, loaded, path == source
+        return engine, loaded, delivered
 
     with tempfile.TemporaryDirectory() as folder:
-        built, rows = _build_all(out, targets, report, Path(folder), open_engine, listener)
+        built, rows = _build_all(out, _engines(out, targets, report), Path(folder), open_engine, listener)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq or None)}"):
                 medians = median_times([engine for engine, _, _ in built.values()], feeds, seconds * len(built))
@@ -344,29 +328,20 @@ def bench_folder(
 
 
 _Engines = tuple[Engine, list[Engine], bool]
-"""The engine for all cores, one for each of several callers, and whether it is that of the run."""
+"""The engine for all cores, an engine for each of several callers, and whether the run delivered it."""
 
 
 def _build_all(
     out: Path,
-    targets: Sequence[str],
-    report: Report | None,
+    engines: Iterable[tuple[str, Precision, list[str]]],
     folder: Path,
     open_engine: Callable[[Path, str, Precision, Path], _Engines],
     listener: Listener,
 ) -> tuple[dict[tuple[str, Precision], _Engines], list[FolderRow]]:
-    """The engines that can be built and run, and rows with the reasons for those that cannot.
-
-    Raises:
-        InputError: no engine can be built.
-        CompressorError: the only engine that was tried cannot be built.
-    """
+    """The engines that can be built and run, at least one, and a row with the reason for each engine that cannot."""
     built: dict[tuple[str, Precision], _Engines] = {}
     failed, errors = list[FolderRow](), list[CompressorError]()
-    for name, precision in _engines(targets, report):
-        sources = _sources(out, name, precision, report)
-        if not sources or not _has(name, precision):
-            continue
+    for name, precision, sources in engines:
         failures: list[str] = []
         with listener.stage(f"build {name} {precision}"):
             for source in sources:
@@ -392,42 +367,33 @@ def _build_all(
     return built, failed
 
 
-def _has(name: str, precision: Precision) -> bool:
-    """Whether a target has a precision on this machine; what every machine has is tried in any case."""
-    if precision != "bf16":
-        return True
-    runtime = target(name)
-    if precision not in runtime.tried_precisions:
-        return False
-    try:
-        runtime.check(precision=precision)
-    except CompressorError:
-        return False
-    return True
+def _engines(out: Path, targets: Sequence[str], report: Report | None) -> Iterator[tuple[str, Precision, list[str]]]:
+    """Target and precision of each engine to time, and the files to load or build it from, in the order to try them.
 
-
-def _engines(targets: Sequence[str], report: Report | None) -> list[tuple[str, Precision]]:
-    """Target and precision of the engines to time, that of the report among them."""
-    delivered: list[tuple[str, Any]] = [] if report is None else [(report.target, report.precision)]
-    return [
-        (name, precision)
-        for name in dict.fromkeys(targets)
-        for precision in dict.fromkeys((*_PRECISIONS, *(precision for of, precision in delivered if of == name)))
-    ]
-
-
-def _sources(out: Path, name: str, precision: Precision, report: Report | None) -> list[str]:
-    """Files that an engine is loaded or built from, in the order to try them; none for what is not to be timed.
-
-    The engine that the report names comes first. Precisions in 8 bits are timed where the run quantized.
+    The engine that the report names comes first. bf16 is timed where this machine has it, precisions in 8 bits where
+    the run quantized.
     """
-    runtime = target(name)
-    quantized = runtime.quantized_graph(precision)
-    files = [file or _GRAPH for file in runtime.sources(precision)]
-    delivers = report is not None and (report.target, report.precision) == (name, precision)
-    # A target that quantizes float graphs itself needs no quantized graph in the folder.
-    is_requested = report is not None and precision in (report.precision, report.recipe.get("precision"))
-    if quantized is not None and not (out / quantized).is_file() and not is_requested:
-        files = []
-    engine = [report.compressed.file] if report is not None and delivers and report.compressed.file else []
-    return [file for file in (*engine, *files) if (out / file).is_file()]
+    delivered: tuple[Any, ...] = () if report is None else (report.target, report.precision)
+    requested = () if report is None else (report.precision, report.recipe.get("precision"))
+    for name in dict.fromkeys(targets):
+        runtime = target(name)
+        for precision in dict.fromkeys((*_PRECISIONS, *(delivered[1:] if name in delivered[:1] else ()))):
+            files = [file or _GRAPH for file in runtime.sources(precision)]
+            quantized = runtime.quantized_graph(precision)
+            # A target that quantizes float graphs itself needs no quantized graph in the folder.
+            if quantized is not None and not (out / quantized).is_file() and precision not in requested:
+                files = []
+            if report is not None and delivered == (name, precision) and report.compressed.file:
+                files = [report.compressed.file, *files]
+            files = [file for file in files if (out / file).is_file()]
+            if files and (precision != "bf16" or _computes_bfloat16(runtime)):
+                yield name, precision, files
+
+
+def _computes_bfloat16(runtime: Target) -> bool:
+    """Whether a target has bf16 on this machine; precisions that every machine has are tried without a check."""
+    with contextlib.suppress(CompressorError):
+        if "bf16" in runtime.tried_precisions:
+            runtime.check(precision="bf16")
+            return True
+    return False

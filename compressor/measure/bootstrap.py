@@ -23,8 +23,8 @@ class Interval(NamedTuple):
 
 
 def paired_interval(
-    statistics_dense: np.ndarray,
-    statistics_compressed: np.ndarray,
+    dense: np.ndarray,
+    compressed: np.ndarray,
     metric: Callable[[np.ndarray], float],
     seed: int,
     *,
@@ -34,9 +34,9 @@ def paired_interval(
     """Percentile bootstrap of a difference of metrics; each draw takes the same examples from both models.
 
     Args:
-        statistics_dense: statistics of the dense model's outputs, `[examples, ...]`.
-        statistics_compressed: statistics of the compressed model's outputs for the same examples in the same order.
-        metric: computes the metric from the statistics of any examples.
+        dense: metric sums of the dense model, `[examples, ...]`.
+        compressed: metric sums of the compressed model for the same examples in the same order.
+        metric: computes the metric from the metric sums of any examples.
         seed: seed of the draws; the same seed gives the same interval.
         confidence: coverage of the interval.
         resamples: number of draws.
@@ -44,17 +44,16 @@ def paired_interval(
     Raises:
         ValueError: the two models have different numbers of examples, or none.
     """
-    if len(statistics_dense) != len(statistics_compressed) or not len(statistics_dense):
+    examples = len(dense)
+    if examples != len(compressed) or not examples:
         raise ValueError(
-            f"{len(statistics_dense)} examples against {len(statistics_compressed)}: both models must have scored the"
-            " same, and at least one"
+            f"{examples} examples against {len(compressed)}: both models must have scored the same, and at least one"
         )
     rng = np.random.default_rng(seed)
-    examples = len(statistics_dense)
     differences = np.empty(resamples)
     for index in range(resamples):
         draw = rng.integers(0, examples, examples)
-        differences[index] = metric(statistics_compressed[draw]) - metric(statistics_dense[draw])
+        differences[index] = metric(compressed[draw]) - metric(dense[draw])
     # A draw may leave the metric undefined (one class only); it is ignored.
     low, high = np.nanquantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(metric(statistics_compressed) - metric(statistics_dense), float(low), float(high))
+    return Interval(metric(compressed) - metric(dense), float(low), float(high))

@@ -1,4 +1,4 @@
-"""Cost tables: what a group of units costs at each number of units that is kept, and what a plan costs in all.
+"""Cost tables: the cost of a group of units for each number of kept units, and the cost of a plan.
 
 Tables of times are fitted to the times of engines.
 """
@@ -19,17 +19,17 @@ from compressor.results import WHOLE_MODEL, CostUnit, size_label
 from graph_passes.files import write_text
 
 CLIFF = 1.05
-"""Ratio of times from which on a larger number of units that is faster than a smaller one is called a cliff."""
+"""A number of units is a cliff if a larger number is faster, and the ratio of their times is at least this."""
 _ERRORS_OF_CLIFF = 4.0
-"""Multiple of its standard error that such a difference has to exceed."""
+"""Standard errors that the difference of the times at a cliff has to exceed."""
 Point = tuple[Mapping[str, int], float]
-"""Number of units of each group that a plan keeps, and its time in milliseconds."""
+"""Number of units that a plan keeps of each group, and its time in milliseconds."""
 _EXACTNESS = 100.0
-"""Weight of the whole model among plans, whose time a table has exactly."""
+"""Weight of the whole model in a fit, so large that the fitted table has its time."""
 _NOISE_SHARE = 1e-3
 """Share of the time of the whole model below which a sum of costs is noise."""
 _LEAST_SPREAD = 1e-3
-"""Range of the logarithms of sums above which their ratios to times are fitted with a slope."""
+"""Range of the logarithms of sums below which the ratios of times to sums are fitted without a slope."""
 
 
 class GroupCosts(BaseModel):
@@ -38,10 +38,10 @@ class GroupCosts(BaseModel):
     Attributes:
         groups: names of the groups that share the row.
         type: `heads` or `neurons`.
-        counts: numbers of units that were measured, ascending; the last one is all.
-        savings: what one of the groups saves at each number, against all of its units; the last one is zero.
-        errors: standard error of the difference between the savings at each number and at the next larger one; empty:
-            they are exact.
+        counts: numbers of units that were measured, in ascending order; the last number is all units.
+        savings: what each of the groups saves with each number of units; the last saving is zero.
+        errors: standard error of the difference between the savings with each number and with the next larger one;
+            empty: they are exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +59,7 @@ class GroupCosts(BaseModel):
         return tuple(float(saving - smoothed[-1]) for saving in smoothed)
 
     def saving(self, count: int) -> float:
-        """The saving at any number of units, without noise: between two that were measured it is linear."""
+        """The saving with any number of units, without noise; linear between numbers that were measured."""
         return float(np.interp(count, self.counts, self._smoothed))
 
     def with_savings(self, savings: Sequence[float], errors: Sequence[float] = ()) -> GroupCosts:
@@ -75,7 +75,7 @@ class GroupCosts(BaseModel):
 
     @property
     def cliffs(self) -> tuple[int, ...]:
-        """Numbers of units that cost more than the next larger number that was measured, beyond noise."""
+        """Numbers of units that cost more than the next larger number that was measured, by more than noise."""
         excess = np.diff(self.savings)
         errors = np.array(self.errors) if self.errors else np.zeros_like(excess)
         least = np.maximum((CLIFF - 1) * max(self.savings), _ERRORS_OF_CLIFF * errors)
@@ -83,11 +83,11 @@ class GroupCosts(BaseModel):
 
 
 class CostTable(BaseModel):
-    """What plans of one model cost, in one unit and at one size.
+    """The costs of plans of one model, in one unit and at one size.
 
-    Costs add up: a plan costs what the whole model costs, less the saving of each group. Times of operators that run
-    side by side or share a cache add up only nearly, so a table of times has a curve from the sum to the time that
-    plans with this sum take.
+    The cost of a plan is that of the whole model minus the savings of all groups. Times of operators that run in
+    parallel or share a cache only nearly add up, so a table of times has a curve from the sum of costs to the time of
+    plans with this sum.
 
     Attributes:
         unit: `ms` for times; `macs`, `parameters` or `heads` for counts.
@@ -97,8 +97,8 @@ class CostTable(BaseModel):
         dense: cost of the runtime's own engine of the whole model, which ratios refer to.
         whole: cost with every unit, in the form that plans are measured in.
         rows: the groups.
-        curve: sum of costs and cost of plans in which every group keeps another share, as fitted to engines, both
-            ascending; empty where sums are exact.
+        curve: sums of costs, and costs of plans with these sums as fitted to engines, both in ascending order; empty
+            where sums are exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -128,7 +128,7 @@ class CostTable(BaseModel):
         return size_label(self.batch, self.seq) if self.batch else WHOLE_MODEL
 
     def saving(self, group: str, count: int) -> float:
-        """What a group saves at a number of units, against all of them, in the unit of the table.
+        """The saving of a group with a number of units, in the unit of the table.
 
         Raises:
             KeyError: no row has the group.
@@ -155,7 +155,7 @@ class CostTable(BaseModel):
         return cost if not self.curve else _interpolated(cost, [(after, before) for before, after in self.curve])
 
     def with_fixed(self, counts: Mapping[str, int]) -> CostTable:
-        """The table of a model whose groups of these names keep these numbers of units, and save nothing more.
+        """The table of a model in which some groups keep fixed numbers of units.
 
         Args:
             counts: name of the group -> number of units. Groups that have no row are ignored.
@@ -171,7 +171,7 @@ class CostTable(BaseModel):
         return self.model_copy(update={"whole": self.sum_of(known), "rows": tuple(rows)})
 
     def scaled(self, factor: float) -> CostTable:
-        """The table with all costs but that of dense multiplied by a factor."""
+        """The table with all costs multiplied by a factor, except that of dense."""
         rows = tuple(row.scaled(factor) for row in self.rows)
         curve = tuple((factor * total, factor * cost) for total, cost in self.curve)
         return self.model_copy(update={"whole": factor * self.whole, "rows": rows, "curve": curve})
@@ -183,7 +183,7 @@ class CostTable(BaseModel):
 
 
 def _interpolated(value: float, points: Sequence[tuple[float, float]]) -> float:
-    """The second coordinate at a value of the first; beyond the ends it grows as the value does."""
+    """The second coordinate of a curve at a value of the first; beyond the ends of the curve its slope is one."""
     first, second = zip(*points, strict=True)
     inside = min(max(value, first[0]), first[-1])
     return float(np.interp(inside, first, second)) + value - inside
@@ -204,9 +204,9 @@ class StoredTables(BaseModel):
 
 
 def load_tables(path: Path, key: Mapping[str, str]) -> tuple[tuple[CostTable, ...], tuple[str, ...]]:
-    """Tables that were stored, and the fields of the key that differ; no tables where any differs, or without a file.
+    """The tables of a file, and the fields of its key that differ; no tables where one differs, or without a file.
 
-    A file that cannot be read counts as none.
+    A file that cannot be read counts as missing.
     """
     stored = read_tables(path)
     if stored is None:
@@ -216,7 +216,7 @@ def load_tables(path: Path, key: Mapping[str, str]) -> tuple[tuple[CostTable, ..
 
 
 def read_tables(path: Path) -> StoredTables | None:
-    """The content of a file of tables; None: it cannot be read."""
+    """The content of a file of tables; None where it cannot be read."""
     try:
         return StoredTables.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -235,9 +235,9 @@ def fit_times(
 ) -> CostTable:
     """The table whose sums are closest to the times of plans, in relative terms.
 
-    The time of a plan is taken as that of a plan without units, and for each group a cost for each interval between its
-    numbers of units in the table. Costs are fitted by least squares of relative errors, so that a small plan counts as
-    much as a large one. An interval whose cost is negative is a cliff, or noise (`GroupCosts`).
+    The model of the time of a plan is the time without units, plus a cost for each interval between the numbers of
+    units of each group in the table. Costs are fitted by least squares of relative errors, so that a small plan counts
+    as much as a large one. An interval with a negative cost is a cliff or noise (`GroupCosts`).
 
     Args:
         table: the time of the whole model, and rows with the numbers of units between which costs are linear.
@@ -264,7 +264,7 @@ def fit_times(
 
 
 def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
-    """For each interval of a row, the number of groups that keep its units, in parts where they keep some of them."""
+    """For each interval of a row, the number of groups that keep its units; fractional where they keep some of them."""
     low, high = np.array(row.counts[:-1]), np.array(row.counts[1:])
     kept = np.array([counts[name] for name in row.groups])[:, None]
     parts: np.ndarray = ((kept - low) / (high - low)).clip(0, 1).sum(axis=0)
@@ -272,9 +272,9 @@ def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
 
 
 def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Standard errors of fitted costs; larger in proportion where residuals exceed what the errors of times explain.
+    """Standard errors of fitted costs, scaled up where the residuals exceed what the errors of the times explain.
 
-    The design is weighted, with the whole model as its last row; `errors` are relative ones of the times of the plans.
+    The design is weighted, and its last row is the whole model; `errors` are relative to the times of the plans.
     """
     errors = np.append(errors, 0.0)  # other times are relative to that of the whole model
     inverse = np.linalg.pinv(design)
@@ -285,18 +285,18 @@ def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarr
 
 
 def _with_costs(row: GroupCosts, costs: np.ndarray, errors: Sequence[float]) -> GroupCosts:
-    """A row whose intervals cost what was fitted."""
+    """A row with the fitted costs of its intervals."""
     savings = [*np.cumsum(costs[::-1])[::-1].tolist(), 0.0]
-    # An empty group computes nothing, so that what it takes longer by is noise.
+    # An empty group computes nothing, so any additional time of it is noise.
     return row.with_savings([max(savings), *savings[1:]], errors)
 
 
 def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostTable:
-    """The table with a curve from sums of costs to times, fitted to plans in which every group keeps another share.
+    """The table with a curve from sums of costs to times, fitted to plans whose groups keep different shares.
 
     An engine whose layers differ takes longer than the sum of its parts, which were timed in engines of equal layers;
-    the difference is larger for smaller engines. The ratio is taken as a power of the sum. The ends of the curve are
-    the plan that keeps nothing and the whole model.
+    the difference is larger for smaller engines. The ratio of time to sum is fitted as a power of the sum. The ends of
+    the curve are the plan that keeps nothing and the whole model.
 
     Args:
         table: a table of times.

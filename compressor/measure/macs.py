@@ -14,12 +14,12 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import dense_heads, visible_blocks
 from graph_passes.flow.concrete_shapes import Probe, Shape
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     "DynamicQuantizeMatMul FusedGemm FusedMatMul Gemm MatMul MatMulInteger MatMulIntegerToFloat MatMulNBits"
     " QLinearMatMul TransposeMatMul".split()
 )
 _UNCOUNTED = frozenset("ConvInteger QAttention QLinearConv".split())
-"""Products whose multiply-accumulates are not counted: a graph with one has no count."""
+"""Operators whose multiply-accumulates are not counted: a graph with one of them has no count."""
 
 
 def macs(model: ir.Model, batch: int, seq: int) -> int | None:
@@ -32,8 +32,8 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
       (key width + value width)`; for the `Attention` of `com.microsoft` also its projection of the input.
     - `BlockSparseAttention`: scores and weighted sums over the pairs of positions in kept blocks.
 
-    Sums without a product (biases, residuals), norms, activations and softmax do not count. A causal mask saves
-    nothing, because the masked pairs are computed.
+    Additions (biases, residuals), norms, activations and softmax do not count. A causal mask saves nothing, because the
+    masked pairs are computed.
 
     Args:
         model: the graph, fused or not; it stays unchanged. Local functions other than `BlockSparseAttention` must have
@@ -43,22 +43,26 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
             images and sounds have the size of the exporter's example.
 
     Returns:
-        The count; None where the shapes of a product are unknown.
+        The count; None where that of a node is unknown.
     """
     counts = [count for _, count in _counted(model, batch, seq)]
     return None if None in counts else sum(count or 0 for count in counts)
 
 
-def uncounted_product(model: ir.Model, batch: int, seq: int) -> str | None:
-    """The name of the first product that `macs` cannot count, because its shapes are unknown; None if it counts all."""
+def uncounted_node(model: ir.Model, batch: int, seq: int) -> str | None:
+    """The name of the first node that `macs` cannot count, e.g. for lack of its shapes; None if it counts all."""
     return next((str(node.name or node.op_type) for node, count in _counted(model, batch, seq) if count is None), None)
 
 
 def _counted(model: ir.Model, batch: int, seq: int) -> Iterator[tuple[ir.Node, int | None]]:
-    """The nodes of a graph with their multiply-accumulates; None where the shapes of a product are unknown."""
+    """The nodes of a graph with their multiply-accumulates; None where these are unknown."""
     shapes = _shapes(model, batch, seq)
     for node in model.graph.all_nodes():
-        yield node, _COUNTS.get(node.op_type, _no_macs)(node, shapes)
+        if node.op_type in _UNCOUNTED:
+            yield node, None
+        else:
+            count = _COUNTS.get(node.op_type)
+            yield node, 0 if count is None else count(node, shapes)
 
 
 _Shapes = Callable[[ir.Value | None], Shape | None]
@@ -85,19 +89,11 @@ def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
     return shape_of
 
 
-def _no_macs(node: ir.Node, shapes: _Shapes) -> int:
-    return 0
-
-
-def _unknown(node: ir.Node, shapes: _Shapes) -> None:
-    return None
-
-
-def _product(node: ir.Node, shapes: _Shapes) -> int | None:
-    left, out = shapes(node.inputs[0]), shapes(node.outputs[0])
-    if left is None or out is None:
+def _matmul(node: ir.Node, shapes: _Shapes) -> int | None:
+    first, out = shapes(node.inputs[0]), shapes(node.outputs[0])
+    if first is None or out is None:
         return None
-    return math.prod(out) * left[-2 if node.attributes.get_int("transA", 0) else -1]
+    return math.prod(out) * first[-2 if node.attributes.get_int("transA", 0) else -1]
 
 
 def _conv(node: ir.Node, shapes: _Shapes) -> int | None:
@@ -164,8 +160,7 @@ def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
 
 
 _COUNTS: dict[str, Callable[[ir.Node, _Shapes], int | None]] = {
-    **dict.fromkeys(_PRODUCTS, _product),
-    **dict.fromkeys(_UNCOUNTED, _unknown),
+    **dict.fromkeys(_MATMULS, _matmul),
     "Conv": _conv,
     "FusedConv": _conv,
     "Einsum": _einsum,

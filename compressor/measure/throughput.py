@@ -1,4 +1,4 @@
-"""Throughput: rows a second with several callers at once, each with an engine of its own."""
+"""Throughput: rows per second with several callers at once, each with a separate engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MEMORY_SHARE = 0.5
 
 
 def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seconds: float) -> float:
-    """Rows that several callers compute in a second.
+    """Rows per second of several callers at once.
 
-    Each caller is a thread that calls its own engine again and again, until `seconds` are over and at least once. Its
-    rate is counted until the end of its last call.
+    Each caller is a thread that calls its engine repeatedly for `seconds`, and at least once. Its rate is counted until
+    the end of its last call.
 
     Args:
         engines: one engine for each caller.
@@ -54,13 +54,13 @@ def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seco
 
 
 def affordable_callers(engines: Iterable[tuple[Engine, int | None]]) -> int:
-    """Callers whose throughput is worth measuring: one per core, as far as the memory holds an engine for each.
+    """Number of callers to measure the throughput of: one per core, if the memory holds an engine for each.
 
     Args:
-        engines: engines that each caller loads once more, one after the other, with their peak memory in bytes.
+        engines: engines to measure one after another, each with its peak memory in bytes; every caller loads its copy.
 
     Returns:
-        The number of callers; 1 where an engine runs on a GPU, which has one queue for all of them.
+        The number of callers; 1 where an engine runs on a GPU, which has a single queue.
     """
     engines = list(engines)
     if not all("CPU" in str(engine.session.get("provider")) for engine, _ in engines):
@@ -71,13 +71,13 @@ def affordable_callers(engines: Iterable[tuple[Engine, int | None]]) -> int:
 
 
 def row_rates(engine: Engine, inputs: Sequence[tuple[int, Feeds]], callers: int, seconds: float) -> list[RowRates]:
-    """Rows a second of an engine.
+    """Rows per second of an engine.
 
     Args:
         engine: the engine, with all of its threads.
         inputs: batches of inputs, each with its number of rows.
-        callers: number of callers, each of which loads the engine once more, with one thread.
-        seconds: approximate duration of a measurement; there are two for each batch.
+        callers: number of callers at once, each of which loads a copy of the engine with one thread.
+        seconds: approximate duration of each of two measurements for each batch.
 
     Raises:
         CompressorError: the engine cannot be loaded, or cannot run on these inputs.

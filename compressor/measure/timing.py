@@ -1,7 +1,7 @@
 """Time engines in turn, so that disturbances of the machine affect all of them.
 
-Times are taken in rounds: several calls of one engine after another. A pair of rounds is one of each of two engines, a
-turn is one of each of several.
+A round is several calls of one engine in a row. A pair of rounds has one round of each of two engines; a turn has one
+round of each of several engines.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from compressor.targets.base import Engine, Feeds
 WARM_UP_CALLS = 3
 """Calls of each engine before timing begins."""
 PROBE_CALLS = 3
-"""Calls of each engine from which the number of calls and rounds is planned; a single call may be disturbed."""
+"""Calls of each engine from which the number of calls and rounds is computed; a single call may be disturbed."""
 ROUND_CALLS = (2, 50)
 """Minimum and maximum number of timed calls in a round."""
 ROUNDS = (10, 1000)
-"""Minimum and maximum number of pairs of rounds; too few would give no useful interval, more than these gain none."""
+"""Minimum and maximum number of pairs of rounds: fewer give no useful interval, and more do not narrow it."""
 OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 ROUND_SECONDS = 0.1
@@ -32,6 +32,8 @@ _QUIET_SECONDS = 0.005
 """Duration without computation after which a process counts as idle; twice in a row."""
 _PATIENCE_SECONDS = 1.0
 """Longest wait for an idle process."""
+CONFIDENCE = 0.95
+"""Coverage of the intervals of ratios of times."""
 _RESAMPLES = 2000
 _RESAMPLES_OF_TURNS = 500
 """Bootstrap draws of turns that a standard error is computed from."""
@@ -43,8 +45,8 @@ Clock = Callable[[], float]
 def wait_until_idle() -> None:
     """Wait until no thread of this process computes.
 
-    The threads of an ONNX Runtime session spin for tens of milliseconds after a call, in case another one follows. An
-    engine that is timed meanwhile shares its cores with them, and the faster it is, the larger the share of its calls.
+    The threads of an ONNX Runtime session spin for tens of milliseconds after a call, in case another call follows. An
+    engine that is timed meanwhile shares the cores with them, which slows down a fast engine most.
     """
     quiet, end = 0, time.perf_counter() + _PATIENCE_SECONDS
     while quiet < 2 and time.perf_counter() < end:
@@ -62,7 +64,6 @@ def interleave(
     seq: int | None,
     seconds: float = 10.0,
     seed: int = 0,
-    confidence: float = 0.95,
     on_progress: ProgressCallback | None = None,
     wait: Callable[[], None] = wait_until_idle,
     clock: Clock | None = None,
@@ -81,7 +82,6 @@ def interleave(
         seq: its length in tokens, for the report; None for a model of images or sound.
         seconds: approximate duration; at least ten pairs of rounds are timed.
         seed: seed of the bootstrap.
-        confidence: coverage of the bootstrap interval.
         on_progress: called with (pairs timed, pairs planned).
         wait: returns when no thread of earlier calls computes.
         clock: returns seconds; None: `time.perf_counter`.
@@ -105,7 +105,7 @@ def interleave(
         clock=clock,
     )
     times = 1e3 * np.stack(list(pairs), axis=1)
-    low, high = ratio_interval(times, seed, confidence)
+    low, high = ratio_interval(times, seed)
     ratio = float(np.median(times[0]) / np.median(times[1]))
     reason = incomparable_reason(dense, compressed)
     return Speed(
@@ -114,10 +114,10 @@ def interleave(
         dense=_latency(times[0], batch, device_seconds[0]),
         compressed=_latency(times[1], batch, device_seconds[1]),
         ratio=ratio,
-        # The median of all times may lie outside the quantiles of the draws where all draws are alike.
+        # The median of all times may lie outside the quantiles of the draws where all draws are nearly equal.
         low=min(low, ratio),
         high=max(high, ratio),
-        confidence=confidence,
+        confidence=CONFIDENCE,
         void=None if reason is None else reason.text,
     )
 
@@ -135,12 +135,12 @@ def alternate_calls(
     """Time two callables in pairs of rounds whose order alternates.
 
     Args:
-        first: one call of the first side.
-        second: one call of the second side.
+        first: calls the first engine once.
+        second: calls the second engine once.
         seconds: approximate duration, exceeded at most `OVERTIME` times; at least ten pairs are timed.
         wait: returns when no thread of earlier calls computes.
-        needs_more: called once, when all planned pairs are timed; if it returns True, as many pairs again are timed, as
-            far as time permits.
+        needs_more: called once, when all planned pairs are timed; if it returns True, as many pairs are timed again, if
+            time permits.
         on_progress: called with (pairs timed, pairs planned).
         clock: returns seconds; None: `time.perf_counter`.
 
@@ -174,7 +174,7 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
     """Seconds of each timed call of one round, which begins with a call that is not timed.
 
     Args:
-        call: one call of the engine.
+        call: calls the engine once.
         calls: number of timed calls.
         wait: called first; returns when no thread of earlier calls computes.
         clock: returns seconds.
@@ -190,9 +190,9 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
 
 
 def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) -> Latency:
-    """The latency of one engine from the milliseconds of its timed calls, `[rounds, calls]`.
+    """The latency of an engine from the milliseconds of its timed calls, `[rounds, calls]`.
 
-    `device_seconds` are those of every call by the device's clock, warm-up included; None: it has no clock.
+    `device_seconds` has the time of every call, warm-up included, by the device's clock; None: it has no clock.
     """
     p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
     rounds, calls = times.shape
@@ -212,21 +212,20 @@ def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) 
     )
 
 
-def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
-    """Bootstrap bounds of the ratio of the dense to the compressed median time.
+def ratio_interval(times: np.ndarray, seed: int) -> tuple[float, float]:
+    """Bootstrap bounds, at `CONFIDENCE`, of the ratio of the first engine's median time to the second's.
 
     The bootstrap draws pairs of rounds, not calls, because neighbouring calls are disturbed together.
 
     Args:
-        times: `[2, rounds, calls]`, dense first.
+        times: `[2, rounds, calls]`.
         seed: seed of the draws.
-        confidence: coverage of the interval.
     """
     rng = np.random.default_rng(seed)
     rounds = times.shape[1]
     draws = rng.integers(0, rounds, (_RESAMPLES, rounds))
     ratios = [float(np.median(times[0, draw]) / np.median(times[1, draw])) for draw in draws]
-    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
@@ -237,9 +236,9 @@ _PRECISION_SETTINGS = frozenset(("precision", "types", "inference_precision"))
 def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
     """Why the times of two engines must not be compared; None where they may be.
 
-    Two engines of one runtime must have the same settings, apart from their precision. In one precision, the
-    runtime must also have fused the same share of the attentions of each graph; a graph without attentions has none
-    to fuse. Engines of different runtimes must use the same number of threads, unless one runs on a GPU.
+    Engines of one runtime must have the same settings apart from their precision. If they have the same precision too,
+    the runtime must have fused the same share of the attentions of both graphs. Engines of different runtimes must use
+    the same number of threads, unless one of them runs on a GPU.
     """
     same_runtime = dense.session.get("runtime") == compressed.session.get("runtime")
     first, second = (
@@ -268,7 +267,7 @@ def median_times(
     wait: Callable[[], None] = wait_until_idle,
     clock: Clock | None = None,
 ) -> list[float]:
-    """Median seconds of a call of each engine, timed in rounds in turn; every second turn goes backwards.
+    """Median seconds of a call of each engine, timed in turns; every second turn is in reverse order.
 
     Args:
         engines: the engines.
@@ -289,11 +288,11 @@ def paired_times(
     wait: Callable[[], None] = wait_until_idle,
     clock: Clock | None = None,
 ) -> list[float]:
-    """Seconds of a call of each engine, whose ratios repeat on a machine that is disturbed.
+    """Seconds of a call of each engine, with ratios that a disturbed machine repeats.
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
-    engine is the median time of the first engine, the control, multiplied by the median ratio of both in a turn. Such
-    ratios repeat far better than ratios of medians, especially between engines that are alike.
+    engine is the median time of the first engine, the control, multiplied by the median over turns of the ratio of
+    both. These ratios repeat far better than ratios of medians, especially between similar engines.
 
     Args:
         engines: the engines; the first one is the control.
@@ -316,9 +315,9 @@ def paired_ratios(
     wait: Callable[[], None] = wait_until_idle,
     clock: Clock | None = None,
 ) -> list[tuple[float, float]]:
-    """The time of each engine but the control relative to the control's, and the standard error of this ratio.
+    """Ratio of the time of each further engine to that of the first, the control, and its standard error.
 
-    A ratio is the median over turns, as in `paired_times`; its error is by the bootstrap over turns.
+    A ratio is the median over turns, as in `paired_times`; its error is that of a bootstrap over turns.
 
     Args:
         engines: the engines; the first one is the control.
@@ -345,7 +344,7 @@ def _medians(
 def _turns(
     engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
 ) -> Iterator[list[list[float]]]:
-    """Seconds of every timed call of each engine, turn by turn; every second turn goes backwards."""
+    """Seconds of every timed call of each engine in each turn."""
     clock = clock or time.perf_counter
     calls = [functools.partial(engine.run, feeds) for engine in engines]
     for call in calls:

@@ -24,7 +24,7 @@ from compressor.engines.quantize import quantize_as
 from compressor.errors import ErrorCode, InputError
 from compressor.measure import macs
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.measure.macs import uncounted_product
+from compressor.measure.macs import uncounted_node
 from compressor.progress import ProgressCallback
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
@@ -202,7 +202,7 @@ def count_costs(
     """
     graphs = _GraphCounts(graph_of, plan, groups, sizes)
     for batch, seq in sizes:
-        if (product := uncounted_product(graphs.whole, batch, seq or 1)) is not None:
+        if (product := uncounted_node(graphs.whole, batch, seq or 1)) is not None:
             raise InputError(
                 f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
                 " counted, which a budget needs; choose a number of heads (--keep)",

@@ -1,8 +1,8 @@
 """The portable quantized graph: standard ONNX with `QuantizeLinear` and `DequantizeLinear`, which every runtime reads.
 
-NNCF computes it from the float graph and calibration rows: activations as 8-bit integers with a zero point, weights
-symmetric per output channel, embedding tables included; outliers of activations are moved into weights (SmoothQuant),
-and biases are corrected for the shift that rounding causes.
+NNCF computes it from the float graph and calibration examples. Activations are 8-bit integers with a zero point;
+weights and embedding tables are symmetric per output channel. Outliers of activations are moved into weights
+(SmoothQuant), and biases are corrected for the shift that rounding causes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import onnx_ir.passes.common as common
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
-from compressor.targets.graph_facts import float_products, is_quantized, quantized_products
+from compressor.targets.graph_facts import float_matmuls, is_quantized, names_of, quantized_matmuls
 from graph_passes import load, save
 from graph_passes.passes import FoldWeights, TransposeSingleQuery
 
@@ -38,10 +38,10 @@ class QuantizedGraph:
 
     Attributes:
         path: its file.
-        products: names of the products with constant weights that are quantized.
-        in_float: names of those that stay in floats.
-        rows: number of calibration rows.
-        ruined: names of those that stay in floats because outliers ruin them; see `quantize_without_ruined`.
+        products: names of the matmuls with constant weights that are quantized.
+        in_float: names of the matmuls with constant weights that stay in floats, except those in `ruined`.
+        rows: number of batches of calibration examples.
+        ruined: names of the matmuls that stay in floats because outliers ruin them; see `quantize_without_ruined`.
     """
 
     path: Path
@@ -52,13 +52,11 @@ class QuantizedGraph:
 
     @classmethod
     def saved(cls, model: ir.Model, out: Path, rows: int) -> QuantizedGraph:
-        """Write a quantized graph, for which some calibration rows were used."""
+        """Write a quantized graph, which was calibrated with `rows` batches."""
         save(model, out)
-        products, in_float = (
-            tuple(node.name or "" for node in nodes) for nodes in (quantized_products(model), float_products(model))
-        )
-        logger.debug("%s: %d products quantized, %d in floats", out, len(products), len(in_float))
-        return cls(out, products, in_float, rows)
+        matmuls, in_float = names_of(quantized_matmuls(model)), names_of(float_matmuls(model))
+        logger.debug("%s: %d matmuls quantized, %d in floats", out, len(matmuls), len(in_float))
+        return cls(out, matmuls, in_float, rows)
 
 
 def require_nncf() -> ModuleType:
@@ -80,7 +78,7 @@ def require_nncf() -> ModuleType:
 
 def quantize_graph(
     graph: Path,
-    rows: Sequence[Feeds],
+    examples: Sequence[Feeds],
     out: Path,
     *,
     keep_float: Collection[str] = (),
@@ -90,22 +88,23 @@ def quantize_graph(
 
     Args:
         graph: the graph; its file stays unchanged.
-        rows: calibration rows, one batch each, from which the ranges of activations are measured.
+        examples: batches of calibration examples, on which the ranges of activations are measured.
         out: the file to write.
-        keep_float: names of products that stay in floats.
-        reduce_range: whether weights use 7 of 8 bits, so that sums of two products fit into 16 bits; processors without
-            int8 dot products saturate otherwise.
+        keep_float: names of matmuls that stay in floats.
+        reduce_range: whether weights use 7 of 8 bits, so that a sum of two products fits into 16 bits; processors
+            without int8 dot products saturate otherwise.
 
     Raises:
         TargetMissingError: NNCF is not installed.
-        InputError: the graph is quantized already, NNCF cannot quantize it, there are no rows, or one lacks an input.
+        InputError: the graph is quantized already, NNCF cannot quantize it, there are no examples, or a batch lacks an
+            input.
     """
     nncf = require_nncf()
     model = float_model(graph)
-    calibration = nncf.Dataset(inputs_of(model, rows, graph))
+    calibration = nncf.Dataset(inputs_of(model, examples, graph))
     overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
-    # By default NNCF averages the ranges of rows, which clips the larger half. Where rows have one position only, as
-    # behind a pooling, these are whole rows: the highest scores of a regression would all become one number.
+    # By default NNCF averages the ranges of examples, which clips the larger half of them. After a pooling that means
+    # whole examples: the highest scores of a regression would all become the same number.
     ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet.MINMAX
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
@@ -114,7 +113,7 @@ def quantize_graph(
                 _in_memory(model),
                 calibration,
                 model_type=nncf.ModelType.TRANSFORMER,
-                subset_size=len(rows),
+                subset_size=len(examples),
                 ignored_scope=ignored,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
                     overflow_fix=overflow_fix, activations_range_estimator_params=ranges
@@ -128,17 +127,17 @@ def quantize_graph(
         ) from error
     quantized = ir.from_proto(proto)
     quantized.metadata_props.update(model.metadata_props)
-    # The graph is read by OpenVINO itself too, at fixed shapes.
+    # OpenVINO may read the graph without the rewrites of this package, at fixed shapes.
     TransposeSingleQuery()(quantized)
-    return QuantizedGraph.saved(quantized, out, len(rows))
+    return QuantizedGraph.saved(quantized, out, len(examples))
 
 
 @contextmanager
 def producers_listed_once() -> Iterator[None]:
-    """While it is open, NNCF lists the producer of every value once for each version of a graph.
+    """Let NNCF list the producers of all values only once for each version of a graph, inside the context.
 
-    To decide whether a product or a `Gather` reads an embedding table, NNCF lists the nodes of the whole graph anew. On
-    the block-sparse attentions of a text of 4,096 tokens, with 14,000 nodes, that takes hours in all.
+    For each matmul or `Gather`, NNCF lists all nodes of the graph again to decide whether the node reads an embedding
+    table. With the block-sparse attentions of a text of 4,096 tokens, which are 14,000 nodes, that takes hours.
     """
     from nncf.onnx.graph.metatypes import onnx_metatypes
 
@@ -160,11 +159,7 @@ def producers_listed_once() -> Iterator[None]:
 
 
 def _in_memory(model: ir.Model) -> onnx.ModelProto:
-    """The graph with its weights, which NNCF reads from the message itself.
-
-    Raises:
-        ValueError: the weights exceed the 2 GB that a message may have.
-    """
+    """The graph as a message that contains its weights, at most 2 GB, since NNCF reads no external data."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -176,7 +171,7 @@ def _in_memory(model: ir.Model) -> onnx.ModelProto:
 
 
 def float_model(graph: Path) -> ir.Model:
-    """A float graph, without local functions and with each weight as an initializer at its product.
+    """A float graph without local functions, whose weights are initializers that matmuls read directly.
 
     Args:
         graph: its file, which stays unchanged.
@@ -198,50 +193,29 @@ def float_model(graph: Path) -> ir.Model:
     return model
 
 
-def inputs_of(model: ir.Model, rows: Sequence[Feeds], graph: Path) -> list[Feeds]:
-    """The rows without what the graph has no input for.
+def inputs_of(model: ir.Model, examples: Sequence[Feeds], graph: Path) -> list[Feeds]:
+    """The calibration examples without arrays for which the graph has no input.
 
     Args:
         model: the graph.
-        rows: calibration rows, one batch each.
+        examples: batches of calibration examples.
         graph: the file of the graph, for messages.
 
     Raises:
-        InputError: there are no rows, or one lacks an input.
+        InputError: there are no examples, or a batch lacks an input.
     """
-    if not rows:
+    if not examples:
         raise InputError(
             f"{graph}: there are no rows to calibrate on; add training rows (--data)",
             code=ErrorCode.TOO_FEW_ROWS,
             field="data",
         )
     names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
-    missing = next((name for name in names for feeds in rows if name not in feeds), None)
+    missing = next((name for name in names for feeds in examples if name not in feeds), None)
     if missing is not None:
         raise InputError(
             f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
             code=ErrorCode.TENSOR_MISMATCH,
             tensor=missing,
         )
-    return [{name: feeds[name] for name in names} for feeds in rows]
-
-
-def without_padding(feeds: Feeds) -> list[Feeds]:
-    """The rows of a batch one by one, without their padded positions, so that no range is measured on these.
-
-    A mask `[batch, length]`, `attention_mask` or `decoder_attention_mask`, tells the padded positions of the integer
-    inputs `[batch, length, ...]` of its side. Other inputs, and rows without a valid position, stay whole.
-    """
-    masks = {name: array != 0 for name, array in feeds.items() if name.endswith("attention_mask") and array.ndim == 2}
-    if all(mask.all() for mask in masks.values()):
-        return [feeds]
-    rows: list[Feeds] = []
-    for number in range(len(next(iter(masks.values())))):
-        row = {name: array[number : number + 1] for name, array in feeds.items()}
-        for name, array in feeds.items():
-            mask = masks.get(f"{'decoder_' if name.startswith('decoder_') else ''}attention_mask")
-            has_positions = mask is not None and array.shape[:2] == mask.shape and array.dtype.kind in "biu"
-            if mask is not None and has_positions and mask[number].any():
-                row[name] = row[name][:, mask[number]]
-        rows.append(row)
-    return rows
+    return [{name: feeds[name] for name in names} for feeds in examples]

@@ -1,7 +1,7 @@
-"""The symmetric quantized graph, in int8 or fp8, which TensorRT builds strongly typed engines from.
+"""The symmetric quantized graph, in int8 or fp8, from which TensorRT builds strongly typed engines.
 
-Quantizers are placed by the rules of `graph_passes.quantizers.placement`; every zero point is zero. In int8 the range
-of an activation is the one of least mean squared error on the calibration rows. In fp8 it is the largest magnitude,
+The rules of `graph_passes.quantizers.placement` determine where quantizers are; every zero point is zero. In int8 the
+range of an activation has the least mean squared error on the calibration examples. In fp8 it is the largest magnitude,
 since the error of a floating-point number is relative.
 """
 
@@ -17,7 +17,7 @@ from onnxscript import version_converter
 
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback
-from compressor.quantization.portable import QuantizedGraph, float_model, inputs_of, without_padding
+from compressor.quantization.portable import QuantizedGraph, float_model, inputs_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
 from graph_passes import save
@@ -29,15 +29,15 @@ _FP8_IR_VERSION = 10
 """First version of the file format with operator set 21."""
 _BINS = 2048
 """Bins of a histogram; at least half of them are below the largest magnitude."""
-_CANDIDATES = 64
-"""Number of ranges among which the one of least error is chosen."""
+_RANGES = 64
+"""Number of ranges from which the range of least error is chosen."""
 _SMALLEST_SHARE = 0.25
-"""Smallest range to consider, as a share of the largest magnitude."""
+"""Smallest of these ranges, as a share of the largest magnitude."""
 
 
 def quantize_symmetric(
     graph: Path,
-    rows: Sequence[Feeds],
+    examples: Sequence[Feeds],
     out: Path,
     *,
     precision: Precision = "int8",
@@ -47,17 +47,17 @@ def quantize_symmetric(
 
     Args:
         graph: the graph; its file stays unchanged.
-        rows: calibration rows, one batch each, from which the ranges of activations are measured.
+        examples: batches of calibration examples, on which the ranges of activations are measured.
         out: the file to write.
-        precision: `int8`, or `fp8`, whose graph is of operator set 21 at least.
-        on_progress: called with (rows done, rows).
+        precision: `int8`, or `fp8`, whose graph has at least operator set 21.
+        on_progress: called with (batches done, batches).
 
     Raises:
-        InputError: the graph is quantized already, it has no product to quantize, there are no rows, or one lacks an
-            input.
+        InputError: the graph is quantized already, it has no matmul to quantize, there are no examples, or a batch
+            lacks an input.
     """
     model = float_model(graph)
-    feeds = inputs_of(model, rows, graph)
+    feeds = inputs_of(model, examples, graph)
     element_type = FP8 if precision == "fp8" else ir.DataType.INT8
     if precision == "fp8" and model.opset_imports.get("", 0) < FP8_OPSET:
         version_converter.convert_version(model, FP8_OPSET)
@@ -76,11 +76,11 @@ def quantize_symmetric(
         for name, histogram in histograms.items()
     }
     InsertQuantizers(ranges, element_type)(model)
-    return QuantizedGraph.saved(model, out, len(rows))
+    return QuantizedGraph.saved(model, out, len(examples))
 
 
 class MagnitudeHistogram:
-    """Counts of the magnitudes of a tensor in bins of equal width; it takes arrays of any shape, one after another.
+    """Counts of the magnitudes of a tensor in bins of equal width, over arrays of any shape.
 
     Attributes:
         maximum: the largest finite magnitude.
@@ -111,30 +111,51 @@ class MagnitudeHistogram:
         """The range whose uniform quantization has the least mean squared error.
 
         Args:
-            levels: number of steps from zero to the end of the range.
+            levels: largest integer that a magnitude is rounded to.
         """
         centers = (np.arange(_BINS) + 0.5) * self.width
-        candidates = self.maximum * np.linspace(_SMALLEST_SHARE, 1, _CANDIDATES)
+        ranges = self.maximum * np.linspace(_SMALLEST_SHARE, 1, _RANGES)[::-1]  # of equal errors, the largest range
         errors = []
-        for candidate in candidates:
-            step = max(candidate / levels, np.finfo(np.float64).tiny)
-            rounded = np.minimum(np.rint(centers / step), levels) * step
+        for scale in np.maximum(ranges / levels, np.finfo(np.float64).tiny):
+            rounded = np.minimum(np.rint(centers / scale), levels) * scale
             errors.append(float(self.counts @ np.square(centers - rounded)))
-        return float(candidates[_CANDIDATES - 1 - int(np.argmin(errors[::-1]))])
+        return float(ranges[np.argmin(errors)])
+
+
+def without_padding(feeds: Feeds) -> list[Feeds]:
+    """The examples of a batch one by one, without their padding, so that no range is measured on it.
+
+    A mask `[batch, length]`, `attention_mask` or `decoder_attention_mask`, determines the padding of the integer inputs
+    `[batch, length, ...]` of the encoder or of the decoder. Other inputs, and examples of padding only, stay unchanged.
+    """
+    masks = {name: array != 0 for name, array in feeds.items() if name.endswith("attention_mask") and array.ndim == 2}
+    if all(mask.all() for mask in masks.values()):
+        return [feeds]
+    examples: list[Feeds] = []
+    for number in range(len(next(iter(masks.values())))):
+        example = {name: array[number : number + 1] for name, array in feeds.items()}
+        for name, array in feeds.items():
+            mask = masks.get(f"{'decoder_' if name.startswith('decoder_') else ''}attention_mask")
+            if mask is None or array.shape[:2] != mask.shape or array.dtype.kind not in "biu":
+                continue
+            if mask[number].any():
+                example[name] = example[name][:, mask[number]]
+        examples.append(example)
+    return examples
 
 
 def measure_magnitudes(
-    model: ir.Model, tensors: Collection[str], rows: Sequence[Feeds], on_progress: ProgressCallback | None = None
+    model: ir.Model, tensors: Collection[str], batches: Sequence[Feeds], on_progress: ProgressCallback | None = None
 ) -> dict[str, MagnitudeHistogram]:
-    """A histogram of each tensor over the positions of the rows that are not padding.
+    """A histogram of each tensor over the tokens that are not padding.
 
-    ONNX Runtime computes the tensors as outputs of the graph, one row after another, so that no more than those of one
-    row are in memory.
+    ONNX Runtime computes the tensors as outputs of the graph, batch by batch, so that only those of one batch are in
+    memory.
 
     Args:
         model: the graph, which stays unchanged.
         tensors: names of activations.
-        rows: batches of inputs.
+        batches: batches of inputs.
         on_progress: called with (batches done, batches).
     """
     histograms = {name: MagnitudeHistogram() for name in tensors}
@@ -142,18 +163,18 @@ def measure_magnitudes(
         path = Path(folder) / "activations.onnx"
         save(_with_outputs(model, tensors), path)
         run = ort_session.unoptimized_runner(path)
-        for number, feeds in enumerate(rows):
-            for row in without_padding(feeds):
-                outputs = {**row, **run(row)}
+        for number, feeds in enumerate(batches):
+            for example in without_padding(feeds):
+                outputs = {**example, **run(example)}
                 for name, histogram in histograms.items():
                     histogram.add(outputs[name])
             if on_progress is not None:
-                on_progress(number + 1, len(rows))
+                on_progress(number + 1, len(batches))
     return histograms
 
 
 def _with_outputs(model: ir.Model, tensors: Collection[str]) -> ir.Model:
-    """A copy of a graph with the tensors as outputs too."""
+    """A copy of a graph that outputs the tensors too."""
     copy = model.clone()
     values = [output for node in copy.graph for output in node.outputs if output.name in tensors]
     copy.graph.outputs.extend(value for value in values if not value.is_graph_output())

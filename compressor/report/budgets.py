@@ -1,4 +1,4 @@
-"""Budgets of a run, and where the cost goes, as rows of text for the page and the terminal."""
+"""The budgets of a run and its costs by type of layer, as rows of text for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ UNIT_NAMES: dict[CostUnit, str] = {
     "parameters": "parameters",
     "heads": "heads",
 }
-"""What each unit of a cost counts."""
+"""The quantity that each unit of cost counts."""
 
 
 def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
-    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome.
+    """A row for each budget: the bounded quantity, dense, requested, predicted, reached, share of dense, and outcome.
 
-    Where the metric bounds the plan, nothing is requested and there is no outcome.
+    Where the metric bounds the plan, the cells of the request and of the outcome are empty.
     """
     return [
         (
             _subject(row),
             *("" if value is None else cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
             _reached(row),
-            f"{row.reached / row.dense:.1%}" if row.dense else "",
+            _share(row.reached, row.dense),
             _outcome(row),
         )
         for row in budget
@@ -34,7 +34,7 @@ def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
 
 
 def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
-    """A line for each budget: what was requested, predicted and reached."""
+    """A line for each budget: the requested, predicted and reached cost."""
     lines = []
     for row in budget:
         line = f"{cost(row.predicted, row.unit)} predicted, {_reached(row)} reached"
@@ -45,9 +45,9 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
 
 
 def cost_tables(costs: Sequence[CostShare]) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """For each size and unit what is counted, and a row for each type of layer and for their sum.
+    """A title for each size and unit, and a row for each type of layer and for their sum.
 
-    A row has the type, cost before, share of the whole, cost after, share of the plan, and change.
+    A row has the type, the cost before, its share of the whole, the cost after, its share of the plan, and the change.
     """
     tables = []
     for label, unit, members in _by_size(costs):
@@ -86,7 +86,7 @@ def cost(value: float, unit: CostUnit) -> str:
 
 
 def quantity(value: float, unit: CostUnit) -> str:
-    """A cost with what is counted: `4.83 ms`, `154M multiply-accumulates`."""
+    """A cost with the name of its quantity: `4.83 ms`, `154M multiply-accumulates`."""
     return cost(value, unit) if unit == "ms" else f"{cost(value, unit)} {UNIT_NAMES[unit]}"
 
 
@@ -101,13 +101,11 @@ def _subject(row: BudgetRow) -> str:
 
 
 def _outcome(row: BudgetRow) -> str:
-    """`met` or `missed`; `by the median` where the interval of the time includes the budget; empty: there is none."""
+    """`met` or `missed`, with `by the median` if the interval of the time includes the budget; empty without one."""
     if row.requested is None:
         return ""
-    text = "met" if row.met else "missed"
-    if row.low is None or row.high is None:
-        return text
-    return f"{text} by the median" if row.low <= row.requested < row.high else text
+    uncertain = row.low is not None and row.high is not None and row.low <= row.requested < row.high
+    return f"{'met' if row.met else 'missed'}{' by the median' if uncertain else ''}"
 
 
 def _share(part: float, whole: float) -> str:

@@ -42,7 +42,7 @@ _FILE = "give a list of objects, each with name, metric, and speed or p50"
 
 
 class ComparisonPoint(BaseModel):
-    """One engine at one size; the fields describe themselves, for the messages of a file."""
+    """An engine at one size, or at any; messages about a file quote the descriptions of the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -70,11 +70,11 @@ class ComparisonPoint(BaseModel):
         return self
 
     def is_at(self, speed: Speed) -> bool:
-        """Whether it was measured at the size of a speed, or at an unnamed one."""
+        """Whether it was measured at the size of a speed, or without a size."""
         return self.batch in (None, speed.batch) and self.seq in (None, speed.seq)
 
     def speed_over(self, dense: float) -> tuple[float, float, float]:
-        """How many times as fast as dense it is, with the ends of the interval; both equal it where there is none.
+        """How many times as fast as dense it is, with the ends of the interval, which equal it without an interval.
 
         Args:
             dense: the milliseconds of dense, for a point that has milliseconds.
@@ -87,7 +87,7 @@ class ComparisonPoint(BaseModel):
 
 
 def dense_p50(speeds: Sequence[Speed]) -> float:
-    """The milliseconds of dense at one size: the median over the rungs of a ladder, each of which timed it."""
+    """The milliseconds of dense at one size: the median over the rungs of a ladder, which all timed it."""
     return statistics.median(speed.dense.p50 for speed in speeds)
 
 
@@ -113,7 +113,7 @@ def read_points(path: Path) -> tuple[ComparisonPoint, ...]:
 
 
 def _input_error(path: Path, error: pydantic.ValidationError) -> InputError:
-    """The first fault of a file, with the number of the point, counted from 1, and the field."""
+    """The error of the first fault of a file, with the number of the point, counted from 1, and the field."""
     fault = error.errors(include_url=False)[0]
     number = next((part + 1 for part in fault["loc"] if isinstance(part, int)), None)
     field = next((part for part in fault["loc"] if isinstance(part, str)), None)

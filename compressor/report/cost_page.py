@@ -1,4 +1,4 @@
-"""Cost tables as curves, the time of a group of units against the number that it keeps: as text, page and picture."""
+"""Cost tables as curves of the time of a group of units over its number of kept units: as text, page and picture."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from matplotlib.ticker import MaxNLocator
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.report import formatting
-from compressor.report.figures import COMPRESSED, INK, LINE, MUTED, STYLE, inline
+from compressor.report.figures import COMPRESSED, INK, LINE, MUTED, STYLE, inline, new_axes
 from compressor.report.html import environment
 
 _BAR, _EIGHTHS = 24, " ▏▎▍▌▋▊▉█"  # characters of the longest bar, and one that is filled to each eighth
 _TYPES = {"heads": ("attention", "attentions"), "neurons": ("feed-forward", "feed-forwards")}
 _WIDTH, _HEIGHT = 4.4, 2.4  # inches of one panel
 _IN_FILES = {COMPRESSED: "#0b7a75", INK: "#b3261e", LINE: "#dcdfe4", MUTED: "#59616c"}
-"""Colours of a picture in a file, in place of those that a page defines."""
+"""Colours of a picture in a file, in place of the colours of the page."""
 _PAGE_COLOURS = {colour: colour for colour in _IN_FILES}
 
 
 class CostPoint(NamedTuple):
-    """A number of units that was timed: what it adds to a call, and the share that all groups take of the whole model.
+    """A number of units that was timed: the time that it adds to a call, and the share of all groups of the model.
 
-    `faster` is the next larger number of units where that takes less time, so that this one is a cliff; else None.
+    At a cliff, `faster` is the next larger number of units, which takes less time; else it is None.
     """
 
     units: int
@@ -40,7 +40,7 @@ class CostPoint(NamedTuple):
 class CostCurve(NamedTuple):
     """Groups that cost the same: `5 attentions`, the type of their units, and their names with `*` where these differ.
 
-    The points are by ascending numbers of units, of which the last one is all.
+    The points are in ascending order of the numbers of units; the last point has all units.
     """
 
     title: str
@@ -50,18 +50,18 @@ class CostCurve(NamedTuple):
 
 
 def curves_of(table: CostTable) -> list[CostCurve]:
-    """One curve for each class of equal groups, as fitted to what was measured: cliffs and noise are not smoothed."""
+    """A curve for each class of equal groups, as fitted to measurements, with their cliffs and noise."""
     return [_curve(row, table.whole) for row in table.rows]
 
 
 def _curve(row: GroupCosts, whole: float) -> CostCurve:
-    most = row.savings[0]
+    full = row.savings[0]
     larger = dict(zip(row.counts, row.counts[1:], strict=False))
     points = tuple(
         CostPoint(
             units=count,
-            ms=most - saving,
-            share=len(row.groups) * (most - saving) / whole,
+            ms=full - saving,
+            share=len(row.groups) * (full - saving) / whole,
             faster=larger[count] if count in row.cliffs else None,
         )
         for count, saving in zip(row.counts, row.savings, strict=True)
@@ -87,13 +87,13 @@ def curve_rows(curve: CostCurve) -> tuple[tuple[str, ...], ...]:
 
 def curve_bars(curve: CostCurve) -> tuple[str, ...]:
     """A bar for each number of units, as long as the time of one group, relative to the longest time of the curve."""
-    most = max(point.ms for point in curve.points)
-    eighths = [round(8 * _BAR * max(point.ms, 0.0) / most) if most > 0 else 0 for point in curve.points]
+    longest = max(point.ms for point in curve.points)
+    eighths = [round(8 * _BAR * max(point.ms, 0.0) / longest) if longest > 0 else 0 for point in curve.points]
     return tuple(f"{_EIGHTHS[8] * (part // 8)}{_EIGHTHS[part % 8]}".rstrip() for part in eighths)
 
 
 def headline(table: CostTable) -> str:
-    """What a call takes, what of it can be removed, and the limit of a speed-up by removing units."""
+    """The time of a call, the shares of it that can be removed, and the largest speed-up by removing units."""
     types = {row.type: _TYPES[row.type][0] for row in table.rows}
     parts = " and ".join(f"{name} {table.share_of(unit):.0%}" for unit, name in sorted(types.items()))
     whole, least, dense = map(formatting.ms, (table.whole, table.least, table.dense))
@@ -112,8 +112,12 @@ def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:
         }
         for table in tables
     ]
+    tiles = [
+        (f"limit, {table.size_label}", f"{table.dense / table.least:.3g}×", f"of dense, {formatting.ms(table.dense)}")
+        for table in tables
+    ]
     page = environment().get_template("cost_page.html")
-    return page.render(name=model, engine=engine, sections=sections, tiles=list(map(_tile, tables)))
+    return page.render(name=model, engine=engine, sections=sections, tiles=tiles)
 
 
 def picture(tables: Sequence[CostTable]) -> bytes:
@@ -132,14 +136,10 @@ def picture(tables: Sequence[CostTable]) -> bytes:
     return content.getvalue()
 
 
-def _tile(table: CostTable) -> tuple[str, str, str]:
-    return f"limit, {table.size_label}", f"{table.dense / table.least:.3g}×", f"of dense, {formatting.ms(table.dense)}"
-
-
 def _svg(curve: CostCurve) -> Markup:
     with matplotlib.rc_context(STYLE):
-        figure = Figure((_WIDTH, _HEIGHT), layout="constrained")
-        _draw(figure.add_subplot(), curve, _PAGE_COLOURS)
+        figure, axes = new_axes(_HEIGHT)
+        _draw(axes, curve, _PAGE_COLOURS)
         return inline(figure)
 
 

@@ -1,6 +1,6 @@
-"""The figures of the page as inline SVG, one function each; the page defines their colours.
+"""The figures of the page as inline SVG, a function for each; the page defines their colours.
 
-Figures contain numbers only, no strings of a report, so that no name can be read as markup.
+Figures contain numbers and no strings of a report, so that no name is read as markup.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _WIDTH = 4.4  # inches of 72 pixels: two fit side by side on a desktop, one fill
 
 
 def curve(steps: Sequence[int], values: Sequence[float]) -> Markup:
-    """A logged quantity over the steps, with a logarithmic axis where it spans three decades or more."""
+    """A logged quantity over the steps, on a logarithmic axis if it spans three decades or more."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(2.1)
+        figure, axes = new_axes(2.1)
         axes.plot(steps, values, color=COMPRESSED, linewidth=1.4, marker="o" if len(steps) <= 25 else None, ms=3.5)
         if min(values) > 0 and max(values) / min(values) >= 1000:
             axes.set_yscale("log")
@@ -73,7 +73,7 @@ def latencies(speed: Speed) -> Markup:
     end = axis_end(speed)
     bins = np.linspace(0, end, 81)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(2.1)
+        figure, axes = new_axes(2.1)
         for base, engine, colour in ((1.0, speed.dense, DENSE), (0.0, speed.compressed, COMPRESSED)):
             shares, _ = np.histogram(engine.samples, bins)
             height = 0.6 * shares / max(shares.max(), 1)  # below the label of p50
@@ -85,14 +85,14 @@ def latencies(speed: Speed) -> Markup:
 
 
 def axis_end(speed: Speed) -> float:
-    """The end of the latencies' axis, in milliseconds: beyond both p99; the page counts the few calls after it."""
+    """The end of the latencies' axis, in milliseconds: above both p99; the page counts the few calls above it."""
     return 1.15 * max(speed.dense.p99, speed.compressed.p99, 1e-9)
 
 
 def ratios(speeds: Sequence[Speed]) -> Markup:
-    """Speed relative to dense with its interval, one line per size; 1 means equal. Void rows are hollow and grey."""
+    """Speed relative to dense with its interval, a line for each size; void rows are hollow and grey."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(0.75 + 0.3 * len(speeds))
+        figure, axes = new_axes(0.75 + 0.3 * len(speeds))
         rows = range(len(speeds), 0, -1)
         for row, speed in zip(rows, speeds, strict=True):
             colour = COMPRESSED if speed.void is None else MUTED
@@ -103,7 +103,7 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         margin = 0.06 * (max(ends) - min(ends)) or 0.1
         axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(0.4, len(speeds) + 0.6))
         axes.set_yticks(list(rows), [speed.size_label for speed in speeds])
-        # A page's font is wider than the one that the layout was computed with: few labels leave room at the ends.
+        # The font of a page is wider than that of the layout: few labels leave room at the ends.
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.set_xlabel("times the speed of dense")
         axes.grid(axis="x")
@@ -119,13 +119,14 @@ def _percentiles(axes: Axes, base: float, engine: Latency) -> None:
     )
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
+def new_axes(height: float) -> tuple[Figure, Axes]:
+    """A figure of the width of the page's figures, and its axes."""
     figure = Figure((_WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def inline(figure: Figure) -> Markup:
-    """The figure as an `<svg>` element to embed in a page, without prologue, fonts or colours of its own."""
+    """The figure as an `<svg>` element of a page, which defines its fonts and colours."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()[text.getvalue().index("<svg") :]
@@ -133,7 +134,7 @@ def inline(figure: Figure) -> Markup:
     svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', svg, count=1)
     svg = re.sub(r"font-family: [^;]*; ", "", svg).replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    # Hundredths of a pixel are enough inside tags; the text between tags holds the numbers that people read.
+    # Hundredths of a pixel are enough inside tags; the text between tags has the numbers that people read.
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), re.sub(r"\s+", " ", svg))
     # Ids are shared by the whole page, so two figures must not define the same clip path.
     prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]

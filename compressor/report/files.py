@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pydantic
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report
-from graph_passes.files import write_text
+from graph_passes.files import atomic_replace, write_text
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"
@@ -29,21 +30,14 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
         pydantic.ValidationError: the report violates its schema (copying a model does not validate it).
         OSError: the folder cannot be written; existing files are left unchanged.
     """
-    # Imported here: the page needs matplotlib, which takes long to import, and reading the data does not.
-    from compressor.report.html import render
+    from compressor.report.html import render  # matplotlib takes long to import
 
     report = Report.model_validate(report.model_dump(warnings=False))
     folder = Path(folder)
-    texts = {folder / JSON_NAME: to_json(report), folder / HTML_NAME: render(report)}
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
-    try:
+    texts = {folder / HTML_NAME: render(report), folder / JSON_NAME: to_json(report)}
+    with contextlib.ExitStack() as stack:  # replaces the files at its end, once both are written
         for path, text in texts.items():
-            temporary[path].write_text(text, encoding="utf-8", newline="\n")
-        for path in texts:
-            temporary[path].replace(path)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+            stack.enter_context(atomic_replace(path)).write_text(text, encoding="utf-8", newline="\n")
     return folder / HTML_NAME
 
 

@@ -40,9 +40,9 @@ def seconds(number: float) -> str:
     """`75.2` -> `1 min 15 s`."""
     if number < 60:
         return f"{significant(number)} s"
-    hours, rest = divmod(round(number), 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+    minutes, whole_seconds = divmod(round(number), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole_seconds} s"
 
 
 def significant(number: float) -> str:
@@ -65,20 +65,12 @@ def change(dense: float | None, compressed: float | None) -> str:
     percent = 100 * (compressed / dense - 1)
     if abs(percent) < 0.05:
         return "same" if compressed == dense else f"{'+' if percent > 0 else '−'}<0.1%"
-    return f"{percent:+.1f}%".replace("-", "−")
+    return f"{signed(percent, 1)}%"
 
 
-def range_text(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
-    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`.
-
-    Args:
-        low: the lower end.
-        high: the upper end.
-        places: decimals.
-        signed: whether positive numbers get a sign.
-    """
-    sign = "+" if signed else ""
-    return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
+def range_text(low: float, high: float) -> str:
+    """The ends of an interval: `1.28 to 1.34`."""
+    return f"{low:.2f} to {high:.2f}".replace("-", "−")
 
 
 def interval_text(ends: str, confidence: float) -> str:
@@ -101,6 +93,11 @@ def in_unit(value: float, unit: MetricUnit) -> str:
     return f"{unit.scale * value:.1f}" if unit is MetricUnit.POINTS else significant(value)
 
 
+def signed(number: float, places: int) -> str:
+    """A number with its sign, the minus a true one: `−0.6`, `+1.2`."""
+    return f"{number:+.{places}f}".replace("-", "−")
+
+
 def metric_value(score: Score, value: float) -> str:
     """A value of a score's metric, in its unit."""
     return in_unit(value, score.unit)
@@ -108,10 +105,11 @@ def metric_value(score: Score, value: float) -> str:
 
 def difference_and_range(score: Score) -> tuple[str, str]:
     """Compressed minus dense and its interval, in the unit of the metric: `−0.6 points`, `−1.4 to +0.2`."""
-    share = score.unit is MetricUnit.POINTS
-    scale, unit, places = (100, " points", 1) if share else (1, "", _places(score.low, score.high))
-    difference = f"{scale * score.difference:+.{places}f}".replace("-", "−")
-    return f"{difference}{unit}", range_text(scale * score.low, scale * score.high, places=places, signed=True)
+    scale, unit, places = score.unit.scale, "", _places(score.low, score.high)
+    if score.unit is MetricUnit.POINTS:
+        unit, places = " points", 1
+    ends = (signed(scale * end, places) for end in (score.low, score.high))
+    return f"{signed(scale * score.difference, places)}{unit}", " to ".join(ends)
 
 
 def difference(score: Score) -> str:
@@ -127,15 +125,15 @@ def _places(low: float, high: float) -> int:
 
 
 def common_labels(names: Sequence[str]) -> tuple[list[str], str]:
-    """The part of each module path that differs from the others, and what they share, with `*` for that part.
+    """The differing part of each module path, and the common pattern of all paths, with `*` for that part.
 
-    The second is empty where the paths share nothing. At least one part of each path remains.
+    The pattern is empty where the paths have nothing in common. At least one part of each path remains.
     """
     paths = [name.split(".") for name in names]
-    most = min(map(len, paths)) - 1 if len(paths) > 1 else 0
-    before = next((part for part in range(most) if len({path[part] for path in paths}) > 1), most)
-    rest = most - before
-    after = next((part for part in range(rest) if len({path[-1 - part] for path in paths}) > 1), rest)
+    limit = min(map(len, paths)) - 1 if len(paths) > 1 else 0
+    before = next((part for part in range(limit) if len({path[part] for path in paths}) > 1), limit)
+    limit -= before
+    after = next((part for part in range(limit) if len({path[-1 - part] for path in paths}) > 1), limit)
     first = paths[0]
     pattern = ".".join([*first[:before], "*", *first[len(first) - after :]]) if before or after else ""
     return [".".join(path[before : len(path) - after]) for path in paths], pattern
@@ -157,7 +155,7 @@ def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...]
 
 
 def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and a row for each engine: its settings, times by size, speed against dense, ..., and outcome."""
+    """Headings and a row for each engine that was tried: settings, times by size, speed over dense, ..., outcome."""
     sizes = tuple(dict.fromkeys(size for row in candidates for size in row.milliseconds))
     pruned = next((row.pruned_text for row in candidates if row.speed_pruned), "")
     speeds = ("speed", *filter(None, [pruned]))
@@ -182,13 +180,8 @@ def _candidate_row(row: Candidate, sizes: Sequence[str], *, has_pruned: bool) ->
 
 def _metric_change(value: float, difference: float, unit: MetricUnit) -> str:
     """A metric in its unit, and its difference to dense: `91.7 (−0.92 points)`."""
-    if unit is MetricUnit.POINTS:
-        return f"{in_unit(value, unit)} ({_signed(100 * difference)} points)"
-    return f"{in_unit(value, unit)} ({_signed(difference, 4)})"
-
-
-def _signed(number: float, places: int = 2) -> str:
-    return f"{number:+.{places}f}".replace("-", "−")
+    text = f"{signed(100 * difference, 2)} points" if unit is MetricUnit.POINTS else signed(difference, 4)
+    return f"{in_unit(value, unit)} ({text})"
 
 
 def toml(recipe: Mapping[str, Any]) -> str:

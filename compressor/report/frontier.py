@@ -1,4 +1,4 @@
-"""The frontier of a ladder of budgets: what each rung loses, and how fast it is."""
+"""The frontier of a ladder of budgets: the loss and the speed of each rung."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _UNKNOWN_SPEED = "at an unknown speed"
 
 
 class Rung(BaseModel):
-    """One rung of a ladder.
+    """A rung of a ladder.
 
     Attributes:
         name: name of its folder.
         heads: number of heads that are kept.
         neurons: number of neurons that are kept.
-        macs: share of the multiply-accumulates of the whole model that is kept, the largest of all sizes; None: the
-            report does not count them.
+        macs: kept share of the multiply-accumulates of the whole model, the largest of all sizes; None: the report does
+            not count them.
         scores: metrics of both engines, those on test rows first.
         speeds: ratios of both engines' times, per size, without the samples.
         seconds: duration of the run.
-        holds: whether the whole interval of the metric's loss on evaluation rows is within the loss allowed; where
-            these have no labels, that on test rows. None: no loss was set.
+        holds: whether the whole interval of the metric's loss, on evaluation rows or, without their labels, on test
+            rows, is within the loss that is allowed; None: no loss was set.
+        missing: the requested target, if the machine lacks it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,7 +56,7 @@ class Rung(BaseModel):
 
     @property
     def headline(self) -> list[Score]:
-        """Metrics to quote: on test rows, if they have labels."""
+        """The scores to quote: those on test rows, if they have labels."""
         return headline_scores(self.scores)
 
     @property
@@ -72,7 +73,7 @@ class Frontier(BaseModel):
         model: name of the model folder.
         max_drop: the loss of the metric that is allowed; None: no bound.
         rungs: the rungs.
-        ended: the rung that is missing, and why no further one follows; None: all are finished.
+        ended: the rung before which the ladder ends, and why it is missing; None: all rungs are finished.
         points: engines of other tools that the page shows.
     """
 
@@ -86,7 +87,7 @@ class Frontier(BaseModel):
 
     @property
     def missing(self) -> MissingTarget | None:
-        """The requested target, which this machine lacks: speeds are then those of another runtime."""
+        """The requested target, if this machine lacks it, so that speeds are those of ONNX Runtime."""
         return next((rung.missing for rung in self.rungs if rung.missing is not None), None)
 
     @property
@@ -96,7 +97,7 @@ class Frontier(BaseModel):
 
     @property
     def is_missed(self) -> bool:
-        """Whether no rung keeps the metric: none holds, or the fastest that does loses too much on test rows."""
+        """Whether no rung keeps the metric: none holds, or the fastest that holds loses too much on test rows."""
         if self.max_drop is None:
             return False
         return self.fastest is None or not keeps_metric(self.fastest.scores, self.max_drop)
@@ -104,7 +105,7 @@ class Frontier(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def sentence(self) -> str:
-        """What the ladder reached, in one sentence."""
+        """The result of the ladder in one sentence."""
         if self.missing is None:
             return self._reached
         text = f"without {self.missing.target} ({self.missing.reason}), measured with ONNX Runtime on the CPU"
@@ -132,18 +133,18 @@ class Frontier(BaseModel):
 
     @property
     def deciding_split(self) -> str:
-        """The split for readers whose rows choose the fastest rung, or the strictest one where none holds."""
+        """The split whose rows decide which rungs hold, for readers."""
         rung = self.fastest or self.rungs[-1]
         return next((score.split_name for score in deciding_scores(rung.scores)), "evaluation")
 
     @property
     def quoted_split(self) -> str:
-        """The split for readers whose metric is shown."""
+        """The split whose metric is shown, for readers."""
         return next((score.split_name for rung in self.rungs for score in rung.headline), "test")
 
     @property
     def ending(self) -> str:
-        """Why no further rung follows; empty where all are finished."""
+        """Why the ladder ends early; empty if all rungs are finished."""
         return "" if self.ended is None else f"the ladder ends before {self.ended}"
 
 
@@ -172,7 +173,7 @@ def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
 
 
 def _kept_macs(report: Report) -> float | None:
-    """The share of the multiply-accumulates that a plan keeps, the largest of all sizes; None: they are not counted."""
+    """The kept share of multiply-accumulates; see `Rung`."""
     counts: dict[str, tuple[float, float]] = {}
     for row in report.costs:
         if row.unit == "macs":
@@ -213,7 +214,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
 def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """A row for each engine of another tool: number, name, metric, and its speed at each size of the rungs.
 
-    Cells of sizes at which it was not measured are empty; a point of another size has empty ones alone.
+    Cells of sizes at which the engine was not measured are empty.
     """
     if not frontier.rungs or not frontier.rungs[0].scores:
         return []
@@ -259,13 +260,13 @@ def _cells(headings: Iterable[str], cells: Mapping[str, str]) -> list[str]:
 
 
 def _metric_cell(score: Score) -> str:
-    """The metric, its difference from dense and the interval of that: `89.6, −0.8 points (−2.1 to +0.3)`."""
+    """The metric, and its difference from dense with the interval: `89.6, −0.8 points (−2.1 to +0.3)`."""
     difference, ends = formatting.difference_and_range(score)
     return f"{formatting.metric_value(score, score.compressed)}, {difference} ({ends})"
 
 
 def _speed_cell(speed: Speed) -> str:
-    """The speed over dense with its interval: `2.10× (2.05 to 2.16)`; void where the two were not comparable."""
+    """The speed over dense with its interval: `2.10× (2.05 to 2.16)`; `void` where both were not comparable."""
     return "void" if speed.void else f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})"
 
 
@@ -274,7 +275,7 @@ def _times_as_fast(rung: Rung) -> str:
 
 
 def _loss(rung: Rung, *, names_rows: bool = False) -> str:
-    """What a rung loses of the metric that is quoted, with the interval, and with the rows if they are to be named."""
+    """The loss of the quoted metric with its interval, and with the split on request."""
     losses = [
         f"{score.metric}{f' on the {score.split_name} rows' if names_rows else ''} {formatting.difference(score)}"
         for score in rung.headline

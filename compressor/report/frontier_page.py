@@ -1,6 +1,6 @@
-"""The page of a ladder of budgets: its frontier as figures, the metric against the speed, and its rungs as a table.
+"""The page of a ladder of budgets: figures of the metric against the speed, and a table of the rungs.
 
-Figures contain numbers only; engines of other tools have the numbers of their rows in the table.
+Figures contain no names; engines of other tools are marked with the numbers of their rows in a table.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import NamedTuple
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from compressor.report import formatting
 from compressor.report.comparison_points import dense_p50
-from compressor.report.figures import COMPRESSED, DENSE, INK, MUTED, STYLE, inline
+from compressor.report.figures import COMPRESSED, DENSE, INK, MUTED, STYLE, inline, new_axes
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, Rung, frontier_rows, point_rows
 from compressor.report.html import environment
 from compressor.workdir import write_json
 from graph_passes.files import write_text
 
-_WIDTH, _HEIGHT = 4.4, 2.8  # inches
+_HEIGHT = 2.8  # inches
 
 
 def write(frontier: Frontier, folder: Path) -> None:
@@ -55,9 +54,9 @@ def render(frontier: Frontier) -> str:
 
 
 class Mark(NamedTuple):
-    """One point of the figure: its speed over dense and its metric, each with the ends of the interval.
+    """A point of the figure: its speed over dense and its metric, each with the ends of the interval.
 
-    It is not filled where it loses more than is allowed, and void where its speed must not be read as a result.
+    `fills` is False for a rung that loses more than is allowed, and `is_void` is True for a speed that is no result.
     """
 
     speed: tuple[float, float, float]
@@ -67,7 +66,7 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Points that are drawn alike, joined by a line if `is_line`, with a text beside the last one."""
+    """Points of one style, joined by a line if `is_line`, with a text at the last point."""
 
     marks: tuple[Mark, ...]
     colour: str
@@ -80,8 +79,7 @@ def _figure(frontier: Frontier, size: int) -> Markup:
     """The metric of the rungs against their speed at one size, with intervals on both axes."""
     score = frontier.rungs[0].headline[0]
     with matplotlib.rc_context(STYLE):
-        drawn = Figure((_WIDTH, _HEIGHT), layout="constrained")
-        axes = drawn.add_subplot()
+        figure, axes = new_axes(_HEIGHT)
         axes.axhline(score.unit.scale * score.dense, color=DENSE, linewidth=1)
         for series in all_series(frontier, size):
             _draw(axes, series)
@@ -89,7 +87,7 @@ def _figure(frontier: Frontier, size: int) -> Markup:
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(axis="y")
-        return inline(drawn)
+        return inline(figure)
 
 
 def all_series(frontier: Frontier, size: int) -> Iterator[Series]:

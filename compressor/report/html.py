@@ -27,43 +27,36 @@ Figure = tuple[str, str, Markup | None]
 
 
 def render(report: Report) -> str:
-    """The HTML page. Every value of the report is escaped; only the figures, which contain only numbers, are not."""
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            report=report,
-            tone=tone(report),
-            tiles=_tiles(report),
-            counts=unit_counts(report.plan),
-            unit_names=unit_names(report.plan),
-            maps=head_maps(report.plan),
-            neurons=neuron_map(report.plan),
-            curves=_curves(report),
-            ratios=figures.ratios(report.speeds) if report.speeds else None,
-            latencies=[_latencies(speed) for speed in report.speeds],
-            cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
-            shares=_shares(report.seconds),
-            budgets=budget_table(report.budget),
-            costs=cost_tables(report.costs),
-        )
+    """The HTML page. All values of the report are escaped, except the figures, which contain only numbers."""
+    page = environment().get_template("page.html")
+    return page.render(
+        report=report,
+        tone=tone(report),
+        tiles=_tiles(report),
+        counts=unit_counts(report.plan),
+        unit_names=unit_names(report.plan),
+        maps=head_maps(report.plan),
+        neurons=neuron_map(report.plan),
+        curves=_curves(report),
+        ratios=figures.ratios(report.speeds) if report.speeds else None,
+        latencies=[_latencies(speed) for speed in report.speeds],
+        cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
+        shares=_shares(report.seconds),
+        budgets=budget_table(report.budget),
+        costs=cost_tables(report.costs),
     )
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
     """The templates of the pages, which extend `frame.html`; every value is escaped."""
-    return jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("compressor", "report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    templates = environment()
     templates.globals["formatting"] = formatting
     templates.globals["facts_of"] = _facts_of
     templates.filters["data"] = functools.partial(json.dumps, ensure_ascii=False, default=str, indent=1)
@@ -73,9 +66,9 @@ def _templates() -> jinja2.Environment:
 def head_maps(plan: Plan) -> list[dict[str, Any]]:
     """A map of heads for each kind of attention, in the order of the first call.
 
-    Each has a row for each site: its label, the site, and a cell for each column: the state of the head (`kept`,
-    `dropped`, or `absent` where the site has no head of this number), its tooltip, and whether a gap is drawn before
-    it, because it is the first query head of a shared key/value head.
+    A map has a row for each site: its label, the site, and a cell for each column. A cell has the state of the head
+    (`kept`, `dropped`, or `absent` where the site has no head of this number), its tooltip, and whether a gap is drawn
+    before it, because it is the first query head of a shared key/value head.
     """
     maps = []
     for kind in dict.fromkeys(site.kind for site in plan.sites):
@@ -108,7 +101,7 @@ def _cells(site: SitePlan, width: int) -> list[tuple[str, str, bool]]:
 
 
 def neuron_map(plan: Plan) -> dict[str, Any] | None:
-    """The feed-forwards of a plan with their labels, and what their names share; None where it lists none."""
+    """The feed-forwards of a plan with their labels, and the common part of their names; None where it lists none."""
     if not plan.feed_forwards:
         return None
     labels, pattern = formatting.common_labels([group.name for group in plan.feed_forwards])
@@ -117,14 +110,10 @@ def neuron_map(plan: Plan) -> dict[str, Any] | None:
 
 
 def _facts_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values for a list of facts: texts as they are, anything else as JSON."""
-    return [
-        (
-            name.replace("_", " "),
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str),
-        )
-        for name, value in values.items()
-    ]
+    """Names and values for a list of facts: texts unchanged, anything else as JSON."""
+    as_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
+    texts = (value if isinstance(value, str) else as_json(value) for value in values.values())
+    return [(name.replace("_", " "), text) for name, text in zip(values, texts, strict=True)]
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -137,7 +126,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
-    """The main numbers of the report: name, number, and what it is based on."""
+    """The main numbers of the report: name, number, and the numbers behind it."""
     plan, dense, compressed = report.plan, report.dense, report.compressed
     layers = {"heads": ("attention layer", len(plan.sites)), "neurons": ("feed-forward", len(plan.feed_forwards))}
     tiles = []
@@ -171,18 +160,13 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         tiles.append((f"speed, {row.size_label}", f"{row.ratio:.2f}×", basis))
     for score in headline_scores(report.scores)[:2]:
         difference, ends = formatting.difference_and_range(score)
-        tiles.append(
-            (
-                f"{formatting.metric_name(score)}, {score.split_name} rows",
-                difference,
-                f"{ends} ({100 * score.confidence:g}%)",
-            )
-        )
+        name = f"{formatting.metric_name(score)}, {score.split_name} rows"
+        tiles.append((name, difference, f"{ends} ({100 * score.confidence:g}%)"))
     return tiles
 
 
 def _curves(report: Report) -> list[Figure]:
-    """One figure per logged quantity: loss first, then temperature, evaluations, and the others by name."""
+    """A figure for each logged quantity: loss first, then temperature, evaluations, and all others by name."""
     names = {name for point in report.curves for name in point.values}
 
     def rank(name: str) -> tuple[int, str]:

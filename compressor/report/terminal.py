@@ -13,13 +13,13 @@ from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.frontier import Frontier, frontier_rows
 from compressor.report.verdict import tone, unit_counts, valid_rows
-from compressor.results import Report, headline_scores, labels_by_failure
+from compressor.results import Report, Speed, headline_scores, labels_by_failure
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
 
 def summary(report: Report) -> RenderableType:
-    """The verdict, then a table of dense against compressed. Names are plain text: brackets are not read as markup."""
+    """The verdict, then a table of dense against compressed; brackets in names are not read as markup."""
     table = _table(("", "dense", "compressed", "change"), _rows(report))
     style = _STYLES[tone(report)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
@@ -43,9 +43,9 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
 
 
 def _candidates(report: Report) -> Table:
-    """The engines that were tried, the delivered one marked, with as many of the page's columns as a terminal takes.
+    """The engines that were tried, with a mark at the delivered engine, and those columns of the page that fit.
 
-    Those that cannot be delivered for the same reason share a row.
+    Engines that cannot be delivered for the same reason share a row.
     """
     headings, rows = formatting.candidate_table([row for row in report.candidates if not row.failure])
     shown = slice(1, headings.index("equal answers"))
@@ -90,24 +90,20 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
             before, after = (f"{engine.fused} of {engine.attentions}" for engine in (dense, compressed))
             rows.append(("attentions fused", before, after, ""))
     for speed in report.speeds:
-        ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
-        rows.append(
-            (
-                f"p50, {speed.size_label}",
-                formatting.ms(speed.dense.p50),
-                formatting.ms(speed.compressed.p50),
-                ratio,
-            )
-        )
+        rows.append((f"p50, {speed.size_label}", *_speed_cells(speed)))
     rows += _shares_of_limit(report)
     for speed in valid_rows(report.speeds_over_rewritten):
-        times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
-        rows.append((f"p50, {speed.size_label}, dense rewritten", *times, formatting.ratio(speed)))
+        rows.append((f"p50, {speed.size_label}, dense rewritten", *_speed_cells(speed)))
     rows += _throughputs(report)
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
         rows.append((f"{formatting.metric_name(score)}, {score.split_name}", *levels, formatting.difference(score)))
     return rows
+
+
+def _speed_cells(speed: Speed) -> tuple[str, str, str]:
+    ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
+    return formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50), ratio
 
 
 def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:

@@ -1,9 +1,10 @@
-"""The verdict: the result of a run in one sentence, which begins with whatever went wrong."""
+"""The verdict: the result of a run in one sentence, which begins with warnings if anything went wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from compressor.report import formatting
@@ -26,6 +27,23 @@ Tone = Literal["good", "mixed", "bad"]
 _NOT_TIMED, _NOT_PROVEN = "speed not measured", "no proof was run"
 
 
+class VerdictWarning(StrEnum):
+    """A warning that a verdict begins with, for programs and tests: codes are stable, texts may change."""
+
+    TARGET_MISSING = "target-missing"
+    NUMBERS_DIFFER = "numbers-differ"
+    METRIC_FELL = "metric-fell"
+    BUDGET_MISSED = "budget-missed"
+    NOTHING_LEARNED = "nothing-learned"
+    NOTHING_DROPPED = "nothing-dropped"
+    SPEED_VOID = "speed-void"
+    NOT_TIMED = "not-timed"
+    SLOWER = "slower"
+    NOT_FASTER = "not-faster"
+    FASTER_AT_SOME_SIZES = "faster-at-some-sizes"
+    NOT_PROVEN = "not-proven"
+
+
 @dataclass(frozen=True)
 class UnitCount:
     """Number of units of a type in the whole model, and how many of them are kept."""
@@ -43,9 +61,7 @@ def verdict(*, max_drop: float | None = None, **facts: Any) -> str:
         facts: the fields of its `Report` by name, of which `plan`, `dense` and `compressed` are required.
     """
     report = Report.model_construct(**facts)
-    warnings = _warnings(report)
-    if report.missing is not None:
-        warnings.insert(0, f"no {report.missing.target} engine was built and ONNX Runtime was measured instead")
+    warnings = warnings_of(report).values()
     clauses = [
         _units(report.plan, report.dense, report.compressed) + _blocks(report.blocks, len(report.plan.sites)),
         _speed(report.speeds) + _speed_beyond_rewrites(report.speeds_over_rewritten),
@@ -62,39 +78,46 @@ def verdict(*, max_drop: float | None = None, **facts: Any) -> str:
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def _warnings(report: Report) -> list[str]:
-    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested."""
-    plan, speeds, warnings = report.plan, report.speeds, []
+def warnings_of(report: Report) -> dict[VerdictWarning, str]:
+    """The warnings that the verdict begins with, as text, the worst first; empty if the run gained what it should."""
+    plan, speeds, texts = report.plan, report.speeds, dict[VerdictWarning, str]()
+    if report.missing is not None:
+        text = f"no {report.missing.target} engine was built and ONNX Runtime was measured instead"
+        texts[VerdictWarning.TARGET_MISSING] = text
     if any(not proof.holds for proof in report.proofs):
-        warnings.append("numbers differ")
+        texts[VerdictWarning.NUMBERS_DIFFER] = "numbers differ"
     if report.drop_status is DropStatus.FAILED:
-        warnings.append("the metric fell too far")
+        texts[VerdictWarning.METRIC_FELL] = "the metric fell too far"
     if missed := sum(not row.met for row in report.budget):
         of_several = f"{missed} of {len(report.budget)} budgets missed"
-        warnings.append("the budget was missed" if len(report.budget) == 1 else of_several)
+        texts[VerdictWarning.BUDGET_MISSED] = "the budget was missed" if len(report.budget) == 1 else of_several
     # An engine that computes in less than fp32 is a gain without removed units.
     if keeps_all_units(plan) and not _masked(plan) and not report.compressed.reduced_products:
-        return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
+        learned = plan.method is not None
+        code = VerdictWarning.NOTHING_DROPPED if learned else VerdictWarning.NOTHING_LEARNED
+        return texts | {code: "nothing was dropped" if learned else "nothing was learned"}
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
-    if not rows:
-        warnings.append("speed unknown" if speeds else _NOT_TIMED)
+    if not speeds:
+        texts[VerdictWarning.NOT_TIMED] = _NOT_TIMED
+    elif not rows:
+        texts[VerdictWarning.SPEED_VOID] = "speed unknown"
     elif all(row.high < 1 for row in rows):
-        warnings.append("slower")
+        texts[VerdictWarning.SLOWER] = "slower"
     elif not faster:
-        warnings.append("not faster")
+        texts[VerdictWarning.NOT_FASTER] = "not faster"
     elif faster < len(rows):
-        warnings.append(f"faster at {faster} of {len(rows)} sizes only")
+        texts[VerdictWarning.FASTER_AT_SOME_SIZES] = f"faster at {faster} of {len(rows)} sizes only"
     if not report.proofs:
-        warnings.append(_NOT_PROVEN)
-    return warnings
+        texts[VerdictWarning.NOT_PROVEN] = _NOT_PROVEN
+    return texts
 
 
 def tone(report: Report) -> Tone:
     """The tone of the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
     if report.drop_status is DropStatus.FAILED or any(not proof.holds for proof in report.proofs):
         return "bad"
-    return "mixed" if report.missing or report.refused or _warnings(report) else "good"
+    return "mixed" if report.refused or warnings_of(report) else "good"
 
 
 def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:
@@ -112,9 +135,9 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
         parameters = f"{change} {fewer} parameters ({before} → {after})"
     kept = [_kept(count) for count in unit_counts(plan)]
     if compressed.reduced_products:
-        (first, count), *others = compressed.reduced_products.items()
-        rest = [f"{number.partition(' ')[0]} in {name}" for name, number in others]
-        return _joined([f"{count} matrix products in {first}", *rest, *kept, parameters])
+        (first, count), *further = compressed.reduced_products.items()
+        counts = [f"{number.partition(' ')[0]} in {name}" for name, number in further]
+        return _joined([f"{count} matrix products in {first}", *counts, *kept, parameters])
     if not keeps_all_units(plan):
         return f"{_joined(kept)} kept, {parameters}"
     everything = _joined([*kept, parameters])
@@ -176,7 +199,7 @@ def _speed(speeds: Sequence[Speed]) -> str:
 
 
 def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
-    """What remains of the speed where the dense engine is rewritten as the compressed one is."""
+    """The speed over a dense engine whose graph has the rewrites of the compressed graph."""
     rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
     if not rows:
         return ""

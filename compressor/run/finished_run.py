@@ -141,7 +141,7 @@ def quantized_source(report: Report, engine: EngineConfig) -> str | None:
     runtime, precision = target(engine.target), engine.definite_precision
     delivered = {f"{engine.target} {precision} {form}" for form in (PORTABLE, SYMMETRIC)}
     form, _, _ = (report.delivered or "").partition(",")  # products that returned to floats follow
-    needs_graph = form in delivered or runtime.needs_quantized_graph(precision)
+    needs_graph = form in delivered or runtime.sources(precision)[0] is not None
     return runtime.quantized_graph(precision) if needs_graph else None
 
 

@@ -1,4 +1,4 @@
-"""Write a Triton model repository from the folder of a run, and make real inputs for served models."""
+"""Write a Triton model repository from the folder of a run, with real inputs for the served models."""
 
 from compressor.config.serve import ServeRequest
 from compressor.serving.inputs import real_rows

@@ -1,4 +1,4 @@
-"""Real inputs for a served model: texts or images, as the tokenizer or image processor of a folder makes them."""
+"""Real inputs for a served model: texts or images, encoded by the tokenizer or image processor of a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def real_rows(
     shortest: int = 1,
     longest: int = 128,
 ) -> Rows:
-    """One row for each text, tokenized by the folder's tokenizer; a sentence encoder reads the texts of a pair alone.
+    """A row for each text, tokenized by the folder's tokenizer; a sentence encoder has a row for each text of a pair.
 
     Args:
         folder: holds the tokenizer, if there is one.
@@ -51,7 +51,7 @@ def real_rows(
         longest: maximum tokens of a row; longer ones are cut.
 
     Raises:
-        InputError: the tokenizer cannot be read, or a text has no token, or one without a row in the graph's table.
+        InputError: the tokenizer cannot be read, or a text has no token, or a token without a row in the graph's table.
     """
     from compressor.model_folder.sentence_modules import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, tokenize, tokenizer_of
@@ -83,7 +83,7 @@ def image_rows(
     longest: int,
     column: str | None = None,
 ) -> Rows:
-    """One row for each of the first images of a source, as the folder's image processor makes them.
+    """A row for each of the first images of a source, encoded by the folder's image processor.
 
     Args:
         folder: holds the image processor.
@@ -106,7 +106,7 @@ def image_rows(
 def _completed(
     encoded: Sequence[dict[str, np.ndarray]], model: ir.Model, inputs: Sequence[TensorSpec], longest: int
 ) -> Rows:
-    """Rows with trial inputs of the graph for those that they lack, repeated where the graph fixes its batch."""
+    """Rows with trial inputs in place of missing inputs, repeated where the graph fixes a batch size."""
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
     for index, tokens in enumerate(encoded):

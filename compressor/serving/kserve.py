@@ -24,7 +24,7 @@ _MAX_NAME = 63 - len("-predictor-default-00001")
 """Maximum characters of a name, to which KServe and Knative append such a suffix."""
 _GIB = 1 << 30
 _CORES = 4
-"""CPUs of an instance whose threads are not limited; a server whose models are all on GPUs needs half as many."""
+"""CPUs of an instance whose threads are not limited; a server of models on GPUs only needs half as many."""
 
 
 def service(repository: Path, models: Sequence[Path], storage_uri: str | None, runtime_version: str | None) -> str:

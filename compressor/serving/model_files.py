@@ -1,6 +1,6 @@
 """The files of a served model: which files of a run's folder go into the version folder, for each backend.
 
-The number of instances and their threads is as requested, else as the throughput of the run suggests.
+The number of instances and of their threads follows from the request, or from the throughput of the run.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
 from compressor.targets.openvino import batches
-from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
+from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
 
 GRAPH = "model.onnx"
 _RECENT_IR = 10
-"""First IR version that servers of some years ago cannot read."""
+"""First IR version that ONNX Runtime before 1.18 (May 2024) cannot read."""
 _DEFAULT_BATCH, _DEFAULT_LENGTH = 8, 128
 """Maximum batch and length where the run timed none."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a model is spread over the processor.
+    """The instances of a model on a server.
 
     Attributes:
         instances: number of instances, on the CPU or on each GPU.
-        threads: threads per call on the CPU; None: as the server's runtime decides.
-        reason: what the number of instances is based on, in one line; empty where it was requested or nothing measured.
+        threads: threads per call on the CPU; None: the server's runtime decides.
+        reason: why there are so many instances, in one line; empty where they were requested, or nothing was measured.
     """
 
     instances: int = 1
@@ -46,7 +46,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of one model, and what the server must know about them.
+    """The files of a model, and the facts about them that the server needs.
 
     Attributes:
         backend: the backend that runs the model.
@@ -54,7 +54,7 @@ class ModelFiles:
         graph: the ONNX graph, which determines the valid inputs.
         inputs, outputs: inputs and outputs in the types and shapes of the backend.
         max_batch: maximum rows per batch; 0: the server forms no batches.
-        lengths: minimum and maximum tokens per row that are known to run.
+        lengths: minimum and maximum tokens per row that the model takes, as far as known.
         files: name in the version folder -> path of the file.
         default: name of the model's file in the version folder.
         by_capability: compute capability -> name of its TensorRT engine.
@@ -105,7 +105,7 @@ def find_files(request: ServeRequest) -> ModelFiles:
 def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> ModelFiles:
     """The graph for ONNX Runtime, in the server's ONNX Runtime backend or its Python backend.
 
-    The measured `engine.onnx` has operators of ONNX Runtime's own domain, which every build of ONNX Runtime supports.
+    The measured `engine.onnx` has operators of ONNX Runtime's domain, which every build of ONNX Runtime supports.
     """
     engine = request.out / "engine.onnx"
     if report.target == DEFAULT_TARGET and not request.plain and not engine.is_file():
@@ -134,10 +134,7 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
 def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> ModelFiles:
     """The engine for OpenVINO in the server's Python backend.
 
-    Triton's own OpenVINO backend compiles a graph for free axes only, and is not part of every server.
-
-    Raises:
-        UsageError: the request places it on a GPU.
+    Triton's OpenVINO backend compiles a graph for free axes only, and many servers lack it.
     """
     if request.device == "gpu" or request.gpus:
         field_ = "gpus" if request.gpus else "device"
@@ -175,9 +172,9 @@ def _model_files(
     serves_measured: bool,
     requirements: Iterable[Note],
 ) -> ModelFiles:
-    """The files of a graph (`source`) whose engine `served` is in a backend, and what follows from the run."""
+    """The files of the engine `served` of the graph `source`, with batches, lengths and instances from the run."""
     path, graph = source
-    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
+    inputs, outputs = specs_of(graph.graph.inputs, path), specs_of(graph.graph.outputs, path)
     measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
     max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
     return ModelFiles(
@@ -228,7 +225,7 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 
 
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
-    """How the served model differs from the one that was requested or measured."""
+    """How the served model differs from the requested or measured model."""
     requested = target(definite_fields(report).get("target") or report.target)
     in_precision = report.precision not in QUANTIZED or path.name != GRAPH
     runs_measured = in_precision and (report.target == DEFAULT_TARGET or target_of(path).name == report.target)
@@ -269,7 +266,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
     engines = tensorrt_engines.load_engines(request.out, paths)
     path = request.out / GRAPH
     graph = graph_passes.load(path)
-    inputs, outputs = engines.first.specs, engines.outputs(output_specs(graph, path))
+    inputs, outputs = engines.first.specs, engines.outputs(specs_of(graph.graph.outputs, path))
     return ModelFiles(
         backend="tensorrt",
         device="gpu",
@@ -287,11 +284,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
 
 
 def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: int, limit: int | None = None) -> int:
-    """Maximum rows per batch; 0 where the model fixes its batch, so that the server can form no batches.
-
-    Raises:
-        UsageError: the request exceeds `limit`, the largest number that the model takes, or the model fixes its batch.
-    """
+    """Maximum rows per batch, up to `limit`; 0 where the model fixes its batch size, so that the server forms none."""
     requested = request.max_batch
     if not all(tensor.has_batch for tensor in tensors):
         if requested:
@@ -315,10 +308,10 @@ def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: in
 
 
 def choose_placement(request: ServeRequest, report: Report, device: Device, *, serves_measured: bool) -> Placement:
-    """One instance for each caller where several callers had more rows per second in the run, else one instance.
+    """An instance for each caller where several callers had more rows per second in the run, else a single instance.
 
     Args:
-        request: the request, whose numbers of instances and threads count first.
+        request: the request, whose numbers of instances and threads have priority.
         report: the report of the run.
         device: device of the instances.
         serves_measured: whether the server runs the engine that the run measured.

@@ -47,16 +47,12 @@ class ExportResult:
     notes: tuple[Note, ...]
 
 
-ServiceWriter = Callable[[Path, Sequence[Path], str | None, str | None], str]
-"""A function that returns the YAML of a service; `compressor.serving.kserve.service` is the default."""
-
-
-def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> ExportResult:
-    """Write one model into a repository, and the KServe service of all its models.
+def export(request: ServeRequest, service: Callable[..., str] = kserve.service) -> ExportResult:
+    """Write a model into a repository, and the KServe service of all its models.
 
     Args:
-        request: what to serve and how.
-        service: returns the YAML of the service.
+        request: the folder to serve, and how to serve it.
+        service: returns the YAML of the service, from the arguments of `kserve.service`.
 
     Raises:
         UsageError: the repository has the model already, or the request contradicts what the run's files permit.
@@ -76,7 +72,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
         text = service(request.repository, models, request.storage_uri, request.runtime_version)
         service_file = temporary / kserve.FILE_NAME
         service_file.write_text(text, encoding="utf-8")
-        _check_output(request)  # another export may have written the model since
+        _check_output(request)  # a concurrent export may have written the model
         replace_folder(model, request.model_dir, aside=temporary / "old")
         service_file.replace(request.repository / kserve.FILE_NAME)
     _log.debug("wrote %s for the %s backend", request.model_dir, files.backend)
@@ -118,7 +114,7 @@ def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence
 
 
 def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
-    """The rows of the warm-up: images or texts of the data, else one sentence."""
+    """The rows of the warm-up: images or texts of the data, or a sentence."""
     shortest, longest = files.lengths
     if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
         return inputs.image_rows(
@@ -166,10 +162,10 @@ def _check_output(request: ServeRequest) -> None:
 
 @contextmanager
 def _temporary_folder(repository: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of the repository, which is locked meanwhile.
+    """A temporary folder on the file system of the repository, which is locked in the context.
 
-    If possible, the folder is outside the repository: a server that watches the repository would load an incomplete
-    model.
+    If possible, the folder is outside the repository, because a server that watches the repository would load an
+    incomplete model.
     """
     repository.mkdir(parents=True, exist_ok=True)
     parent = repository.resolve().parent

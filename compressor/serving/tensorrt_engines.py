@@ -30,10 +30,10 @@ _DEFAULT_LENGTHS = (1, 128)
 
 @dataclass(frozen=True)
 class EngineSet:
-    """Engines of one graph, each for another compute capability.
+    """Engines of one graph for different compute capabilities.
 
     Attributes:
-        metadata: engine file -> metadata; the engine of the run comes first, if it has one.
+        metadata: engine file -> metadata; engines in the folder of the run come first.
     """
 
     metadata: Mapping[Path, EngineMetadata]
@@ -60,7 +60,7 @@ class EngineSet:
 
     @property
     def default(self) -> str:
-        """Name of the engine for all other GPUs: a hardware-compatible one if there is one, else the first."""
+        """Name of the engine for all remaining GPUs: the first hardware-compatible engine, else the first engine."""
         compatible = (path for path, metadata in self.metadata.items() if metadata.hardware_compatible)
         return self.names[next(compatible, next(iter(self.metadata)))]
 
@@ -109,7 +109,7 @@ class EngineSet:
 
 
 def find_engines(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
-    """The engines in the folder of a run, sorted by name, then the additional ones, without repeats."""
+    """The engines in the folder of a run, sorted by name, and additional engines, each once."""
     return tuple({path.resolve(): path for path in (*sorted(out.glob("*.plan")), *more)}.values())
 
 
@@ -169,7 +169,7 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
 
 
 def _check_combination(engines: EngineSet) -> None:
-    """Make sure that one server can serve the engines under one configuration."""
+    """Make sure that a server can serve all engines with one configuration."""
     if len(engines.by_capability) < len(engines.metadata):
         raise _conflict(
             "--engine: two engines are for the same compute capability, and the server would load only one; name one",
@@ -187,7 +187,7 @@ def _check_combination(engines: EngineSet) -> None:
 
 
 def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet) -> None:
-    """Make sure that an engine needs the same version of TensorRT, precision, types and shapes as the first one."""
+    """Make sure that an engine needs the same version of TensorRT, precision, types and shapes as the first engine."""
     first, newest = engines.first, engines.newest
     if metadata.tensorrt != newest and not (metadata.version_compatible and runs_engines_of(newest, metadata.tensorrt)):
         raise _conflict(

@@ -1,6 +1,6 @@
-"""Write and read `config.pbtxt` with Triton's own protobuf classes, with requests that warm a server up.
+"""Write and read `config.pbtxt` with Triton's protobuf classes, with requests that warm a server up.
 
-A server runs these requests before it reports ready: real texts, alone and in the largest batch.
+A server runs these requests before it reports ready: real rows, single and in the largest batch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ except ImportError as error:
     raise TargetMissingError.of_package("tritonclient", "serving", text) from error
 
 FILE_NAME, WARMUP_FOLDER = "config.pbtxt", "warmup"
-"""The configuration of a model, and the folder in which Triton looks for the files that it names."""
-WITHOUT_TF32 = {"use_tf32": "0"}
-"""Options of the CUDA provider: TensorFloat-32 keeps ten bits of a number, which is not fp32."""
+"""The configuration of a model, and the folder of the files of warm-up requests."""
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """One warm-up request.
+    """A warm-up request.
 
     Attributes:
         row: number of the row.
@@ -62,7 +60,7 @@ class Warmup:
 
 
 def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
-    """The shortest and the longest row, each alone and, where the server forms batches, as the largest batch."""
+    """The shortest and the longest row, each in a batch of one row and in the largest batch that the server forms."""
     by_size = {sum(array.size for array in row.values()): row for row in reversed(rows)}
     extremes = [by_size[size] for size in sorted({min(by_size), max(by_size)})]
     return tuple(
@@ -73,7 +71,7 @@ def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
 def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[Warmup]) -> Any:
     """The `ModelConfig` of one model.
 
-    The server forms batches where every input and output has a free first axis; `dims` leave that axis out then.
+    If every input and output has a free first axis, the server forms batches, and `dims` leave that axis out.
 
     Args:
         request: name, batching and GPUs.
@@ -86,18 +84,17 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     config.default_model_filename = files.default
     config.cc_model_filenames.update(files.by_capability)
     leading = 1 if files.max_batch else 0
-    for tensor in files.inputs:
-        config.input.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
-    for tensor in files.outputs:
-        config.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
+    for tensors, entries in ((files.inputs, config.input), (files.outputs, config.output)):
+        for tensor in tensors:
+            entries.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
     if files.max_batch > 1:
         config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
     kind = pb.ModelInstanceGroup.KIND_GPU if files.device == "gpu" else pb.ModelInstanceGroup.KIND_CPU
     config.instance_group.add(count=files.placement.instances, kind=kind, gpus=request.gpus)
     if files.backend == "onnxruntime" and files.device == "gpu":
-        # The backend passes the parameters on to the provider.
+        # The backend passes the parameters to the provider. TensorFloat-32 keeps ten bits of a number: it is not fp32.
         accelerators = config.optimization.execution_accelerators
-        accelerators.gpu_execution_accelerator.add(name="cuda", parameters=WITHOUT_TF32)
+        accelerators.gpu_execution_accelerator.add(name="cuda", parameters={"use_tf32": "0"})
     if files.placement.threads is not None:
         config.parameters["intra_op_thread_count"].string_value = str(files.placement.threads)
     for warmup in warmups:

@@ -43,13 +43,13 @@ def target(name: str) -> Target:
 
 def target_of(path: Path) -> Target:
     """The target with the longest suffix of engine files that a path ends with; the default target for other paths."""
-    runtimes = [(suffix, runtime) for runtime in map(target, TARGETS) for suffix in runtime.suffixes]
-    matching = [(suffix, runtime) for suffix, runtime in runtimes if path.name.endswith(suffix)]
-    return max(matching, key=lambda entry: len(entry[0]), default=("", target(DEFAULT_TARGET)))[1]
+    suffixes = {suffix: runtime for runtime in map(target, TARGETS) for suffix in runtime.suffixes}
+    matching = filter(path.name.endswith, suffixes)
+    return suffixes.get(max(matching, key=len, default=""), target(DEFAULT_TARGET))
 
 
 def unused_options(name: str) -> frozenset[str]:
-    """Fields of `BuildOptions` that other targets use and this one does not."""
+    """Fields of `BuildOptions` that only other targets use."""
     every = frozenset(option for runtime in map(target, TARGETS) for option in runtime.options)
     return every - target(name).options
 

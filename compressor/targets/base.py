@@ -23,11 +23,11 @@ Shape = tuple[int, int]
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
 Widths = tuple[int, int]
-"""Numbers of inputs and outputs of the products with constant weights that multiply the same activations, all outputs
-together: the projections of queries, keys and values count as one product."""
+"""Numbers of inputs and outputs of the matmuls that multiply the same activations by constant weights, with the outputs
+of all of them added up: the projections of queries, keys and values count as one matmul."""
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
-"""Precisions of engines that compute products in 8 bits."""
+"""Precisions of engines that compute matmuls in 8 bits."""
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""
@@ -54,9 +54,9 @@ class BuildOptions:
         free_axes: whether OpenVINO compiles the graph for free axes too when it builds the engine; False: when a batch
             has none of the `shapes`.
         split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
-        norm_seconds: time spent on finding that out; 0: they stay fused.
-        float_widths: widths of the products that an int8 engine computes in floats, because int8 is slower there.
-        float_precision: precision in which an int8 engine of OpenVINO computes what is in floats.
+        norm_seconds: time to spend on measuring which form is faster; 0: they stay fused.
+        float_widths: widths of the matmuls that an int8 engine computes in floats, because they are slower in int8.
+        float_precision: precision of the matmuls that an int8 engine of OpenVINO computes in floats.
     """
 
     batch: Span = (1, 8, 8)
@@ -102,16 +102,16 @@ class Engine(ABC):
         specs: names, element types and shapes of the inputs that the engine takes, in the order of the graph.
         outputs: names of the graph's outputs, in order.
         precision: numeric precision of the engine.
-        attentions: number of attentions in the graph; a layer without heads has none.
+        attentions: number of attentions in the graph; a layer whose heads are all removed has none.
         fused: number of attentions that the runtime executes as one operator each.
         kernels: number of executed operators by type.
         optimization: what was done to the graph for this runtime, in one line.
         session: runtime, version, device and options: everything needed to build an equal engine.
         host: runtime and device, for readers.
-        quantized: which matrix products are executed in int8; None for an engine of another precision.
-        products: number of matrix products with constant weights that are executed in each precision; empty where the
+        quantized: the matmuls that are executed in 8 bits; None for an engine of another precision.
+        products: number of matmuls with constant weights by the precision that they are executed in; empty where the
             runtime does not report it.
-        reach: name of an input -> number of positions that the block masks of the graph cover.
+        reach: name of an input -> number of tokens that the block masks of the graph cover.
         is_reentrant: whether several threads may run it at once.
         built: facts about a build ahead of time; None where the runtime loads the graph itself.
         device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
@@ -151,7 +151,7 @@ class Engine(ABC):
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
 
-        It is measured on the device where that has memory of its own, else in a fresh process.
+        It is measured on a device with separate memory, else in a new process.
         """
 
 
@@ -165,9 +165,9 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
-        packages: Python packages whose versions decide how fast its engines are, beside that of the session.
+        packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
-        metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
+        metadata_file: name of a second file in the folder of the engine that loading it needs; None: there is none.
         suffixes: suffixes of the engine files that `load` takes.
         providers: devices that its engines run on.
         options: names of the fields of `BuildOptions` that it uses, besides the sizes.
@@ -206,16 +206,16 @@ class Target(ABC):
 
     @property
     def drops_positions(self) -> bool:
-        """Whether graphs whose last layers lack the positions that nothing reads are computed right on this machine."""
+        """Whether this machine correctly computes graphs whose last layers leave out the tokens that nothing reads."""
         return True
 
     @property
     def float_precision(self) -> Literal["fp32", "bf16"]:
-        """The precision in which int8 engines that mix precisions compute what is in floats, on this machine."""
+        """Precision of the matmuls that int8 engines of mixed precision compute in floats on this machine."""
         return "fp32"
 
     def quantized_graph(self, precision: Precision) -> str | None:
-        """Name of the quantized graph in the folder of a run that engines of a precision are built from; None: none."""
+        """File name of the quantized graph that a run writes for engines of a precision; None: they need none."""
         from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH
 
         if precision not in QUANTIZED:
@@ -225,9 +225,9 @@ class Target(ABC):
         return SYMMETRIC_GRAPH if self.symmetric else QUANTIZED_GRAPH
 
     def sources(self, precision: Precision) -> tuple[str | None, ...]:
-        """Names of the graphs of a run that engines of a precision can be built from, fastest first; None: floats.
+        """File names of the graphs of a run that engines of a precision can be built from; None: the float graph.
 
-        An engine that the target quantizes itself, from the float graph, is faster.
+        The graph of the fastest engine comes first: a target that quantizes the float graph itself is faster with that.
         """
         quantized = self.quantized_graph(precision)
         if quantized is None:
@@ -241,15 +241,8 @@ class Target(ABC):
             path for path in folder.iterdir() if path.name in names or path.name.startswith(f"{self.engine_file}.")
         )
 
-    def needs_quantized_graph(self, precision: Precision) -> bool:
-        """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
-
-        An engine that the target quantizes itself, from the float graph, is faster.
-        """
-        return precision in QUANTIZED and not self.quantizes
-
     def missing(self) -> str | None:
-        """What this machine lacks that a deployment machine has, in a few words; None: nothing."""
+        """The part of a deployment machine that this machine lacks, in a few words; None: it lacks none."""
         return None
 
     def check_request(
@@ -367,10 +360,10 @@ class Target(ABC):
         return engine
 
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
-        """Outputs of a graph that the runtime reads itself, compiled for the shapes of one batch alone.
+        """Outputs of a graph compiled for the shapes of a single batch.
 
         Args:
-            onnx: the graph, which is not rewritten for the runtime where this can run it as it is.
+            onnx: the graph, which is rewritten for the runtime only where the runtime cannot run it as it is.
             feeds: the batch.
             precision: numeric precision of the graph.
 
@@ -379,7 +372,7 @@ class Target(ABC):
             InputError: the runtime cannot read the graph, or cannot run it at these shapes.
         """
         shapes = [array.shape for array in feeds.values()]
-        length = max((shape[1] for shape in shapes if len(shape) == 2), default=1)  # 1 where rows have none
+        length = max((shape[1] for shape in shapes if len(shape) == 2), default=1)
         batch, seq = ((size, size, size) for size in (shapes[0][0], length))
         with tempfile.TemporaryDirectory() as folder:
             options = BuildOptions(batch=batch, seq=seq)

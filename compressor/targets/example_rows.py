@@ -1,8 +1,7 @@
 """Example rows of a model's inputs, from which inputs of any size are made, and which an exported graph carries.
 
-A classifier that reads its end token, or a model that puts an image in place of tokens, runs only on rows that have
-them. A row therefore keeps its markers, the ids that belong to its layout, where it gets another length: its ordinary
-tokens are repeated or left out.
+Some models run only on rows with certain ids, such as the end token that a classifier reads, or tokens that stand for
+images. These ids are markers: a row that is resized keeps them, and its ordinary tokens are repeated or left out.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ EXAMPLE_ROWS = "compressor.example_rows"
 _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
 _LARGEST_ROW = 1024
-"""Most numbers in a row of an input of real numbers that a graph carries; images and sounds may be any numbers."""
+"""Most real numbers in a row that a graph carries; longer rows are images and sounds, which may be any numbers."""
 _PADDED_SHARE = 4
-"""One position of so many is padding in a padded row."""
+"""A padded row has one padding token in this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class ExampleRows:
         inputs: arrays `[row, ...]` by name of the input, with equally many rows.
         markers: ids that belong to the layout of a row, such as its end token.
         padding: the id that rows are padded with.
-        image_positions: positions of `input_ids` that an image takes beside the text, whose length does not count them.
+        image_positions: number of `input_ids` that stand for an image; the length of the text does not count them.
     """
 
     inputs: Mapping[str, np.ndarray]
@@ -53,22 +52,22 @@ class ExampleRows:
         first: int = 0,
         padded: Collection[int] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The inputs with another number of rows, taken in turn, and of tokens.
+        """The inputs with another number of rows, which are taken in turn, and another number of tokens.
 
         The tokens are the last axis of an input whose name ends in `input_ids`. Inputs of the same shape whose names
-        begin as that of the ids, such as masks, change with them; other axes keep their sizes.
+        have the same prefix, such as masks, are resized with it; other axes keep their sizes.
 
         Args:
             batch: number of rows.
             seq: number of tokens of a row, or that of each input of ids by its name.
             first: index of the first row that is taken.
-            padded: numbers of the rows of the batch of which a quarter is padding, at least one position, where there
-                is a mask; the others have none. None: each row keeps its share of padding.
+            padded: indices of padded rows. A quarter of such a row is padding, at least one token, where there is a
+                mask; other rows have no padding. None: each row keeps its share of padding.
         """
         rows = {name: array[(np.arange(batch) + first) % len(array)] for name, array in self.inputs.items()}
         for name, companions in _aligned(rows):
             length = seq if isinstance(seq, int) else seq[name]
-            aligned = {each: rows[each] for each in (name, *companions)}
+            aligned = {key: rows[key] for key in (name, *companions)}
             if length == rows[name].shape[-1] and padded is None:
                 continue
             rows |= self._resized(name, aligned, length, padded)
@@ -83,55 +82,52 @@ class ExampleRows:
         mask = arrays.get(f"{prefix}attention_mask")
         kinds = arrays.get(f"{prefix}token_type_ids", np.zeros_like(ids))
         resized = {
-            each: np.full(
-                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if each == name else 0, array.dtype
+            key: np.full(
+                (*ids.shape[:-1], length, *array.shape[ids.ndim :]), self.padding if key == name else 0, array.dtype
             )
-            for each, array in arrays.items()
+            for key, array in arrays.items()
         }
         for index in np.ndindex(ids.shape[:-1]):
             real = np.flatnonzero(mask[index]) if mask is not None and mask[index].any() else np.arange(ids.shape[-1])
             count = length
-            if mask is not None and padded is None:
-                count = max(1, round(length * len(real) / ids.shape[-1]))
-            elif mask is not None and padded is not None and index[0] in padded:
-                count = max(1, length - max(1, length // _PADDED_SHARE))
+            if mask is not None:
+                if padded is None:
+                    count = max(1, round(length * len(real) / ids.shape[-1]))
+                elif index[0] in padded:
+                    count = max(1, length - max(1, length // _PADDED_SHARE))
             positions = _positions(ids[index], kinds[index], real, self.markers, count)
             start = length - count if real[0] > 0 else 0
-            for each, array in arrays.items():
-                resized[each][index][start : start + count] = array[index][positions]
+            for key, array in arrays.items():
+                resized[key][index][start : start + count] = array[index][positions]
         return resized
 
 
 def _aligned(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[str, list[str]]]:
-    """The inputs of ids, each with the names of the inputs that have a number, or several, for each of its tokens."""
+    """The inputs of ids, each with the names of the inputs that have values for each of its tokens."""
     tokens = [name for name, array in inputs.items() if name.endswith(_TOKENS) and array.ndim > 1]
-    owners: dict[str, str] = {}
+    ids_of: dict[str, str] = {}
     for name in inputs:
-        owner = max(
-            (ids for ids in tokens if name.startswith(ids.removesuffix(_TOKENS))),
-            key=len,
-            default=None,
-        )
-        if owner is not None and inputs[name].shape[: inputs[owner].ndim] == inputs[owner].shape:
-            owners[name] = owner
+        ids = max((ids for ids in tokens if name.startswith(ids.removesuffix(_TOKENS))), key=len, default=None)
+        if ids is not None and inputs[name].shape[: inputs[ids].ndim] == inputs[ids].shape:
+            ids_of[name] = ids
     for ids in tokens:
-        yield ids, [name for name, owner in owners.items() if owner == ids and name != ids]
+        yield ids, [name for name in ids_of if ids_of[name] == ids != name]
 
 
 def _positions(
     ids: np.ndarray, kinds: np.ndarray, real: np.ndarray, markers: Collection[int], length: int
 ) -> np.ndarray:
-    """Positions of a row whose tokens make a row of another length, with every marker.
+    """Indices of the tokens of a row that make a row of another length, with every marker.
 
-    Each stretch of ordinary tokens keeps its share of the row, and is repeated or cut. A row that is too short for its
-    markers keeps those after its last text first, of which the end token is one.
+    Each span of ordinary tokens of one type keeps its share of the row, and is repeated or cut. A row that is too short
+    for its markers keeps those after its last ordinary token first, such as the end token.
 
     Args:
-        ids: ids of the row, `[position]`.
-        kinds: token types, `[position]`; a stretch has one.
-        real: positions that are not padding.
+        ids: ids of the row, `[token]`.
+        kinds: token types, `[token]`.
+        real: indices of the tokens that are not padding.
         markers: ids of markers.
-        length: positions of the new row.
+        length: number of tokens of the new row.
     """
     if len(real) == length:
         return real
@@ -148,22 +144,22 @@ def _positions(
     keys = np.where(is_marker, -1 - np.arange(len(real)), kinds[real])
     starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
     ends = [*starts[1:], len(real)]
-    parts, taken, before = [], 0, 0
+    parts, read, before = [], 0, 0
     for start, end in zip(starts, ends, strict=True):
         if is_marker[start]:
             parts.append(real[start:end])
             continue
-        taken += end - start
-        after = round(room * taken / len(ordinary))
+        read += end - start
+        after = round(room * read / len(ordinary))
         parts.append(real[start + np.arange(after - before) % (end - start)])
         before = after
     return np.concatenate(parts)
 
 
 def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
-    """Store example rows in a graph, so that it is tried, proven and timed on inputs that its model can have.
+    """Store example rows in a graph, which is then tried, proven and timed on inputs that its model takes.
 
-    Memories, and large inputs of real numbers, such as images, are left out: they may be any numbers.
+    Memories and large inputs of real numbers, such as images, are left out, because they may be any numbers.
 
     Args:
         model: the graph, whose metadata are changed.
@@ -183,7 +179,7 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
     """The rows that `record_example_rows` stored in a graph; None where there are none.
 
     Raises:
-        InputError: the metadata of the graph hold something else.
+        InputError: the metadata of the graph have no valid rows under the key.
     """
     text = model.metadata_props.get(EXAMPLE_ROWS)
     if text is None:

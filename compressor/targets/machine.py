@@ -1,4 +1,4 @@
-"""What runtimes may use of this machine: its processor cores, and a folder in the user's cache."""
+"""Resources of this machine for runtimes: processor cores, and a folder in the user's cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of processor time that a container gets, and in how many: `200000 100000` is two cores."""
+"""Microseconds of processor time that a container may use in a period, and those of the period: `200000 100000`."""
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use; runtimes gain nothing from a second thread per core."""
+    """Physical cores that this process may use; a second thread per core makes runtimes no faster."""
     try:
         logical = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
@@ -21,7 +21,7 @@ def usable_cores() -> int:
 
 
 def _quota() -> int | None:
-    """Whole cores of the quota of a container; None: there is none."""
+    """Cores that the quota of a container allows, rounded down; None: there is no quota."""
     try:
         time, period = _QUOTA.read_text().split()
         return max(1, int(time) // int(period))

@@ -26,8 +26,8 @@ def peak_growth(
 ) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    On a GPU: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
-    that the process holds before (interpreter, runtime, inputs) is not counted.
+    On a GPU: bytes by which the GPU's free memory shrinks, including simultaneous allocations of other processes.
+    Memory that the process has before (interpreter, runtime, inputs) is not counted.
 
     Args:
         module: the module of a runtime whose `runner(path, session)` loads a graph.
@@ -56,14 +56,14 @@ def resident_bytes() -> int | None:
 
 
 def reset_peak() -> int:
-    """Forget the peak of the memory of this process, e.g. that of imports; return the bytes that it holds now."""
+    """Forget the peak memory of this process, e.g. that of imports, and return the bytes that it holds now."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")
     return 1024 * _kilobytes("VmRSS")
 
 
 def peak_bytes() -> int:
-    """The most bytes of memory that this process has held at a time since `reset_peak`."""
+    """The most bytes of memory that this process has held since `reset_peak`."""
     return 1024 * _kilobytes("VmHWM")
 
 

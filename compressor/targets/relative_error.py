@@ -1,4 +1,4 @@
-"""The relative error of outputs against a reference, over the positions that are not padding."""
+"""The relative error of outputs against a reference, over the tokens that are not padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compressor.targets.base import Feeds
 Outputs = Mapping[str, np.ndarray]
 """Output -> its value for one batch."""
 _UNUSUAL = 100.0
-"""Magnitude, relative to the median batch's, from which on a batch has numbers that stand for minus infinity."""
+"""Ratio to the magnitude of the median batch above which numbers of a batch stand for minus infinity."""
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -28,9 +28,9 @@ _encode = np.vectorize(lambda text: text.encode() if isinstance(text, str) else 
 class ReferenceOutputs:
     """Expected outputs of several batches, and the errors of other outputs against them.
 
-    An error is relative to the largest magnitude that the output has in any batch: rounding shifts the outputs of a
-    batch that are all close to zero, such as the logits of one undecided row, as much as those of others. Batches with
-    numbers that stand for minus infinity are an exception, for their own errors alone.
+    An error is relative to the largest magnitude that the output has in any batch, because rounding shifts outputs that
+    are all close to zero, such as the logits of an undecided example, as much as larger ones. The magnitude of a batch
+    with numbers that stand for minus infinity counts for the errors of this batch only.
 
     Attributes:
         outputs: the expected outputs of every batch.
@@ -61,7 +61,7 @@ class ReferenceOutputs:
 
     @functools.cached_property
     def _per_position(self) -> dict[str, bool]:
-        """Output -> whether it has a value for each position."""
+        """Output -> whether it has a value for each token."""
         names = dict.fromkeys(name for outputs in self.outputs for name in outputs)
         return {
             name: has_value_per_position([outputs[name] for outputs in self.outputs if name in outputs], self.batches)
@@ -100,10 +100,10 @@ def relative_error(
     scale: float | None = None,
     value_per_position: bool = False,
 ) -> float:
-    """`max |reference - output| / max |reference|` over the positions that are not padding.
+    """`max |reference - output| / max |reference|` over the tokens that are not padding.
 
-    Nothing uses the outputs at padded positions, and kernels disagree on the softmax of a query without any key. An
-    output of three or more axes has positions where its first two are those of a mask `[batch, length]`: the decoder's
+    Nothing uses the outputs of padding, and kernels disagree on the softmax of a query without any key. An output of
+    three or more axes has values for tokens if its first two axes are those of a mask `[batch, length]`: the decoder's
     mask where the graph has a decoder, else the encoder's.
 
     Args:
@@ -111,7 +111,7 @@ def relative_error(
         output: the output to compare.
         feeds: the inputs that both were computed from.
         scale: what the difference is divided by; None: the largest magnitude of the reference.
-        value_per_position: whether an output of two axes has positions too; see `has_value_per_position`.
+        value_per_position: whether an output of two axes has values for tokens too; see `has_value_per_position`.
 
     Returns:
         The error; infinite where shapes differ, either array holds NaN, an infinity has no equal in the other array, or
@@ -135,9 +135,10 @@ def relative_error(
 
 
 def has_value_per_position(outputs: Sequence[np.ndarray], batches: Sequence[Feeds]) -> bool:
-    """Whether an output `[batch, n]` holds a value for each position, as logits of the starts of answers do.
+    """Whether an output `[batch, n]` has a value for each token, as logits of the starts of answers do.
 
-    A single batch cannot tell where n happens to be its length: the output has to follow the lengths of all batches.
+    With a single batch, n may equal the length by chance, so n has to be the length in several batches of different
+    lengths.
 
     Args:
         outputs: the output for every batch.
@@ -149,9 +150,9 @@ def has_value_per_position(outputs: Sequence[np.ndarray], batches: Sequence[Feed
 
 
 def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
-    """Whether an output has no NaN, and not infinities alone, over the positions that are not padding.
+    """Whether an output has no NaN, and some finite number, over the tokens that are not padding.
 
-    Some outputs have infinities by design, as scores of answers that are not allowed.
+    Some outputs have infinities by design, such as the scores of answers that are not allowed.
 
     Args:
         output: an output of a model.
@@ -164,7 +165,7 @@ def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
 
 
 def _valid_positions(output: np.ndarray, feeds: Feeds, value_per_position: bool) -> np.ndarray:
-    """An index of the positions to compare: booleans `[batch, length]`, or of the output's shape without positions."""
+    """An index of the values to compare: booleans `[batch, length]`, or all values where they belong to no tokens."""
     mask = _mask(feeds)
     if mask is None or output.shape[:2] != mask.shape or (output.ndim < 3 and not value_per_position):
         return np.ones(output.shape, bool)
@@ -172,7 +173,7 @@ def _valid_positions(output: np.ndarray, feeds: Feeds, value_per_position: bool)
 
 
 def _mask(feeds: Feeds) -> np.ndarray | None:
-    """The mask `[batch, length]` of the positions that outputs are computed at, if the inputs have one."""
+    """The mask `[batch, length]` of the tokens that outputs belong to, if the inputs have one."""
     decodes = any(name.startswith("decoder_") for name in feeds)
     mask = feeds.get("decoder_attention_mask" if decodes else "attention_mask")
     return None if mask is None or mask.ndim != 2 else mask

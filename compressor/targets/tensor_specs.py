@@ -13,7 +13,7 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 
 PIXELS = "pixel_values"
-"""Name of the input of images."""
+"""Name of the input that takes images."""
 FREE = -1
 """The size of an axis that can have any length."""
 _KSERVE_TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
@@ -79,30 +79,17 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
     return TensorSpec(name, _ONNX_TYPES[type_], tuple(map(int, dims)))
 
 
-def input_specs(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
-    """The inputs of a graph that are not weights.
+def specs_of(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
+    """The inputs or outputs of a graph that are not weights.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
+        values: the inputs or outputs.
+        path: the file of the graph, for messages.
 
     Raises:
-        InputError: an input has no shape, or a type that serving protocols lack.
+        InputError: a value has no shape, or a type that serving protocols lack.
     """
-    return tuple(_spec(value, path) for value in model.graph.inputs if not value.is_initializer())
-
-
-def output_specs(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
-    """The outputs of a graph.
-
-    Args:
-        model: the graph.
-        path: its file, for messages.
-
-    Raises:
-        InputError: an output has no shape, or a type that serving protocols lack.
-    """
-    return tuple(_spec(value, path) for value in model.graph.outputs)
+    return tuple(_spec(value, path) for value in values if not value.is_initializer())
 
 
 def _spec(value: ir.Value, path: Path) -> TensorSpec:

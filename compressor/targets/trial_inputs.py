@@ -1,6 +1,6 @@
-"""Inputs on which a graph is tried, proven and timed: its example rows where it has any, else drawn at random.
+"""Inputs on which a graph is tried, proven and timed: its example rows where it carries any, else random inputs.
 
-Random inputs are valid as far as the graph itself determines which inputs are valid.
+Random inputs are valid as far as the graph determines which inputs are valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CARRIERS = frozenset(
 _FLAG_RANGE = 2
 """Range of integers that index no table: they may be flags."""
 _STORED_FORMS = frozenset("Cast DequantizeLinear Identity".split())
-"""Operators that read a table in another type than it is stored in."""
+"""Operators through which a graph reads a table that is stored in another type."""
 Axis = Literal["batch", "memory", "past", "length"]
 _BOUNDING = frozenset(("Clip", "Where"))
 """Operators that may replace ids outside of a table."""
@@ -34,7 +34,7 @@ _BOUNDING = frozenset(("Clip", "Where"))
 def trial_feeds(
     model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:
-    """One batch of inputs for a graph, in a form that the model can have where the graph carries example rows.
+    """One batch of inputs for a graph, from its example rows where it carries any.
 
     Inputs without example rows are random; see `random_feeds`.
 
@@ -44,7 +44,7 @@ def trial_feeds(
         seq: size of every other free axis, except those of caches, memories, images and sounds.
         memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
         seed: seed of the random numbers, and number of the first example row that is used.
-        padded: whether to mask the last quarter of every second row, at least one position, where there is a mask.
+        padded: whether to mask the last quarter of every second row, at least one token, where there is a mask.
 
     Returns:
         Input name -> array.
@@ -56,28 +56,27 @@ def trial_feeds(
     example = read_example_rows(model)
     if example is None:
         return feeds
+    values = {str(value.name): value for value in model.graph.inputs}
     inputs = {name: rows for name, rows in example.inputs.items() if name in feeds}
     lengths = {name: feeds[name].shape[-1] for name in inputs if feeds[name].ndim}
-    text = next((value for value in model.graph.inputs if value.name == "input_ids"), None)
-    if text is not None and text.shape is not None and isinstance(text.shape[-1], ir.SymbolicDim):
+    text = values["input_ids"].shape if "input_ids" in values else None
+    if text is not None and isinstance(text[-1], ir.SymbolicDim):
         lengths["input_ids"] = lengths.get("input_ids", 0) + example.image_positions
     rows = range(batch - 1, -1, -2) if padded else ()
     sized = dataclasses.replace(example, inputs=inputs).sized(batch, lengths, first=seed, padded=rows)
-    fitting = (value for value in model.graph.inputs if value.name in sized and _fits(value, sized[value.name or ""]))
-    return feeds | {
-        value.name or "": sized[value.name or ""].astype(feeds[value.name or ""].dtype) for value in fitting
-    }
+    fitting = {name: array for name, array in sized.items() if _fits(values[name], array)}
+    return feeds | {name: array.astype(feeds[name].dtype) for name, array in fitting.items()}
 
 
 def draws_ids(model: ir.Model) -> bool:
-    """Whether `trial_feeds` draws ids at random, which the model may not be able to have: no example row has them."""
+    """Whether `trial_feeds` draws ids at random, which the model may not take: the graph has no rows of them."""
     example = read_example_rows(model)
     stored = example.inputs if example is not None else ()
     return any(is_id(value) and value.name not in stored for value in model.graph.inputs)
 
 
 def has_random_inputs(model: ir.Model) -> bool:
-    """Whether the inputs of `trial_feeds` are random: ids, or all of them, such as images."""
+    """Whether `trial_feeds` draws ids at random, or all inputs, such as those of images."""
     example = read_example_rows(model)
     return draws_ids(model) or example is None or not example.inputs
 
@@ -91,7 +90,7 @@ def _fits(value: ir.Value, array: np.ndarray) -> bool:
 
 
 def axis_kind(value: ir.Value, axis: int) -> Axis:
-    """The kind of a free axis of an input: rows, positions of a memory, positions of a key/value cache, or tokens."""
+    """The kind of a free axis of an input: the batch, the length of a memory or of a key/value cache, or tokens."""
     if axis == 0:
         return "batch"
     if axis == 1 and str(value.name).startswith("memory_"):
@@ -129,9 +128,9 @@ def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None)
 
 
 def held_sizes(model: ir.Model) -> dict[str, int]:
-    """Sizes of the free dimensions that keep those of the exporter's example, by symbol: of images and sounds.
+    """Symbol of a free dimension -> its size in the exporter's example, which images and sounds must have.
 
-    Those of tokens are free: the dimensions of integers that are neither masks nor positions, and of embeddings.
+    Dimensions of tokens may have other sizes: those of ids (`is_id`) and of embeddings.
     """
     held = example_sizes(model)
     for value in model.graph.inputs if held else ():
@@ -149,7 +148,7 @@ def axis_size(value: ir.Value, axis: int, sizes: Mapping[Axis, int], held: Mappi
         value: the input.
         axis: number of the axis.
         sizes: sizes of free axes, from `free_sizes`.
-        held: sizes of free axes that the exporter's example decides, from `held_sizes`.
+        held: sizes of free axes that keep those of the exporter's example, from `held_sizes`.
     """
     dim = (value.shape or ())[axis]
     if not isinstance(dim, ir.SymbolicDim):
@@ -166,7 +165,7 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 
 def has_lengths(model: ir.Model) -> bool:
-    """Whether a graph has inputs of tokens, whose length is free or fixed, rather than those of one size alone."""
+    """Whether a graph has inputs of tokens, of free or fixed length; images and sounds have one size."""
     held = held_sizes(model)
     for value in model.graph.inputs:
         free = [(axis, dim) for axis, dim in enumerate(value.shape or ()) if isinstance(dim, ir.SymbolicDim)]
@@ -178,12 +177,12 @@ def has_lengths(model: ir.Model) -> bool:
 
 
 def has_integer_rows(value: ir.Value) -> bool:
-    """Whether an input has a row of integers, which are no sizes, for each row of a batch: its length is in tokens."""
+    """Whether an input is `[batch, length]` of integers, such as ids or a mask, and holds no sizes."""
     return len(value.shape or ()) == 2 and _is_integer(value) and "shape" not in (value.name or "")
 
 
 def is_id(value: ir.Value) -> bool:
-    """Whether an input has integers that are no masks, positions or sizes: ids of tokens, their types, flags."""
+    """Whether an input has integers other than masks, positions and sizes: ids of tokens, their types, flags."""
     return _is_integer(value) and not any(word in (value.name or "") for word in ("mask", "position", "shape"))
 
 
@@ -247,7 +246,7 @@ def table_sizes(value: ir.Value, *, without: frozenset[str] = frozenset()) -> It
 
     Args:
         value: the input.
-        without: operators behind which ids are not followed.
+        without: operators whose outputs are not followed.
     """
     visited, pending = {value}, [value]
     while pending:
@@ -268,7 +267,7 @@ def table_sizes(value: ir.Value, *, without: frozenset[str] = frozenset()) -> It
 
 
 def _stored(table: ir.Value) -> ir.Value:
-    """The tensor of the file that a table is read from."""
+    """The tensor that a table is stored as."""
     node = table.producer()
     while node is not None and node.op_type in _STORED_FORMS and node.inputs[0] is not None:
         table = node.inputs[0]
@@ -283,7 +282,7 @@ def id_limits(model: ir.Model) -> dict[str, int]:
 
 
 def require_ids(arrays: Mapping[str, np.ndarray], limits: Mapping[str, int], source: str) -> None:
-    """Check that every id has a row in the table of its input; runtimes read other memory in its place, or fail.
+    """Check that every id has a row in the table that it indexes; runtimes would read other memory, or fail.
 
     Args:
         arrays: input name -> array `[row, ...]`.
@@ -291,7 +290,7 @@ def require_ids(arrays: Mapping[str, np.ndarray], limits: Mapping[str, int], sou
         source: name of the rows in error messages.
 
     Raises:
-        InputError: an id has none; a negative one counts from the end of the table.
+        InputError: an id has no row; negative ids count from the end of the table.
     """
     for name, size in limits.items():
         array = arrays.get(name)

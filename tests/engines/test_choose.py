@@ -29,7 +29,7 @@ from compressor.quantization.portable import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report, deciding_scores
 from compressor.targets import Precision, target
-from compressor.targets.graph_facts import float_products, quantized_products, weighted_products
+from compressor.targets.graph_facts import float_matmuls, quantized_matmuls, weight_matmuls
 from compressor.targets.machine import usable_cores
 from graph_passes import load
 from tests import folders
@@ -202,9 +202,9 @@ def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path:
     assert all(proof.holds and not proof.failing for proof in report.proofs)
     assert NoteCode.PRODUCTS_IN_FLOAT in {note.code for note in report.notes}
     delivered = load(tmp_path / "out" / "model.int8.onnx")
-    assert {node.name for node in float_products(delivered)} >= set(candidate.in_float)
+    assert {node.name for node in float_matmuls(delivered)} >= set(candidate.in_float)
     assert report.compressed.quantized is not None
-    assert len(quantized_products(delivered)) == report.compressed.quantized.executed > 0
+    assert len(quantized_matmuls(delivered)) == report.compressed.quantized.executed > 0
 
 
 def test_int8_without_rows_ends_before_anything_is_built(inputs: Path, tmp_path: Path) -> None:
@@ -267,12 +267,12 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     assert returned.in_float
     assert report.compressed.quantized is not None
     delivered = load(tmp_path / "out" / "model.int8.onnx")
-    assert 0 < len(report.compressed.quantized.float_in_graph) == len(float_products(delivered))
-    assert len(quantized_products(delivered)) == report.compressed.quantized.executed
+    assert 0 < len(report.compressed.quantized.float_in_graph) == len(float_matmuls(delivered))
+    assert len(quantized_matmuls(delivered)) == report.compressed.quantized.executed
     weights = {
-        node.name: constant_factor(node) for node in weighted_products(float_model(tmp_path / "out" / "model.onnx"))
+        node.name: constant_factor(node) for node in weight_matmuls(float_model(tmp_path / "out" / "model.onnx"))
     }
-    for node in float_products(delivered):
+    for node in float_matmuls(delivered):
         # Smoothing moves a scale of each input from the activations into the weights; nothing is rounded.
         scales = constant_factor(node) / weights[node.name]
         np.testing.assert_allclose(

@@ -20,7 +20,7 @@ from compressor.engines.quantize import quantize_portable
 from compressor.progress import RunLog
 from compressor.targets import BuildOptions, target
 from compressor.targets.base import Widths
-from compressor.targets.graph_facts import mix, products_by_widths, quantized_products, weighted_products
+from compressor.targets.graph_facts import matmuls_by_widths, mix, quantized_matmuls, weight_matmuls
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 from tests.quantization.graphs import CASES, calibration_rows, needs_nncf
@@ -68,37 +68,37 @@ def test_products_of_the_same_activations_count_as_one() -> None:
         "float[n, 5] b, float[n, 4] c",
         "float[3, 2] one, float[5, 3] two, float[2, 4] three, float[5] bias",
     )
-    by_widths = products_by_widths(model)
+    by_widths = matmuls_by_widths(model)
     assert {widths: len(nodes) for widths, nodes in by_widths.items()} == {(3, 7): 2, (2, 4): 1}
 
 
 @needs_nncf
 def test_quantizers_do_not_change_widths() -> None:
-    widths = [products_by_widths(load(source_of(form))) for form in (PORTABLE, DYNAMIC)]
+    widths = [matmuls_by_widths(load(source_of(form))) for form in (PORTABLE, DYNAMIC)]
     assert widths[0].keys() == widths[1].keys()
     assert len(widths[0]) > 2
-    assert sum(map(len, widths[0].values())) == len(weighted_products(load(source_of(DYNAMIC))))
+    assert sum(map(len, widths[0].values())) == len(weight_matmuls(load(source_of(DYNAMIC))))
 
 
 @needs_nncf
 def test_products_of_any_widths_return_to_floats() -> None:
-    every = list(products_by_widths(load(source_of(PORTABLE))))
-    count = len(quantized_products(load(source_of(PORTABLE))))
+    every = list(matmuls_by_widths(load(source_of(PORTABLE))))
+    count = len(quantized_matmuls(load(source_of(PORTABLE))))
     for number in range(len(every) + 1):
         slower = every[:number]
         mixed = mix(load(source_of(PORTABLE)), slower)
-        left = quantized_products(mixed)
+        left = quantized_matmuls(mixed)
         assert all(
-            node in left or widths in slower for widths, nodes in products_by_widths(mixed).items() for node in nodes
+            node in left or widths in slower for widths, nodes in matmuls_by_widths(mixed).items() for node in nodes
         )
-        assert len(left) + sum(len(products_by_widths(mixed)[widths]) for widths in slower) == count
+        assert len(left) + sum(len(matmuls_by_widths(mixed)[widths]) for widths in slower) == count
 
 
 @needs_nncf
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_an_engine_computes_in_floats_what_is_slower_in_int8(name: str, form: str, tmp_path: Path) -> None:
     path, choice = source_of(form), choice_of(name, form)
-    every = sorted(products_by_widths(load(path)))
+    every = sorted(matmuls_by_widths(load(path)))
     config, options = times_of(every[:1]).mixed(choice, path, BuildOptions())
     assert config == choice.config
     assert options.float_widths == frozenset(every[:1])
@@ -122,7 +122,7 @@ def test_an_engine_computes_in_floats_what_is_slower_in_int8(name: str, form: st
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_an_engine_is_in_floats_where_no_width_is_faster_in_int8(name: str, form: str) -> None:
     path, choice = source_of(form), choice_of(name, form)
-    every = products_by_widths(load(path))
+    every = matmuls_by_widths(load(path))
     config, options = times_of(every.keys()).mixed(choice, path, BuildOptions())
     assert config.precision == options.float_precision == target(name).float_precision
     assert options.float_widths == every.keys()
@@ -135,7 +135,7 @@ def test_products_are_timed_alone_in_both_precisions(name: str, form: str) -> No
     path, choice = source_of(form), choice_of(name, form)
     first, second = (times.mixed(choice, path, BuildOptions()) for _ in range(2))
     assert first == second, "each width is timed once"
-    assert first[1].float_widths <= products_by_widths(load(path)).keys()
+    assert first[1].float_widths <= matmuls_by_widths(load(path)).keys()
 
 
 @pytest.mark.parametrize("widths", [(8, 24), (7, 5)])

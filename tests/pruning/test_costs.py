@@ -18,7 +18,7 @@ from compressor.measure.costs import CostTable
 from compressor.pruning.costs import PlanEngines, count_costs, keep_counts
 from compressor.pruning.measure import equal_groups, measured_counts
 from compressor.targets import BuildOptions
-from compressor.targets.graph_facts import quantized_products
+from compressor.targets.graph_facts import quantized_matmuls
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan
 from tests.law import references
@@ -66,8 +66,8 @@ def test_the_graph_of_a_plan_holds_its_units(
     engines = plan_engines(reference, form, tmp_path)
     counts = {group.name: group.units // 4 for group in groups}
     whole, cut = (engines.graph(keep_counts(reference.plan, groups, kept)) for kept in ({}, counts))
-    assert len(quantized_products(cut)) == len(quantized_products(whole))
-    assert bool(quantized_products(whole)) == bool(form)
+    assert len(quantized_matmuls(cut)) == len(quantized_matmuls(whole))
+    assert bool(quantized_matmuls(whole)) == bool(form)
     assert sum(size(cut)) < sum(size(whole))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from compressor.engines.prove import Case, prove_products
-from compressor.quantization.products import names_of
+from compressor.quantization.matmuls import matmul_names
 from compressor.targets import target
 from graph_passes import load
 
@@ -27,7 +27,7 @@ def main(graph: Path, inputs: Path) -> None:
         [Case(dict(np.load(inputs)), "inputs")],
         "compressed",
     )
-    failing = names_of(load(graph), proof.failing)
+    failing = matmul_names(load(graph), proof.failing)
     print(json.dumps({"holds": proof.holds, "error": proof.error, "failing": failing}))
 
 

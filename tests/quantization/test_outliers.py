@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.quantization import quantize_graph, quantize_without_ruined, ruined_products
+from compressor.quantization import quantize_graph, quantize_without_ruined, ruined_matmuls
 from compressor.targets import Feeds
-from compressor.targets.graph_facts import quantized_products
+from compressor.targets.graph_facts import quantized_matmuls
 from graph_passes import load, save
 from tests.quantization.graphs import calibration_rows, needs_nncf, quantized, run, two_products, vectors
 
@@ -31,7 +31,7 @@ def test_an_outlier_ruins_every_product_that_it_reaches(size: float, expected: t
     rows = with_outlier(vectors(), size)
     path = quantized_file(tmp_path, rows)
     before = path.read_bytes()
-    assert ruined_products(path, rows) == expected
+    assert ruined_matmuls(path, rows) == expected
     assert path.read_bytes() == before
 
 
@@ -40,7 +40,7 @@ def test_ruined_products_stay_in_floats(tmp_path: Path) -> None:
     save(two_products(), tmp_path / "model.onnx")
     graph = quantize_without_ruined(tmp_path / "model.onnx", rows, tmp_path / "model.int8.onnx")
     assert (graph.products, graph.in_float, graph.ruined) == ((), (), ("first", "second"))
-    assert quantized_products(load(graph.path)) == []
+    assert quantized_matmuls(load(graph.path)) == []
     expected, output = (run(path, rows[0])["y"] for path in (tmp_path / "model.onnx", graph.path))
     np.testing.assert_allclose(output[1:], expected[1:], rtol=1e-5, atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_a_graph_without_outliers_is_quantized_once(tmp_path: Path) -> None:
 
 
 def test_a_usual_model_has_no_ruined_products() -> None:
-    assert ruined_products(quantized().path, calibration_rows()) == ()
+    assert ruined_matmuls(quantized().path, calibration_rows()) == ()
 
 
 def test_a_reduced_range_halves_the_weights(tmp_path: Path) -> None:
@@ -70,6 +70,6 @@ def test_a_reduced_range_halves_the_weights(tmp_path: Path) -> None:
             for value in load(out).graph.initializers.values()
             if value.const_value is not None and value.const_value.dtype.name == "INT8" and value.const_value.size > 1
         ]
-        assert len(quantized_products(load(out))) == 2
+        assert len(quantized_matmuls(load(out))) == 2
         largest.append(max(int(np.abs(array.astype(np.int32)).max()) for array in weights if array.ndim == 2))
     assert largest[0] > 64 >= largest[1]

@@ -18,7 +18,7 @@ from compressor.export import export_reference
 from compressor.quantization import quantize_graph, require_nncf
 from compressor.quantization.portable import producers_listed_once
 from compressor.targets import target
-from compressor.targets.graph_facts import float_products, quantized_products, weighted_products
+from compressor.targets.graph_facts import float_matmuls, quantized_matmuls, weight_matmuls
 from compressor.targets.relative_error import relative_error
 from compressor.units import find_sites, keep_all
 from graph_passes import load, save, shrink
@@ -81,14 +81,14 @@ def test_the_graph_consists_of_standard_operators(bert: Quantized) -> None:
 
 def test_every_weighted_product_is_quantized(bert: Quantized) -> None:
     model = load(bert.path)
-    assert [node.name for node in quantized_products(model)] == list(bert.graph.products)
-    assert list(bert.graph.products) == [node.name for node in weighted_products(load(bert.source))]
-    assert (bert.graph.in_float, float_products(model)) == ((), [])
+    assert [node.name for node in quantized_matmuls(model)] == list(bert.graph.products)
+    assert list(bert.graph.products) == [node.name for node in weight_matmuls(load(bert.source))]
+    assert (bert.graph.in_float, float_matmuls(model)) == ((), [])
     assert bert.graph.rows == len(calibration_rows())
 
 
 def test_activations_have_one_zero_point_and_weights_a_scale_for_each_output(bert: Quantized) -> None:
-    for product in quantized_products(load(bert.path)):
+    for product in quantized_matmuls(load(bert.path)):
         activation, weight = (factor.producer() for factor in product.inputs[:2] if factor is not None)
         assert activation is not None
         assert weight is not None
@@ -160,9 +160,9 @@ def test_an_engine_computes_the_quantized_graph(name: str, file: str, bert: Quan
 def test_exactly_the_named_products_stay_in_floats(kept: str, small: Path, tmp_path: Path) -> None:
     graph = quantize_graph(small, vectors(), tmp_path / "int8.onnx", keep_float={kept})
     model = load(graph.path)
-    assert graph.in_float == (kept,) == tuple(node.name for node in float_products(model))
+    assert graph.in_float == (kept,) == tuple(node.name for node in float_matmuls(model))
     assert {*graph.products, kept} == {"first", "second"}
-    (product,) = float_products(model)
+    (product,) = float_matmuls(model)
     weight = product.inputs[1]
     assert weight is not None
     assert weight.is_initializer()

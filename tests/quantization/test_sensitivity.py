@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.quantization import rank_products
+from compressor.quantization import rank_matmuls
 from compressor.targets import Feeds
-from compressor.targets.graph_facts import quantized_products
+from compressor.targets.graph_facts import quantized_matmuls
 from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 from tests.quantization.graphs import Quantized, calibration_rows, files_of, needs_nncf, quantized, run
@@ -75,28 +75,28 @@ def written(folder: Path, outlier: str) -> tuple[Path, Path]:
 def test_a_product_whose_activation_has_an_outlier_comes_first(outlier: str, other: str, tmp_path: Path) -> None:
     path, reference = written(tmp_path, outlier)
     rows = vectors(outlier)
-    assert rank_products(path, reference, rows) == [outlier, other]
-    assert rank_products(path, reference, rows[:1]) == [outlier, other], "one row is enough here"
+    assert rank_matmuls(path, reference, rows) == [outlier, other]
+    assert rank_matmuls(path, reference, rows[:1]) == [outlier, other], "one row is enough here"
 
 
 def test_products_in_floats_are_not_ranked(tmp_path: Path) -> None:
     path, reference = written(tmp_path, "second")
     save(ReturnToFloats({"first"})(load(path)).model, tmp_path / "one.onnx")
-    assert rank_products(tmp_path / "one.onnx", reference, vectors("second")) == ["second"]
-    assert rank_products(reference, reference, vectors("second")) == []
+    assert rank_matmuls(tmp_path / "one.onnx", reference, vectors("second")) == ["second"]
+    assert rank_matmuls(reference, reference, vectors("second")) == []
 
 
 def test_progress_is_reported_for_each_product(tmp_path: Path) -> None:
     path, reference = written(tmp_path, "first")
     progress: Progress = []
-    rank_products(path, reference, vectors("first"), lambda done, total: progress.append((done, total)))
+    rank_matmuls(path, reference, vectors("first"), lambda done, total: progress.append((done, total)))
     assert progress == [(1, 2), (2, 2)]
 
 
 def test_the_graphs_stay(tmp_path: Path) -> None:
     path, reference = written(tmp_path, "first")
     before = files_of(path)
-    rank_products(path, reference, vectors("first"))
+    rank_matmuls(path, reference, vectors("first"))
     assert files_of(path) == before
 
 
@@ -104,13 +104,13 @@ def test_the_graphs_stay(tmp_path: Path) -> None:
 def test_every_product_of_a_model_is_ranked_once(bert: Quantized, tmp_path: Path) -> None:
     progress: Progress = []
     rows = calibration_rows(2)
-    ranked = rank_products(bert.path, bert.source, rows, lambda done, total: progress.append((done, total)))
+    ranked = rank_matmuls(bert.path, bert.source, rows, lambda done, total: progress.append((done, total)))
     assert sorted(ranked) == sorted(bert.graph.products)
     assert progress == [(number + 1, len(ranked)) for number in range(len(ranked))]
     errors = []
     for name in (ranked[0], ranked[-1]):
         model = ReturnToFloats({name})(load(bert.path)).model
-        assert len(quantized_products(model)) == len(ranked) - 1
+        assert len(quantized_matmuls(model)) == len(ranked) - 1
         save(model, tmp_path / "returned.onnx")
         pairs = [
             (run(bert.source, feeds)["logits"], run(tmp_path / "returned.onnx", feeds)["logits"]) for feeds in rows

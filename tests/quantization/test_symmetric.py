@@ -14,10 +14,9 @@ from compressor.engines.build import spans_of
 from compressor.engines.prove import prove_products, require
 from compressor.errors import ErrorCode, InputError
 from compressor.quantization import output_distance, quantize_symmetric
-from compressor.quantization.portable import without_padding
-from compressor.quantization.symmetric import MagnitudeHistogram, measure_magnitudes
+from compressor.quantization.symmetric import MagnitudeHistogram, measure_magnitudes, without_padding
 from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
-from compressor.targets.graph_facts import float_products, quantized_products
+from compressor.targets.graph_facts import float_matmuls, quantized_matmuls
 from compressor.targets.tensorrt.graph import profile
 from graph_passes import load, save
 from graph_passes.passes import FoldWeights
@@ -45,8 +44,8 @@ def test_a_family_is_quantized_by_the_rules(family: str, precision: Precision) -
     assert quantizer_faults(model) == []
     onnx.checker.check_model(str(case.graph.path), full_check=True)
     assert model.opset_imports[""] == (21 if precision == "fp8" else load(case.source.shrunk).opset_imports[""])
-    assert case.graph.products == tuple(node.name for node in quantized_products(model))
-    assert case.graph.in_float == tuple(node.name for node in float_products(model))
+    assert case.graph.products == tuple(node.name for node in quantized_matmuls(model))
+    assert case.graph.in_float == tuple(node.name for node in float_matmuls(model))
     assert len(case.graph.in_float) == 1, "the output head"
     limit = FP8_DISTANCE if precision == "fp8" else DISTANCE
     assert 0 < output_distance(case.graph.path, case.source.shrunk, [case.source.inputs]) < limit
@@ -59,7 +58,7 @@ def test_attentions_and_residual_sums_are_quantized_as_often_as_the_plan_keeps_t
     model = case.model()
     readers = [(node, value.producer()) for node in model.graph for value in node.inputs if value is not None]
     read = [node for node, producer in readers if producer is not None and producer.op_type == "DequantizeLinear"]
-    products = {node.name for node in quantized_products(model)}
+    products = {node.name for node in quantized_matmuls(model)}
     attention = [node for node in read if node.op_type == "MatMul" and node.name not in products]
     sums = [node for node in read if node.op_type == "Add"]
     feed_forwards = sum(bool(group.kept) for group in case.source.plan.feed_forwards)

@@ -20,7 +20,7 @@ from compressor.report import JSON_NAME
 from compressor.serving import export, real_rows
 from compressor.serving.model_files import GRAPH
 from compressor.targets import BuildOptions, target, target_of
-from compressor.targets.tensor_specs import input_specs
+from compressor.targets.tensor_specs import specs_of
 from compressor.workdir import QUANTIZED_GRAPH
 from tests import folders
 from tests.command import compress
@@ -71,7 +71,7 @@ class LocalOutputs:
         graph = graph_passes.load(out / GRAPH)
         words = [word for word in folders.WORDS if len(word) > 2]
         texts = [(" ".join(words[start : start + count]),) for start in range(5) for count in (1, 4, 9)]
-        rows = real_rows(out, graph, input_specs(graph, out), texts, longest=16).feeds
+        rows = real_rows(out, graph, specs_of(graph.graph.inputs, out), texts, longest=16).feeds
         self.requests = [
             {name: np.repeat(value, batch, axis=0) for name, value in row.items()} for row in rows for batch in (1, 3)
         ]

@@ -11,12 +11,12 @@ import pytest
 
 from compressor.targets.graph_facts import (
     digest,
-    float_products,
+    float_matmuls,
     fusible_attentions,
     graph_digest,
     is_quantized,
-    quantized_products,
-    weighted_products,
+    quantized_matmuls,
+    weight_matmuls,
 )
 from graph_passes import data_files, load
 from tests.targets.graphs import masked, parsed, pruned
@@ -56,7 +56,7 @@ def test_quantization_nodes_make_a_graph_quantized(operator: str, quantized: boo
 def products(body: str, weights: str = SCALES, inputs: str = "float[B, 2] x") -> tuple[list[str], list[str], list[str]]:
     """Names of the outputs of the products of a graph: with weights, quantized, in floats."""
     model = parsed(body, inputs, "float[B, N] y", weights)
-    return names(weighted_products(model)), names(quantized_products(model)), names(float_products(model))
+    return names(weight_matmuls(model)), names(quantized_matmuls(model)), names(float_matmuls(model))
 
 
 def names(nodes: Iterable[ir.Node]) -> list[str]:
@@ -154,5 +154,5 @@ def test_products_of_branches_are_not_counted() -> None:
 def test_finding_products_changes_nothing() -> None:
     model = parsed(f"{ACTIVATION}{WEIGHT}y = MatMul(a, d)", "float[B, 2] x", "float[B, 2] y", SCALES)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    assert names(quantized_products(model)) == ["y"]
+    assert names(quantized_matmuls(model)) == ["y"]
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before

@@ -66,11 +66,7 @@ class Session:
 
 
 def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """The properties that engines are measured with.
-
-    Raises:
-        RuntimeError: the engine computes in bfloat16, and this processor has no instructions for it.
-    """
+    """The properties that engines are measured with, if this processor has the instructions that they need."""
     if (needed := facts.get("native_instructions")) and not _processor_flags() & set(needed):
         precision = "int8" if "int8_products" in facts else "fp32"
         raise RuntimeError(
@@ -82,7 +78,7 @@ def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "INFERENCE_PRECISION_HINT": facts.get("inference_precision", "f32"),
         "PERFORMANCE_HINT": "LATENCY",
-        # Instances beside each other would be pinned to the same cores.
+        # Several instances would be pinned to the same cores.
         "ENABLE_CPU_PINNING": threads is None and instances == 1,
         **({"INFERENCE_NUM_THREADS": int(threads["string_value"])} if threads else {}),
     }

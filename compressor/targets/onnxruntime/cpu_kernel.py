@@ -36,7 +36,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _CASES = ((64, 64, 3), (16, 64, 2), (8, 20, 1), (128, 72, 2))
 """Block size, head width and blocks per side of the attentions that a kernel is compared on.
 
-The second and the fourth are causal; the first and the third have a memory, persistent vectors and a bias per head."""
+The second and the fourth are causal; the others have a memory, persistent vectors and a bias per head."""
 _log = logging.getLogger(__name__)
 
 
@@ -129,11 +129,7 @@ def _headers(include: Path | None) -> Path:
 
 
 def _require_older(headers: Path) -> None:
-    """Make sure that the headers are not newer than the runtime, which would lack the interface that they describe.
-
-    Raises:
-        InputError: the headers are newer.
-    """
+    """Raise InputError for headers that are newer than the runtime, which lacks the new parts of the interface."""
     path = headers / "onnxruntime_c_api.h"
     text = path.read_text() if path.is_file() else ""
     version = re.search(r"^#define ORT_API_VERSION (\d+)", text, re.MULTILINE)
@@ -180,9 +176,9 @@ def _largest_error(library: Path, scratch: Path) -> float:
 
 
 def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """A graph of an attention of two heads with three quarters of its blocks, and a padded batch as its inputs.
+    """A graph of one attention with two heads and three quarters of its blocks, and a padded batch for it.
 
-    Lengths end within a block.
+    The lengths are no multiples of the block size.
     """
     rng = np.random.default_rng(seed)
     causal = bool(seed % 2)
@@ -195,11 +191,9 @@ def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[st
     keys = length + memory // 2 + persistent
     row = np.zeros((2, 1, 1, keys), np.float32)
     row[1, ..., -block // 2 :] = np.finfo(np.float32).min
+    sizes = {"query": length, "key": keys, "value": keys}
     inputs = {
-        **{
-            name: rng.standard_normal((2, size, 2, dim), np.float32)
-            for name, size in (("query", length), ("key", keys), ("value", keys))
-        },
+        **{name: rng.standard_normal((2, size, 2, dim), np.float32) for name, size in sizes.items()},
         "block_mask": mask.kept,
         "row": row,
         "full": rng.standard_normal((2, 2, length, keys), np.float32),

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Widths
-from compressor.targets.graph_facts import products_of, state_float_widths, weighted_products
+from compressor.targets.graph_facts import names_of, names_of_widths, weight_matmuls, write_float_widths
 from graph_passes import load, save
 from graph_passes.attention.score_bias import has_score_bias
 from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
@@ -20,45 +20,45 @@ from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
 INT8_KERNELS = frozenset(
     ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
 )
-"""Operator types of ONNX Runtime that compute a matrix product in int8."""
+"""Operator types of ONNX Runtime that compute a matmul in int8."""
 
 
 def quantize_dynamically(
     fused: Path, out: Path, *, reduce_range: bool = False, float_widths: Collection[Widths] = ()
 ) -> tuple[str, ...]:
-    """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
+    """Quantize the matmuls of a fused graph; scales are per output channel for weights, per tensor for activations.
 
-    Fused attention stays fused. Without a mask or with a padding mask its projections are quantized with it, as
-    `QAttention`. That operator has no input for another bias of the scores, which onnxruntime's quantizer would leave
-    out: with one, the projections become a product of their own, and the attention stays in floats.
+    Fused attention stays fused. Without a mask, or with a padding mask, it is quantized with its projections, as
+    `QAttention`. That operator has no input for a bias of the scores, which onnxruntime's quantizer would leave out:
+    where an attention has such a bias, its projections become a separate matmul, and the attention stays in floats.
 
     Args:
         fused: the graph, fused for ONNX Runtime.
         out: the file to write; it may be `fused`.
         reduce_range: whether weights use 7 of 8 bits, for processors whose sums of int8 products saturate.
-        float_widths: widths of products that stay in floats.
+        float_widths: widths of matmuls that stay in floats.
 
     Returns:
-        Names of the products that were to be quantized.
+        Names of the matmuls that the quantizer was requested to quantize.
 
     Raises:
         InputError: onnxruntime's quantizer cannot quantize the graph.
     """
     model = load(fused)
-    # Weights are quantized only where they are initializers of the product.
+    # The quantizer reads weights only where they are initializers of the matmul.
     FoldWeights()(model)
     UsePaddingMask()(model)
     SeparateProjections()(model)
     for node in list(model.graph):
-        # The quantizer leaves attentions alone that state the sizes of queries, keys and values.
+        # The quantizer skips attentions that state the sizes of queries, keys and values.
         if node.op_type == "Attention" and not has_score_bias(node):
             _omit_equal_sizes(node)
         elif node.op_type == "FusedMatMul":
             _transpose_weights(node)
     FoldWeights()(model)
-    in_float = frozenset(products_of(model, float_widths))
-    products = tuple(name for node in weighted_products(model) if (name := node.name or "") not in in_float)
-    state_float_widths(model, float_widths)
+    in_float = frozenset(names_of_widths(model, float_widths))
+    matmuls = tuple(name for name in names_of(weight_matmuls(model)) if name not in in_float)
+    write_float_widths(model, float_widths)
     with tempfile.TemporaryDirectory() as folder:
         plain, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         save(model, plain)
@@ -72,11 +72,11 @@ def quantize_dynamically(
                 path=fused,
             )
         save(result, out)
-    return products
+    return matmuls
 
 
 def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool, in_float: Collection[str]) -> None:
-    """Run onnxruntime's quantizer on a file, but not on the products `in_float`; messages name the file `shown`."""
+    """Run onnxruntime's quantizer on a file, except on the matmuls `in_float`; messages name the file `shown`."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     _forget_shapes(plain)
@@ -102,16 +102,16 @@ def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool, 
 
 
 def _transpose_weights(node: ir.Node) -> None:
-    """Replace a product by transposed weights by `MatMul`, which the quantizer knows."""
+    """Replace a `FusedMatMul` with transposed weights by a `MatMul`, which the quantizer knows."""
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     is_plain = attributes.pop("transB", 0) == 1 and attributes.pop("alpha", 1.0) == 1.0 and not any(attributes.values())
     weights, graph = node.inputs[1], node.graph
     if not is_plain or weights is None or not weights.is_initializer() or graph is None:
         return
     transposed = ir.node("Transpose", [weights], {"perm": (1, 0)}, name=f"{node.name}.weights")
-    product = ir.node("MatMul", [node.inputs[0], transposed.outputs[0]], name=node.name)
-    graph.insert_before(node, [transposed, product])
-    output, value = node.outputs[0], product.outputs[0]
+    matmul = ir.node("MatMul", [node.inputs[0], transposed.outputs[0]], name=node.name)
+    graph.insert_before(node, [transposed, matmul])
+    output, value = node.outputs[0], matmul.outputs[0]
     transposed.outputs[0].name = f"{weights.name}.transposed"
     value.type, value.shape = output.type, output.shape
     name, output.name = output.name, None
@@ -128,21 +128,21 @@ def _omit_equal_sizes(node: ir.Node) -> None:
 
 
 def _forget_shapes(path: Path) -> None:
-    """Remove the shapes of inner tensors, which shape inference would compare with its own after names were reused."""
+    """Remove the shapes of inner tensors, since shape inference fails where a name now belongs to another tensor."""
     proto = onnx.load(path, load_external_data=False)
     del proto.graph.value_info[:]
     onnx.save(proto, path)
 
 
 def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
-    """What nodes read in one graph, and the values of the same names do not depend on in another.
+    """The inputs of nodes on which the outputs of these nodes do not depend any more after nodes were replaced.
 
     Args:
         before: the graph, with all nodes on its top level.
-        after: a graph in which some nodes are replaced; the names of the values that remain are the same.
+        after: the graph after some nodes were replaced; values that remain have the same names.
 
     Returns:
-        Each as `input -> output`, names of values. Constants are not counted.
+        For each lost input `input -> output`, with the names of both. Constants are not counted.
     """
     names = {value.name for node in before.graph for value in node.outputs} | {v.name for v in before.graph.inputs}
     values = {value.name: value for node in after.graph for value in node.outputs}
@@ -160,16 +160,16 @@ def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
 
 
 def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
-    """Those of some named values that a value is computed from, without others in between."""
+    """The names, among some names, of the values nearest upstream that a value is computed from."""
     reached: set[str | None] = set()
-    waiting = [value]
-    while waiting:
-        producer = waiting.pop().producer()
+    pending = [value]
+    while pending:
+        producer = pending.pop().producer()
         for source in () if producer is None else filter(None, producer.inputs):
             if source.name in names:
                 reached.add(source.name)
             else:
-                waiting.append(source)
+                pending.append(source)
     return reached
 
 

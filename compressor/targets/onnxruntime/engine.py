@@ -1,6 +1,6 @@
-"""Engines of ONNX Runtime: fuse a graph, load it, and count the operators that it executes.
+"""Engines of ONNX Runtime: fuse a graph, load it, and count the operators that the runtime executes.
 
-A fused graph, and another form of normalizations, is used only if it computes the same function.
+A fused graph, or one with split normalizations, is used only if it computes the same function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from compressor.results import QuantizedProducts
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, check_reach
 from compressor.targets.cuda import driver
-from compressor.targets.graph_facts import float_products, float_widths_of, fusible_attentions, quantized_products
+from compressor.targets.graph_facts import (
+    float_matmuls,
+    fusible_attentions,
+    names_of,
+    quantized_matmuls,
+    read_float_widths,
+)
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
 from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
@@ -50,13 +56,14 @@ _REPORTED = (
 """Operator types that `optimization` counts."""
 Rewrite = Callable[[ir.Model], ir.Model]
 _TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
-"""Batch, length and padding of the inputs that a fused graph is compared on."""
+"""Batch size, length and padding of the inputs that a fused graph is compared on."""
 _log = logging.getLogger(__name__)
 ROUNDS = 6
+"""Rounds in which fused and split normalizations are timed."""
 PAUSE_SECONDS = 0.05
-"""Time in which the threads of the other session stop spinning."""
+"""Time after which the threads of a session have stopped spinning."""
 GAIN = 1.01
-"""Ratio of times from which on a form is used that is not ONNX Runtime's own."""
+"""Least speed-up for which fused normalizations are split."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,16 +102,7 @@ def build_engine(
     options: BuildOptions | None = None,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
-    """Fuse a graph for ONNX Runtime and load it; see `Target.build`.
-
-    Args:
-        onnx: the graph.
-        out: the file to write.
-        precision: numeric precision of the engine.
-        provider: device to run on; None: CUDA where there is a GPU and no kernel.
-        threads: threads per call; None: one per core.
-        options: the kernel, and the form of normalizations and of products; None: the defaults.
-        rewrite: fuses a model.
+    """Fuse a graph for ONNX Runtime by `rewrite`, and load it; see `Target.build`.
 
     Raises:
         TargetMissingError: the device is missing, or does not compute in the precision.
@@ -114,10 +112,10 @@ def build_engine(
     options = options or BuildOptions()
     provider = ort_session.choose_provider(provider, precision, options.kernel)
     settings = ort_session.session_settings(provider, threads, options.kernel)
-    if precision == "int8" and (products := quantized_products(load(onnx))):
-        # ONNX Runtime fuses quantized products itself; rules for float operators would separate them from their scales.
+    if precision == "int8" and (matmuls := quantized_matmuls(load(onnx))):
+        # ONNX Runtime fuses quantized matmuls itself; rules for float operators would separate them from their scales.
         save(load(onnx), out)
-        return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(products))
+        return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(matmuls))
     fusion = fuse(onnx, out, settings, rewrite)
     changes = [str(fusion)]
     if precision == "fp16":
@@ -147,7 +145,7 @@ def load_engine(
     kernel: Path | None = None,
     cached: bool = True,
 ) -> OrtEngine:
-    """Load a graph that `build_engine` wrote; attentions are counted in the graph as it is. See `Target.load`.
+    """Load a graph that `build_engine` wrote; see `Target.load`.
 
     Raises:
         TargetMissingError: the device is missing, or does not compute in the graph's precision.
@@ -171,9 +169,10 @@ def _open(
     fusion: Fusion | None = None,
     requested: int | None = None,
 ) -> OrtEngine:
-    """Load the engine in `path`, built by some changes from the graph `source`, in which attentions are counted.
+    """Load the engine in `path`, which was built by some changes from the graph `source`.
 
-    Of its products, `requested` are to be executed in int8; None: those of the file.
+    Attentions are counted in `source`. The engine is expected to execute `requested` matmuls in int8; None: as many as
+    the file has in int8.
     """
     kernels = ort_session.executed_operators(path, settings, next(fusion_trials(source)))
     counts = [f"{kernels[name]} {name}" for name in _REPORTED if name in kernels]
@@ -194,7 +193,7 @@ def _open(
         specs=tuple(map(_spec, session.get_inputs())),
         outputs=tuple(value.name for value in session.get_outputs()),
         precision=precision,
-        # A graph that was fused elsewhere may hold attentions that only the runtime recognizes.
+        # A graph that another program fused may have attentions that only the runtime recognizes.
         attentions=max(len(fusible), fused_attentions),
         fused=fused_attentions,
         kernels=kernels,
@@ -223,14 +222,15 @@ def _precision(model: ir.Model) -> Precision:
 
 
 def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) -> QuantizedProducts:
-    """The products of an engine in int8, by its executed operators; `requested` None: those of the file."""
+    """The matmuls of an engine in int8, by its executed operators; see `_open`."""
     model = load(path)
-    integer = [node for node in model.graph if node.op_type in INT8_KERNELS]
+    if requested is None:
+        requested = sum(node.op_type in INT8_KERNELS for node in model.graph) + len(quantized_matmuls(model))
     return QuantizedProducts(
-        requested=len(integer) + len(quantized_products(model)) if requested is None else requested,
+        requested=requested,
         executed=sum(count for kernel, count in kernels.items() if kernel in INT8_KERNELS),
-        float_in_graph=tuple(node.name or "" for node in float_products(model)),
-        float_widths=float_widths_of(model),
+        float_in_graph=names_of(float_matmuls(model)),
+        float_widths=read_float_widths(model),
     )
 
 
@@ -274,15 +274,13 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
         CompressorError: the original graph cannot be loaded or run.
         OSError: `out` cannot be written.
     """
-    plain = open_session(source, {**settings, "graph_optimization": "none"})
-    trials, expected = _expected_outputs(plain, source)
-    del plain
+    reference = _reference_outputs(source, settings)
     error = None
     try:
         with quiet_tools():
             model = rewrite(load(source))
         save(model, out)
-        error = _largest_error(out, settings, trials, expected)
+        error = _largest_error(out, settings, reference)
         if error <= TOLERANCE["fp32"]:
             _log.debug("%s: fused within %.1e", source, error)
             return Fusion(fused=True, error=error)
@@ -299,22 +297,24 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
 
 
 def fusion_trials(source: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Inputs of several sizes, with and without padding. A batch size that the graph fixes is kept."""
+    """Inputs of several sizes, with and without padding, but of the batch size that the graph fixes, if it does."""
     model = load(source)
     fixed = fixed_batch(model)
     for seed, (batch, seq, padded) in enumerate(_TRIALS):
         yield trial_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
 
 
-def _expected_outputs(session: InferenceSession, source: Path) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
-    """The inputs that a graph can run on, and its outputs. The longest inputs may exceed its positions."""
-    runs, failure = [], None
+def _reference_outputs(source: Path, settings: Mapping[str, Any]) -> ReferenceOutputs:
+    """The outputs of a graph without optimizations, for the trials that it can run: some may exceed its positions."""
+    session = open_session(source, {**settings, "graph_optimization": "none"})
+    batches, outputs, failure = list[Feeds](), list[dict[str, np.ndarray]](), None
     for feeds in fusion_trials(source):
         try:
-            runs.append((feeds, run_session(session, feeds)))
+            outputs.append(run_session(session, feeds))
+            batches.append(feeds)
         except InputError as error:
             failure = error
-    if failure is not None and not runs:
+    if failure is not None and not batches:
         if not draws_ids(load(source)):
             raise failure
         raise InputError(
@@ -323,18 +323,16 @@ def _expected_outputs(session: InferenceSession, source: Path) -> tuple[list[Fee
             code=ErrorCode.RUNTIME_FAILED,
             path=source,
         )
-    return [feeds for feeds, _ in runs], [outputs for _, outputs in runs]
+    return ReferenceOutputs(outputs, batches)
 
 
-def _largest_error(
-    path: Path, settings: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
-) -> float:
-    session, reference = open_session(path, settings), ReferenceOutputs(expected, trials)
+def _largest_error(path: Path, settings: Mapping[str, Any], reference: ReferenceOutputs) -> float:
+    session = open_session(path, settings)
     return max(
         reference.error(number, name, outputs[name])
-        for number, feeds in enumerate(trials)
+        for number, feeds in enumerate(reference.batches)
         for outputs in [run_session(session, feeds)]
-        for name in expected[number]
+        for name in reference.outputs[number]
     )
 
 
@@ -344,10 +342,10 @@ def choose_norms(
     """Split the fused normalizations of a graph where that is faster.
 
     Args:
-        path: the graph, fused for ONNX Runtime; replaced where the other form is faster and computes the same.
+        path: the graph, fused for ONNX Runtime; replaced where split normalizations are faster and compute the same.
         settings: settings of the session.
         feeds: one batch of inputs of the size to be fast at.
-        tolerance: largest relative error of the other form.
+        tolerance: largest relative error of the split normalizations.
         seconds: approximate time to spend.
 
     Returns:
@@ -363,7 +361,7 @@ def choose_norms(
         sessions = [open_session(file, settings) for file in (path, split)]
         try:
             expected, outputs = (run_session(session, feeds) for session in sessions)
-        except InputError:  # the caller learns why when it runs the engine at this size
+        except InputError:  # raised again when the engine runs at this size
             return None
         error = max(relative_error(expected[name], outputs[name], feeds) for name in expected)
         times: tuple[list[float], list[float]] = ([], [])

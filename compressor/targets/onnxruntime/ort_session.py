@@ -223,13 +223,13 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, Any]]:
-    """A function that runs a graph, which is loaded here and now."""
+    """Load a graph, and return a function that runs it."""
     session = open_session(path, settings)
     return lambda feeds: run_session(session, feeds)
 
 
 def unoptimized_runner(path: Path) -> Callable[[Feeds], dict[str, Any]]:
-    """A function that runs a graph as it is written, on the CPU: the reference of comparisons."""
+    """Load a graph without optimizations on the CPU, and return a function that computes expected outputs with it."""
     return runner(path, {**session_settings("cpu", None), "graph_optimization": "none"})
 
 

@@ -1,6 +1,6 @@
-"""Batches: which fixed shape holds a batch, how its inputs are padded and its outputs cut, and how a request runs it.
+"""How a batch runs at a fixed shape: which shape holds it, how its inputs are padded, and how its outputs are cut.
 
-The file is copied beside a served model, and needs NumPy only.
+This file is copied beside a served model, and needs NumPy only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Name of a tensor -> names of its axes, `batch` and `sequence` among them; fixed axes have their size as name."""
+"""Name of a tensor -> names of its axes, such as `batch` and `sequence`; the name of a fixed axis is its size."""
 Feeds = Mapping[str, np.ndarray]
 """Input name -> array."""
 Shape = tuple[int, int]
@@ -19,7 +19,7 @@ Shape = tuple[int, int]
 
 
 def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bool) -> Shape | None:
-    """The smallest shape that holds a batch; None if there is none, or the batch is not one that the graph takes.
+    """The smallest shape that holds a batch; None if no shape does, or if the graph does not take the batch.
 
     Args:
         shapes: the fixed shapes.
@@ -39,7 +39,7 @@ def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bo
 
 
 def _is_consistent(axes: Axes, feeds: Feeds) -> bool:
-    """Whether the feeds are arrays of the graph's ranks, and agree on the sizes of their axes."""
+    """Whether the inputs are arrays of the graph's ranks, and axes of one name have one size."""
     sizes: dict[str, int] = {}
     for tensor, names in axes.items():
         array = feeds.get(tensor)
@@ -91,9 +91,9 @@ def cut(axes: Axes, outputs: Mapping[str, np.ndarray], sizes: Shape) -> dict[str
 class EngineRequest:
     """A request of OpenVINO, which runs one batch at a time.
 
-    At fixed shapes inputs are copied into the request's own tensors. New tensors at each call, as `share_inputs` of
-    OpenVINO hands over, take longer than the copy: the compiled graph is prepared for them each time. They are used
-    where axes are free: OpenVINO checks their shapes, which it does not do for its own tensors.
+    At fixed shapes inputs are copied into the tensors of the request. Passing new tensors at each call (`share_inputs`
+    of OpenVINO) takes longer than the copy, because the compiled graph is prepared for them each time. Where axes are
+    free, new tensors are passed: OpenVINO checks their shapes, but not those of the request's tensors.
 
     Args:
         request: an `openvino.InferRequest`.
@@ -119,18 +119,18 @@ class EngineRequest:
             outputs = self._request.infer(list(arrays), share_inputs=True).to_tuple()
             _require_computed(arrays, outputs)
             return outputs
-        for own, array in zip(self._inputs, arrays, strict=True):
-            if array.shape != own.shape:
-                raise ValueError(f"an input has the shape {array.shape}, and the graph {own.shape}")
-            own[...] = array
+        for tensor, array in zip(self._inputs, arrays, strict=True):
+            if array.shape != tensor.shape:
+                raise ValueError(f"an input has the shape {array.shape}, and the graph {tensor.shape}")
+            tensor[...] = array
         outputs = self._request.infer().to_tuple()
         return outputs
 
     def _mark_outputs(self) -> None:
         """Write NaN into the first element of each output.
 
-        Where a graph cannot compute a batch, such as one with more positions than the model has, OpenVINO 2026 raises
-        nothing, and its outputs are those of the batch before.
+        Where a graph cannot compute a batch, e.g. one that has more tokens than the model has positions, OpenVINO 2026
+        raises nothing and returns the outputs of the previous batch.
         """
         for tensor in self._request.output_tensors:
             if tensor.size and tensor.data.dtype.kind == "f":

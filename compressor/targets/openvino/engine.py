@@ -1,10 +1,10 @@
-"""Engines of OpenVINO: a graph converted, compiled, and its fused attentions counted.
+"""Engines of OpenVINO: convert a graph, compile it, and count its fused attentions.
 
-An engine that is compiled for some sizes of its inputs pads shorter ones, and cuts the outputs. Rows are padded at
-their end with zeros if the graph has an attention mask and only looks up the embeddings of its tokens: padded positions
-are masked, and their outputs are cut off. Any other graph, such as one that searches for the token that pads, runs at a
-fixed shape only if its inputs have that size. A graph that reads padded positions in another way, such as the last
-position of every row, computes something else then; the proofs of a run, which pad, find it.
+An engine that is compiled for fixed shapes pads smaller batches with zeros, and cuts its outputs. Only a graph with an
+attention mask, whose ids are only looked up in tables, is padded: the mask hides the padding. Any other graph, such as
+one that searches for the padding token, runs at a fixed shape only if its inputs have that shape. A graph that reads
+padding in another way, such as the last token of every row, computes something else; the proofs of a run, which pad
+inputs, detect it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider, Shape, check_reach
 from compressor.targets.graph_facts import (
-    float_products,
-    float_widths_of,
+    float_matmuls,
     fusible_attentions,
     is_quantized,
-    quantized_products,
-    weighted_products,
+    names_of,
+    quantized_matmuls,
+    read_float_widths,
+    weight_matmuls,
 )
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.batches import Axes, EngineRequest
@@ -56,15 +57,13 @@ if TYPE_CHECKING:
     import openvino
 
 _FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
-"""Kinds of layers that compute a whole attention if they execute its second product."""
-_PRODUCTS = frozenset(("FullyConnected", "MatMul"))
-"""Kinds of layers that compute one matrix product."""
-_COMBINED_PRODUCTS = {"QKVProjection": 3, "LLMMLP": 3}
-"""Kinds of layers that compute several products with weights, and how many."""
+"""Kinds of layers that compute a whole attention if they execute its second matmul."""
+_MATMULS = frozenset(("FullyConnected", "MatMul"))
+"""Kinds of layers that compute one matmul."""
+_COMBINED_MATMULS = {"QKVProjection": 3, "LLMMLP": 3}
+"""Kinds of layers that compute several matmuls with weights, and how many."""
 _PRECISIONS: Mapping[str, Precision] = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8"}
-"""OpenVINO's name of a precision -> the name that users know."""
-_INT8 = frozenset(("i8", "u8"))
-"""OpenVINO's names of the precisions of integer products."""
+"""OpenVINO's name of a precision -> its name in this project."""
 _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "Reorder", "Subgraph")
 """Kinds of layers that `optimization` counts."""
 
@@ -73,7 +72,7 @@ _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "
 class OpenVinoEngine(Engine):
     """A graph compiled by OpenVINO. Only one thread at a time may run it: a request holds the outputs of its last run.
 
-    Its products are unknown for an engine of an earlier version, which does not say how many its graph has.
+    `products` is empty for an engine of an earlier version, whose file does not store the number of matmuls.
 
     Attributes:
         layers: the layers that OpenVINO executes.
@@ -103,14 +102,8 @@ def build_engine(
 ) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it; see `Target.build`.
 
-    Args:
-        onnx: the graph, quantized or not.
-        out: the file to write, `.xml`.
-        precision: `int8` if the graph has to be quantized; `bf16`: products are computed in bfloat16, while the file
-            keeps its weights in float32.
-        provider: the CPU.
-        threads: threads per call; None: one per core.
-        options: fixed shapes, and the precision of what an int8 engine computes in floats; None: the defaults.
+    The graph must be quantized for `int8`. In `bf16` matmuls are computed in bfloat16, while the file keeps its weights
+    in float32.
 
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
@@ -118,7 +111,7 @@ def build_engine(
     options = options or BuildOptions()
     shapes = options.shapes
     source = load(onnx)
-    in_int8, in_float = ([node.name for node in products(source)] for products in (quantized_products, float_products))
+    in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
     if precision == "int8" and not in_int8:
         raise InputError(
             f"{onnx}: its products are not quantized, and OpenVINO executes in int8 only what the graph quantizes; use"
@@ -134,15 +127,15 @@ def build_engine(
             path=onnx,
         )
     if in_int8:
-        info |= {"int8_products": in_int8, "float_products": in_float, "float_widths": float_widths_of(source)}
+        info |= {"int8_products": in_int8, "float_matmuls": in_float, "float_widths": read_float_widths(source)}
     if "bf16" in (precision, options.float_precision):
-        # Other programs that load the engine, and machines without the instructions, read what it was measured with.
+        # Other programs and other machines that load the engine read the precision that it was measured in.
         info |= {"inference_precision": "bf16", "native_instructions": sessions.OPENVINO_BFLOAT16}
     with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
-        # An engine that was there before stays if this graph cannot be compiled.
+        # An earlier engine is kept if this graph cannot be compiled.
         written = Path(folder) / out.name
         sessions.write_model(convert(onnx), written, info)
-        # What is reported of a build is measured without the cache.
+        # The facts of a build are measured without the cache.
         engine = _open(written, threads, out, free_axes=options.free_axes or not shapes)
         for path in (written.with_suffix(".bin"), written):
             path.replace(out.with_suffix(path.suffix))
@@ -150,7 +143,7 @@ def build_engine(
 
 
 def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
-    """What an engine needs to know of its graph, which is stored with it."""
+    """The facts about its graph that are stored in an engine."""
     inputs = [value for value in source.graph.inputs if not value.is_initializer()]
     input_axes, output_axes = (
         {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
@@ -159,7 +152,7 @@ def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
         "inputs": [value.name for value in inputs],
         "outputs": [value.name for value in source.graph.outputs],
         "products": [_name(site.output.producer()) for site in fusible_attentions(source)],
-        "weighted_products": len(weighted_products(source)),
+        "weighted_products": len(weight_matmuls(source)),
         "reach": json.loads(source.metadata_props.get(REACH, "{}")),
         "input_axes": input_axes,
         "output_axes": output_axes,
@@ -194,9 +187,10 @@ def load_engine(
 def _open(
     path: Path, threads: int | None, shown: Path, *, cached: bool = False, free_axes: bool = True
 ) -> OpenVinoEngine:
-    """The engine in `path`; messages name the file `shown`. The cache of compiled models is used on request.
+    """The engine in `path`; messages name the file `shown`.
 
-    Without `free_axes` the graph is compiled for them when a batch needs it; the layers are those of the first shape.
+    Without `free_axes` the graph is compiled for free axes when a batch needs it, and the layers are those of the first
+    fixed shape.
     """
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
@@ -241,31 +235,34 @@ def _open(
 
 
 def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedProducts:
-    """The products with constant weights that OpenVINO executes in int8."""
-    requested = info["int8_products"]
-    products = [layer for layer in layers if layer.kind in _PRODUCTS]
-    floats = frozenset().union(*(layer.nodes for layer in products if layer.precision not in _INT8))
-    in_float = tuple(name for name in requested if name in floats)
+    """The matmuls with constant weights that OpenVINO executes in int8."""
+    requested, in_int8, names = info["int8_products"], 0, set[str]()
+    for layer in (layer for layer in layers if layer.kind in _MATMULS):
+        if _PRECISIONS.get(layer.precision) == "int8":
+            in_int8 += 1
+        else:
+            names |= layer.nodes
+    in_float = tuple(name for name in requested if name in names)
     return QuantizedProducts(
         requested=len(requested),
         # OpenVINO drops some names when it merges nodes, so layers are counted instead of names.
-        executed=min(len(requested) - len(in_float), sum(layer.precision in _INT8 for layer in products)),
+        executed=min(len(requested) - len(in_float), in_int8),
         in_float=in_float,
-        float_in_graph=tuple(info["float_products"]),
+        float_in_graph=tuple(info["float_matmuls"]),
         float_widths=tuple((inputs, outputs) for inputs, outputs in info.get("float_widths", ())),
     )
 
 
 def _executed(requested: int, layers: Iterable[Layer]) -> dict[str, int]:
-    """Number of the `requested` products with constant weights by precision; empty where the graph has none.
+    """Number of the `requested` matmuls with constant weights by precision; empty where the graph has none.
 
-    OpenVINO does not report which nodes all layers execute, so the rest of them counts as computed in fp32.
+    OpenVINO does not report the nodes of all layers, so matmuls that no layer reports count as computed in fp32.
     """
     counts: collections.Counter[str] = collections.Counter()
     for layer in layers:
         # `MatMul` multiplies activations, `FullyConnected` weights.
-        products = _COMBINED_PRODUCTS.get(layer.kind, int(layer.kind == "FullyConnected"))
-        counts[_PRECISIONS.get(layer.precision, "fp32")] += products
+        matmuls = _COMBINED_MATMULS.get(layer.kind, int(layer.kind == "FullyConnected"))
+        counts[_PRECISIONS.get(layer.precision, "fp32")] += matmuls
     executed: dict[str, int] = {}
     for name, count in counts.most_common():
         if name != "fp32" and count:
@@ -283,7 +280,7 @@ def _spec(name: str, tensor: Any) -> TensorSpec:
 
 
 def can_pad(model: ir.Model) -> bool:
-    """Whether rows of a graph may be padded with zeros: it has a mask, and reads its tokens only to look them up."""
+    """Whether batches may be padded with zeros: the graph has a mask, and its ids are only looked up in tables."""
     inputs = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     is_masked = any(name.endswith("attention_mask") for name in inputs)
     return is_masked and all(_is_looked_up(value) for name, value in inputs.items() if name.endswith("input_ids"))
@@ -315,7 +312,7 @@ def unfixable(inputs: Axes, outputs: Axes) -> str | None:
 
 
 def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
-    """Outputs of an ONNX graph that OpenVINO reads itself, compiled for the shapes of one batch alone.
+    """Outputs of an ONNX graph that OpenVINO reads without rewrites, compiled for the shapes of a single batch.
 
     Raises:
         InputError: OpenVINO cannot read the graph, or cannot run it at these shapes.
@@ -337,9 +334,9 @@ def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 def convert(onnx: Path) -> openvino.Model:
-    """An ONNX graph in OpenVINO. Functions are inlined, which OpenVINO does not do itself.
+    """An ONNX graph in OpenVINO, with inlined functions, since OpenVINO does not inline them.
 
-    In a quantized graph, attentions of one query are rewritten, which OpenVINO computes wrongly at a fixed shape.
+    In a quantized graph, attentions of one query are rewritten, because OpenVINO computes them wrongly at fixed shapes.
 
     Raises:
         InputError: OpenVINO cannot read it; the message names the operator where there is one.

@@ -1,13 +1,13 @@
-"""OpenVINO's settings, which are recorded, and its graphs: reading, compiling, caching, running, and what is executed.
+"""Read, compile, cache and run graphs in OpenVINO, with the settings that reports record.
 
-The process that measures memory loads this module first, so it imports no more than running a graph needs.
+The process that measures memory loads this module, so it imports no more than running a graph needs.
 
-A graph may be compiled for fixed shapes too. OpenVINO plans the memory and the kernels of a graph whose axes are
-numbers ahead of time, and is faster with it.
+A graph may be compiled for fixed shapes too, and is faster with them: OpenVINO then chooses memory and kernels when it
+compiles.
 
-Compiled models are cached in the user's cache: an engine that was loaded before loads faster. Each engine has a folder,
-named by a digest of its graph, its settings, the processor and OpenVINO's version. OpenVINO itself writes the compiled
-models there, and compiles anew what is damaged or belongs to other weights, another version or another instruction set.
+Compiled models are kept in the user's cache, so that an engine loads faster the second time. Each engine has a folder,
+named by a digest of its graph, its settings, the processor and OpenVINO's version. OpenVINO writes the compiled models
+there, and compiles a model again if its file is damaged or is for other weights, another version or other instructions.
 A compiled model from the cache does not report all names of the nodes that its layers execute, so the layers of the
 first compilation are stored beside it.
 """
@@ -56,7 +56,7 @@ _INFO = "compressor"
 _LAYERS = "layers.json"
 _MAX_ENGINES = 32
 _MAX_BYTES = 4 * 2**30
-"""Maximum number and size of the engines that stay in the cache; the ones used last stay."""
+"""Maximum number and size of the engines in the cache; those used longest ago are removed."""
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +86,7 @@ class Names:
 def check_precision(precision: Precision) -> None:
     """Raise TargetMissingError where engines of a precision cannot be built.
 
-    Without instructions for bfloat16 OpenVINO accepts the setting all the same: it computes in float32, or simulates.
+    Without instructions for bfloat16, OpenVINO accepts the setting but computes in float32, or emulates bfloat16.
     """
     if precision not in ("fp32", "bf16", "int8"):
         reason = "engines of OpenVINO compute in fp32, bf16 or int8 here; use --precision fp32, or --target trt"
@@ -111,8 +111,8 @@ def session_settings(
     Args:
         threads: threads per call; None: one per core.
         shapes: fixed shapes that the graph is compiled for too.
-        inference_precision: OpenVINO's name of the type of products in floats, `f32` or `bf16`; a processor without
-            native bfloat16 computes in `f32` in any case.
+        inference_precision: OpenVINO's name of the type of matmuls in floats, `f32` or `bf16`; `f32` replaces it on a
+            processor without native bfloat16.
     """
     settings: dict[str, Any] = {
         "runtime": f"openvino {openvino.__version__.partition('-')[0]}",
@@ -121,7 +121,7 @@ def session_settings(
         # OpenVINO computes in bfloat16 by default on processors that have it.
         "inference_precision": inference_precision if native_bfloat16() else "f32",
         "performance_hint": "LATENCY",
-        # Engines with fewer threads than cores may run beside each other, and would be pinned to the same cores.
+        # Engines with fewer threads than cores may run at the same time, and would be pinned to the same cores.
         "cpu_pinning": threads is None or threads >= usable_cores(),
     }
     if shapes := list(shapes):
@@ -155,7 +155,7 @@ def compile_model(
         model: the graph.
         path: its file, for messages.
         settings: from `session_settings`.
-        cache: folder of compiled models, read and written; None: the graph is compiled in any case.
+        cache: folder of compiled models, read and written; None: there is no cache.
 
     Raises:
         InputError: OpenVINO cannot compile it.
@@ -256,7 +256,7 @@ class FixedRequest:
         compiled: the graph as OpenVINO compiled it.
         request: runs it.
         seconds: time of compiling it, or of reading it from the cache.
-        added_bytes: memory that the process holds more since; None: unknown.
+        added_bytes: memory by which compiling it grew the process; None: unknown.
     """
 
     compiled: openvino.CompiledModel
@@ -288,7 +288,7 @@ def compile_fixed(
         shapes: the shapes.
         path: its file, for messages.
         settings: from `session_settings`.
-        cache: folder of compiled models; None: the graph is compiled in any case.
+        cache: folder of compiled models; None: there is no cache.
 
     Raises:
         InputError: the graph cannot have one of the shapes.
@@ -324,11 +324,11 @@ def compile_fixed(
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph compiled for free axes and for fixed shapes, of which each batch takes the smallest that holds it.
+    """A graph compiled for free axes and for fixed shapes; each batch runs at the smallest shape that holds it.
 
     Attributes:
         names: names of its inputs and outputs.
-        free: returns the request that runs it at other sizes, for which it may be compiled then.
+        free: returns the request that runs it with free axes, for which it may compile the graph.
         fixed: runs it at fixed shapes.
         info: the facts that are stored in it.
     """
@@ -349,7 +349,7 @@ class CompiledGraph:
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
-    """A function that runs a graph, which is loaded here and now, with all of its fixed shapes."""
+    """Load a graph with all of its fixed shapes, and return a function that runs it."""
     model = read_model(path)
     request = EngineRequest(compile_model(model, path, settings).create_infer_request())
     fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
@@ -371,8 +371,8 @@ def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | No
         folder = user_cache() / "openvino" / _digest(path, settings)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)  # the time of its last use
-            with tempfile.TemporaryFile(dir=folder):  # it can be written
+            os.utime(folder)  # by which the engines used longest ago are removed
+            with tempfile.TemporaryFile(dir=folder):  # raises unless the folder can be written
                 pass
             stack.enter_context(file_lock(folder))
         except OSError as error:
@@ -433,7 +433,7 @@ def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
 
 
 def evict_oldest(cache: Path, *, engines: int = _MAX_ENGINES, total: int = _MAX_BYTES) -> None:
-    """Remove the engines that were not used for longest, and compiled models of older weights, beyond limits.
+    """Remove the engines that were used longest ago, and compiled models of older weights, beyond limits.
 
     Args:
         cache: folder with one folder for each engine.

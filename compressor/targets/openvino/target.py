@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider, Target
-
-if TYPE_CHECKING:
-    pass
 
 
 class OpenVinoTarget(Target):
@@ -34,14 +31,12 @@ class OpenVinoTarget(Target):
     tolerance: ClassVar[Mapping[Precision, float]] = {**TOLERANCE, "bf16": 3e-2}
 
     def reference_precision(self, precision: Precision) -> Precision:
-        """fp32: the portable graph that every processor computes alike."""
+        """fp32, in which every processor computes the same."""
         return "fp32"
 
     @property
     def float_precision(self) -> Literal["fp32", "bf16"]:
         """bf16 where the processor multiplies it natively."""
-        if self.missing() is not None:
-            return "fp32"
         from compressor.targets.openvino.session import native_bfloat16
 
         return "bf16" if native_bfloat16() else "fp32"

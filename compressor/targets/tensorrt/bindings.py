@@ -1,9 +1,9 @@
-"""Differences between TensorRT 8.6, 10 and 11. This module alone detects the features of a version, by attribute names.
+"""Differences between TensorRT 8.6, 10 and 11. Only this module detects the features of a version, by attribute names.
 
-1. Types: from 10 on a network can be strongly typed, that is it computes in the types of the graph; 11 has no other
-   networks. For 8.6 the builder flags of the graph's types are set, int8 among them if the graph is quantized, and the
-   type of every layer if it is not. These types are required, or preferred where 8.6 has no kernel that computes a
-   layer in its type.
+1. Types: from 10 on a network can be strongly typed, so that it computes in the types of the graph; in 11 every network
+   is. For 8.6 the builder flags of the graph's types are set, with int8 if the graph is quantized; if it is not, the
+   type of every layer is set too. These types are required, or preferred where 8.6 has no kernel that computes a layer
+   in its type.
 2. 8.6 has no 64-bit integers, no bfloat16 and no quantizers in fp8, reads operator sets up to 17, and reads quantized
    weights only as floats with a `QuantizeLinear` behind them.
 3. cuBLAS and cuDNN are tactic sources until 10; they are left out, because they may not be installed.
@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.silence_libraries import one_line
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
 
@@ -30,7 +31,7 @@ _ARITHMETIC_LAYERS = frozenset(
     "ACTIVATION CONVOLUTION CUMULATIVE DECONVOLUTION EINSUM ELEMENTWISE FULLY_CONNECTED MATRIX_MULTIPLY NORMALIZATION"
     " PARAMETRIC_RELU POOLING RAGGED_SOFTMAX REDUCE RESIZE SCALE SOFTMAX UNARY".split()
 )
-"""Types of layers that compute. All others only move numbers, whatever type they have."""
+"""Types of layers that compute; all other layers only move numbers, in any type."""
 
 _ADA = (8, 9)
 """Compute capability of the first GPUs that compute in fp8."""
@@ -94,7 +95,7 @@ def library() -> ModuleType:
         import tensorrt
     except ImportError as error:
         raise TargetMissingError(
-            f"TensorRT's Python packages are not installed ({' '.join(str(error).split())}); pip install"
+            f"TensorRT's Python packages are not installed ({one_line(error)}); pip install"
             " '.[trt]' tensorrt in a checkout of compressor",
             code=ErrorCode.PACKAGE_MISSING,
             package=error.name or "tensorrt",

@@ -1,10 +1,10 @@
 """Build a graph into a serialized TensorRT engine, and deserialize engines, with Polygraphy.
 
-TensorRT's log contains the cause of a failure, its exceptions do not, so its messages are captured.
+TensorRT reports the cause of a failure in its log, not in its exceptions, so its messages are captured.
 
-With its timing cache of kernels builds are faster, and equal inputs give an equal engine. A file beside the cache holds
-its digest, and the version of TensorRT and the GPU that were timed. A cache that does not match is moved away, and the
-build reports it.
+A cache of kernel timings makes builds faster, and equal inputs give equal engines. A file beside the cache holds its
+digest, the version of TensorRT and the GPU that was timed. A cache that does not match is moved away, and the build
+reports that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from graph_passes.files import atomic_replace
 Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Input -> smallest, usual and largest shape."""
 _RETRY_SHARE = 8
-"""A build that runs out of memory is repeated with the device's free memory divided by this as its workspace."""
+"""A build that runs out of memory is repeated with the free memory divided by this as its workspace."""
 _MIN_WORKSPACE = 8 << 20
 """Minimum workspace of a repeated build, in bytes."""
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _NoImplementationError(InputError):
 
 
 class _NoKernelFitsError(_OutOfMemoryError, _NoImplementationError):
-    """No kernel computes a layer in the required type; some kernels were skipped because they need too much memory."""
+    """No kernel computes a layer in its type, and some kernels were skipped because they need too much memory."""
 
 
 class LayerTypes(StrEnum):
@@ -73,7 +73,7 @@ class LayerTypes(StrEnum):
     """The network is strongly typed."""
     REQUIRED = "required of every layer"
     PREFERRED = "preferred in every layer"
-    """A layer has no kernel in its type, and computes in another one."""
+    """A layer has no kernel in its type, and computes in a different type."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class EngineBuilder:
 
 
 def deserialize(driver: CudaDriver, path: Path) -> Any:
-    """TensorRT's engine object from a file that is known to fit this machine.
+    """TensorRT's engine object from a file whose metadata match this machine.
 
     Raises:
         InputError: TensorRT cannot load it.
@@ -253,12 +253,11 @@ def _raise_unless_null(error: Exception) -> None:
 
 
 class TensorRtLog:
-    """Collects the last errors that TensorRT logs; it takes the place of a Python logger.
+    """Collects the last errors that TensorRT logs, in place of a Python logger.
 
     Attributes:
         errors: the last error messages.
-        memory_warning: whether it has warned of insufficient memory. Kernels that need more memory are then skipped
-            without an error, until none remains.
+        memory_warning: whether TensorRT has warned of too little memory, for which it skips kernels without an error.
     """
 
     def __init__(self) -> None:

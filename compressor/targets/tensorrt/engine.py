@@ -18,17 +18,17 @@ from compressor.results import EngineBuild
 from compressor.targets import cuda
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
-from compressor.targets.graph_facts import digest, float_products, fusible_attentions, graph_digest, quantized_products
-from compressor.targets.tensorrt import bindings, inspector
-from compressor.targets.tensorrt.builder import (
-    EngineBuilder,
-    SerializedEngine,
-    current_log,
-    deserialize,
-    open_cache,
+from compressor.targets.graph_facts import (
+    digest,
+    float_matmuls,
+    fusible_attentions,
+    graph_digest,
+    names_of,
+    quantized_matmuls,
 )
+from compressor.targets.tensorrt import bindings, inspector
+from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, current_log, deserialize, open_cache
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
-from compressor.targets.tensorrt.inspector import product_types
 from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata, Shape
 from graph_passes import load
 from graph_passes.quantizers.float_view import without_quantizers
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class TrtEngine(Engine):
     """An engine loaded into TensorRT. Only one thread at a time may run it: there is one execution context.
 
-    An axis of an input is free where the profile has several sizes. Attentions are those of which it is known whether
-    they are fused, and quantized products those whose layers TensorRT lists.
+    An axis of an input is free where the profile has several sizes. `attentions` counts those that are known to be
+    fused or not, and `quantized` the matmuls whose layers TensorRT lists.
 
     Args:
         path: the engine's file.
@@ -71,7 +71,7 @@ class TrtEngine(Engine):
                 path=path,
                 value=size,
             )
-        # Engines are built with full inspector information, which every call would otherwise report to profilers.
+        # Every call would otherwise report the layers, which engines are built with, to profilers.
         self.context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self._stream = CudaStream(driver)
         self._buffers: dict[str, DeviceBuffer] = collections.defaultdict(lambda: DeviceBuffer(driver))
@@ -131,7 +131,7 @@ class TrtEngine(Engine):
             engine = deserialize(self._driver, self.path)
             copy = TrtEngine(self.path, engine, self.metadata, self._driver, self._trt)
             copy.run(feeds)
-        except InputError:  # this engine runs, so a copy can only lack memory
+        except InputError:  # this engine runs, so a copy only fails for lack of memory
             return None
         return max(0, before - self._driver.free_memory())
 
@@ -184,14 +184,7 @@ def build_engine(
 ) -> TrtEngine:
     """Build an engine, write it with its metadata, and load it; see `Target.build`.
 
-    Args:
-        onnx: the graph.
-        out: the engine's file.
-        precision: numeric precision of the engine.
-        provider: the GPU.
-        threads: without effect.
-        options: sizes and settings of the build; None: the defaults.
-        runtime: the driver of the GPU and TensorRT's module; None: those of this machine.
+    `runtime` has the driver of the GPU and TensorRT's module; None: those of this machine.
 
     Raises:
         UsageError: the GPU does not support hardware-compatible engines.
@@ -251,25 +244,15 @@ def _metadata(
     """The metadata of an engine in the file `out`, which was built from the graph `onnx` in some seconds."""
     trt, device, version = builder.trt, builder.driver.device, builder.supported.version
     listing = engine.create_engine_inspector()
-    layers = (
-        ()
-        if listing is None
-        else inspector.parse_layers(listing.get_engine_information(trt.LayerInformationFormat.JSON))
-    )
+    information = "" if listing is None else listing.get_engine_information(trt.LayerInformationFormat.JSON)
+    layers = inspector.parse_layers(information)
     graph = load(onnx)
     outputs = [str(value.name) for value in graph.graph.outputs]
     sites = fusible_attentions(without_quantizers(graph))
     attention = inspector.attention_fusion(layers, sites, device.capability, builder.precision)
-    in_8_bits, in_floats = (
-        [node.name or "" for node in products(graph)] for products in (quantized_products, float_products)
-    )
-    types = product_types(layers, in_8_bits, in_floats, builder.precision)
-    steps = [
-        str(prepared),
-        f"built by TensorRT {version}",
-        *filter(None, (str(serialized.timings), str(types))),
-        str(attention),
-    ]
+    in_8_bits, in_floats = (names_of(matmuls(graph)) for matmuls in (quantized_matmuls, float_matmuls))
+    types = inspector.matmul_types(layers, in_8_bits, in_floats, builder.precision)
+    changes = (prepared, f"built by TensorRT {version}", serialized.timings, types, attention)
     return EngineMetadata(
         tensorrt=version,
         gpu=device.name,
@@ -284,7 +267,7 @@ def _metadata(
         version_compatible=builder.options.version_compatible,
         attentions=attention.known,
         fused=attention.fused,
-        optimization="; ".join(steps),
+        optimization="; ".join(filter(None, map(str, changes))),
         session=_session(builder, serialized),
         built=EngineBuild(
             seconds=round(seconds, 3),

@@ -45,7 +45,7 @@ _DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16":
 
 @dataclass(frozen=True)
 class PreparedGraph:
-    """What `prepare` changed.
+    """The changes of a graph by `prepare`.
 
     Attributes:
         inlined: number of local functions that were inlined.
@@ -95,29 +95,23 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
         InlinePass()(model)
     quantized = is_quantized(model)
     _check_quantizers(model, source, precision)
-    weights_inside = 0
     if not supported.int64:
         _lower_opset(model, source, supported.version)
     scaled = supported.int64 and not quantized and ScaleQueries()(model).modified
     converted = precision if precision in _DTYPES and not quantized else None
     if converted is not None:
         model = ReducePrecision(_DTYPES[converted])(model).model
+    opset, weights_inside = None, 0
     if not supported.int64:
-        weights_inside = len(QuantizeWeightsInside()(model).report.tensors)
+        opset, weights_inside = OLDEST_OPSET, len(QuantizeWeightsInside()(model).report.tensors)
         MakeAxesExplicit()(model)
         NarrowIntegers()(model)
     save(model, out)
-    return PreparedGraph(
-        inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET, weights_inside
-    )
+    return PreparedGraph(inlined, scaled, quantized, converted, opset, weights_inside)
 
 
 def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> None:
-    """Make sure that a graph has the quantizers of a precision, and that TensorRT can read them.
-
-    Raises:
-        InputError: it lacks them, or a zero point is not zero.
-    """
+    """Raise InputError unless a graph has the quantizers that a precision needs, with zero points of zero."""
     if precision in QUANTIZED and not is_quantized(model):
         raise InputError(
             f"{source}: its products are not quantized, and TensorRT computes in {precision} only what the graph"
@@ -147,8 +141,8 @@ def element_types(path: Path) -> dict[str, ir.DataType]:
 def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Input name -> smallest, usual and largest shape; axes that the graph fixes keep their size.
 
-    The first axis is the batch, other axes are the length, except those of memories and caches (`axis_kind`). Memories
-    may be as long as the model's longest one.
+    The first axis is the batch; other axes are the length, except those of memories and caches (`axis_kind`). Memories
+    may have the maximum length that the model takes.
 
     Args:
         model: the graph.
@@ -187,11 +181,7 @@ def _axis_span(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Map
 
 
 def _lower_opset(model: ir.Model, source: Path, version: str) -> None:
-    """Write a graph of operator set 18 in set 17.
-
-    Raises:
-        InputError: the operator set or an operator of the graph cannot be written in set 17.
-    """
+    """Write a graph of operator set 18 in set 17; raises InputError if an operator has no equivalent there."""
     try:
         LowerOpset()(model)
     except GraphError as error:

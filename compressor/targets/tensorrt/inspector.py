@@ -1,4 +1,4 @@
-"""The layers of a TensorRT engine as its inspector lists them: fused attentions, and products in 8 bits."""
+"""The layers of a TensorRT engine as its inspector lists them: fused attentions, and matmuls in 8 bits."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _FUSED_KERNEL = re.compile(
     r"(?<![A-Za-z])(?i:f?mha|ge(mm|mv)_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])"
 )
 _MOVING_KINDS = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECASE)
-"""Kinds of layers that compute nothing, whatever kernels their names mention."""
+"""Kinds of layers that compute nothing, even if their names mention kernels."""
 _NODE_LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 """Lists of graph nodes inside a layer's name; these names are not names of kernels."""
 _SEPARATORS = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
-"""What separates the names of graph nodes in a layer's metadata."""
+"""Separators between the names of graph nodes in a layer's metadata."""
 _SEPARATOR = "\x1e"
 _TURING = (7, 5)
 """First compute capability with fused attention."""
 _FUSED_HEAD_DIMS = range(16, 257, 8)
 _TACTIC_OF_8_BITS = re.compile(r"i8i8|int8|imma|e4m3|fp8", re.IGNORECASE)
-"""Names of kernels say the types of their factors: `xmma_gemm_i8i8_i8i32_f32`."""
+"""Names of kernels contain the types of their factors: `xmma_gemm_i8i8_i8i32_f32`."""
 _TACTIC_OF_FLOATS = re.compile(r"(b?f16|f32|tf32){2}", re.IGNORECASE)
 _FORMAT_OF_8_BITS = re.compile(r"\b(int8|fp8|e4m3)", re.IGNORECASE)
 
 
 class UnfusedReason(StrEnum):
-    """Why an attention is not fused, as far as it is known."""
+    """Why an attention is not fused."""
 
     CAPABILITY = "capability"
     PRECISION = "precision"
@@ -50,7 +50,7 @@ class AttentionFusion:
         known: number of attentions for which it is known whether they are fused.
         total: number of attentions in the graph.
         shows_layers: whether the inspector lists layers at all.
-        unfused: names of attentions that are not fused, where single ones are known.
+        unfused: names of the attentions that are not fused; empty where they are unknown.
         reasons: why attentions are not fused: each kind of reason with a text for readers.
     """
 
@@ -90,7 +90,7 @@ def parse_layers(information: str) -> tuple[BuiltLayer, ...]:
     try:
         entries = json.loads(information, strict=False).get("Layers", ())
         return tuple(BuiltLayer(name=entry) if isinstance(entry, str) else _layer(entry) for entry in entries)
-    except (ValueError, AttributeError, TypeError):  # an engine without a table of layers is still an engine
+    except (ValueError, AttributeError, TypeError):  # an engine runs without a list of its layers
         return ()
 
 
@@ -134,13 +134,13 @@ def computes(layer: BuiltLayer, node: str) -> bool:
 def attention_fusion(
     layers: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
 ) -> AttentionFusion:
-    """Which attentions of a graph are computed by fused kernels.
+    """The numbers of attentions of a graph that fused kernels compute, and of those that they do not.
 
     1. An attention whose node a fused kernel names is fused. One attention may take several kernels.
-    2. A kernel that names no nodes counts for one of the other attentions; so does every kernel where none names an
-       attention.
-    3. An attention inside a layer that does not list its kernels may or may not be fused.
-    4. Every other attention is not fused, for a reason that follows from the GPU, the precision or its heads.
+    2. A kernel that names no nodes counts for one of the remaining attentions; if no kernel names an attention, every
+       kernel does.
+    3. It is unknown whether an attention inside a layer that does not list its kernels is fused.
+    4. All remaining attentions are not fused, for a reason that follows from the GPU, the precision or the heads.
 
     Args:
         layers: layers of the engine.
@@ -174,8 +174,8 @@ def attention_fusion(
 def _is_hidden(site: GraphSite, opaque: Sequence[BuiltLayer], clear: Sequence[BuiltLayer]) -> bool:
     """Whether an attention is inside a layer that does not list its kernels (case 3).
 
-    Such a layer names its first and its last node; where it does not list those between, they are all nodes that no
-    other layer names.
+    Such a layer names its first and its last node. If it does not list the nodes between, it has all nodes that no
+    layer names.
     """
     node = _node(site)
     if any(node in _nodes(layer) for layer in opaque):
@@ -214,12 +214,12 @@ def _reason(site: GraphSite, capability: tuple[int, int], precision: Precision) 
 
 
 @dataclass(frozen=True)
-class ProductTypes:
-    """How the quantized products of a graph are computed.
+class MatmulTypes:
+    """How the quantized matmuls of a graph are computed.
 
     Attributes:
-        known: the products whose layers are listed; None: no product's layer is.
-        hidden: number of products inside layers that do not list their kernels.
+        known: the matmuls whose layers are listed; None: no layer of a matmul is listed.
+        hidden: number of matmuls inside layers that do not list their kernels.
     """
 
     known: QuantizedProducts | None
@@ -237,34 +237,34 @@ class ProductTypes:
         return "; ".join(sentences)
 
 
-def product_types(
+def matmul_types(
     layers: Sequence[BuiltLayer],
-    products: Sequence[str],
+    matmuls: Sequence[str],
     float_in_graph: Sequence[str] = (),
     precision: Precision = "int8",
-) -> ProductTypes:
-    """How the quantized products of a graph are computed.
+) -> MatmulTypes:
+    """How the quantized matmuls of a graph are computed.
 
-    1. A product is in 8 bits if a layer that names its node has a kernel for 8 bits; where the kernel's name does not
-       say its types, if the layer reads a tensor or weights of 8 bits.
-    2. A product that no layer names, or only layers that do not list their kernels, is hidden.
-    3. Any other product is in floats.
+    1. A matmul is in 8 bits if a layer that names its node has a kernel for 8 bits, or, where the name of the kernel
+       does not contain types, if that layer reads a tensor or weights of 8 bits.
+    2. A matmul is hidden if no layer names it, or only layers that do not list their kernels.
+    3. All remaining matmuls are in floats.
 
     Args:
         layers: layers of the engine.
-        products: names of the quantized products with weights.
-        float_in_graph: names of the products that the graph has in floats.
+        matmuls: names of the quantized matmuls with weights.
+        float_in_graph: names of the matmuls that the graph has in floats.
         precision: numeric precision of the engine.
     """
     executed, in_float, hidden = 0, [], 0
-    for product in products:
-        computing = [layer for layer in layers if computes(layer, product)]
+    for matmul in matmuls:
+        computing = [layer for layer in layers if computes(layer, matmul)]
         if not computing:
             hidden += 1
         elif any(map(is_in_8_bits, computing)):
             executed += 1
         else:
-            in_float.append(product)
+            in_float.append(matmul)
     requested = executed + len(in_float)
     known = QuantizedProducts(
         type="fp8" if precision == "fp8" else "int8",
@@ -273,7 +273,7 @@ def product_types(
         in_float=tuple(in_float),
         float_in_graph=tuple(float_in_graph),
     )
-    return ProductTypes(known if requested else None, hidden)
+    return MatmulTypes(known if requested else None, hidden)
 
 
 def is_in_8_bits(layer: BuiltLayer) -> bool:

@@ -1,4 +1,4 @@
-"""Metadata of a TensorRT engine: what it was built from and for. They are checked before TensorRT loads the engine."""
+"""Metadata of a TensorRT engine: its graph, GPU and sizes, which are checked before TensorRT loads the engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TimingsUse(BaseModel):
 
 
 class EngineMetadata(BaseModel):
-    """What an engine was built from and for.
+    """The graph that an engine was built from, and the GPU, the version and the sizes that it was built for.
 
     Attributes:
         tensorrt: version of TensorRT.
@@ -92,7 +92,7 @@ class EngineMetadata(BaseModel):
         session: runtime, device and options.
         built: sizes, duration and layers.
         timings: how the timing cache was used; None in metadata of version 0.1.
-        quantized: the products in 8 bits, as far as the inspector lists their layers; None: it lists none.
+        quantized: the matmuls in 8 bits, as far as the inspector lists their layers; None: it lists none.
     """
 
     model_config = ConfigDict(
@@ -122,10 +122,11 @@ class EngineMetadata(BaseModel):
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Names, element types and shapes of the inputs; an axis is free where the profile has several sizes."""
-        return tuple(
-            TensorSpec(name, ir.DataType.from_numpy(np.dtype(self.inputs[name])), _dims(minimum, maximum))
-            for name, (minimum, _, maximum) in self.profiles.items()
-        )
+        specs = []
+        for name, (smallest, _, largest) in self.profiles.items():
+            dims = tuple(low if low == high else FREE for low, high in zip(smallest, largest, strict=True))
+            specs.append(TensorSpec(name, ir.DataType.from_numpy(np.dtype(self.inputs[name])), dims))
+        return tuple(specs)
 
     def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
         """Make sure that the engine runs on a GPU and with a version of TensorRT.
@@ -199,10 +200,6 @@ class EngineMetadata(BaseModel):
     def write(self, path: Path) -> None:
         """Write the metadata beside an engine's file."""
         metadata_path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-
-
-def _dims(minimum: Shape, maximum: Shape) -> Shape:
-    return tuple(FREE if low != high else low for low, high in zip(minimum, maximum, strict=True))
 
 
 def metadata_path(path: Path) -> Path:

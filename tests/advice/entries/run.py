@@ -303,7 +303,7 @@ def _(w: World) -> None:
     from compressor.pruning import costs
 
     w.patch.setattr(costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
-    w.patch.setattr(costs, "uncounted_product", lambda *_: "product_7")
+    w.patch.setattr(costs, "uncounted_node", lambda *_: "product_7")
     w.fails(costs.count_costs, None, None, (), [(1, 8)], None)
     w.right(*w.keep_one())
 

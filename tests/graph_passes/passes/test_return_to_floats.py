@@ -170,7 +170,7 @@ def test_other_names_change_nothing(names: tuple[str, ...]) -> None:
     any(importlib.util.find_spec(package) is None for package in ("nncf", "openvino")), reason="needs NNCF and OpenVINO"
 )
 def test_a_whole_model_returns_to_floats() -> None:
-    from compressor.targets.graph_facts import float_products, quantized_products
+    from compressor.targets.graph_facts import float_matmuls, quantized_matmuls
     from compressor.targets.relative_error import relative_error
     from tests.graph_passes.graphs import run
     from tests.quantization import graphs
@@ -179,8 +179,8 @@ def test_a_whole_model_returns_to_floats() -> None:
     model = load(bert.path)
     result = ReturnToFloats(bert.graph.products)(model)
     assert result.report.products == bert.graph.products
-    assert quantized_products(result.model) == []
-    assert tuple(node.name for node in float_products(result.model)) == bert.graph.products
+    assert quantized_matmuls(result.model) == []
+    assert tuple(node.name for node in float_matmuls(result.model)) == bert.graph.products
     onnx.checker.check_model(ir.to_proto(ir.external_data.load_to_model(result.model)), full_check=True)
     assert_untouched(ReturnToFloats(bert.graph.products), result.model)
     for feeds in graphs.calibration_rows():

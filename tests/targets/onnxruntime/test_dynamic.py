@@ -13,7 +13,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.targets import target
-from compressor.targets.graph_facts import quantized_products, weighted_products
+from compressor.targets.graph_facts import quantized_matmuls, weight_matmuls
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, lost_dependencies, quantize_dynamically
 from compressor.targets.onnxruntime.engine import OrtEngine, build_engine, load_engine
@@ -59,7 +59,7 @@ def test_every_product_is_executed_in_int8(engine: OrtEngine, bert: Pruned) -> N
     assert engine.precision == "int8"
     assert engine.quantized is not None
     # The projections of queries, keys and values are one product where their attention is fused.
-    assert engine.quantized.requested == len(weighted_products(load(bert.shrunk))) - 2 * bert.attentions
+    assert engine.quantized.requested == len(weight_matmuls(load(bert.shrunk))) - 2 * bert.attentions
     assert engine.quantized.executed == engine.quantized.requested
     assert engine.quantized.float_in_graph == ()
     assert not {"Gemm", "MatMul", "FusedMatMul", "FusedGemm"} & engine.kernels.keys()
@@ -162,7 +162,7 @@ def test_weights_behind_layout_operators_are_quantized(tmp_path: Path) -> None:
     assert len(products) == 2
     model = load(tmp_path / "int8.onnx")
     assert sum(node.op_type == "MatMulInteger" for node in model.graph) == 2
-    assert weighted_products(model) == []
+    assert weight_matmuls(model) == []
 
 
 def test_the_graph_that_is_quantized_stays(bert: Pruned, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_graph_that_is_quantized_is_only_loaded(tmp_path: Path) -> None:
     assert engine.quantized is not None
     assert (engine.precision, engine.quantized.requested, engine.quantized.executed) == ("int8", 1, 1)
     assert engine.fusion is None
-    assert len(quantized_products(load(engine.path))) == 1
+    assert len(quantized_matmuls(load(engine.path))) == 1
     assert error_of(engine, graph, {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(2, 3, 2)}) < 1e-5
     loaded = load_engine(engine.path, provider="cpu", threads=1)
     assert (loaded.precision, loaded.quantized) == ("int8", engine.quantized)

@@ -19,7 +19,7 @@ from compressor.environment import BFLOAT16_INSTRUCTIONS
 from compressor.errors import ErrorCode, MismatchError, TargetMissingError
 from compressor.latency.local_engine import changes_since
 from compressor.targets import target
-from compressor.targets.graph_facts import weighted_products
+from compressor.targets.graph_facts import weight_matmuls
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.openvino import batches, session
 from compressor.targets.openvino.engine import _executed, build_engine, load_engine
@@ -70,7 +70,7 @@ def test_products_that_the_runtime_computes_in_fp32_all_the_same_are_an_error(
     pretend(monkeypatch, "amx_bf16")
     engine = build_engine(bert.shrunk, tmp_path / "engine.xml", precision="bf16", threads=1)
     assert engine.session["inference_precision"] == "bf16"
-    assert sum(engine.products.values()) == len(weighted_products(load(bert.shrunk)))
+    assert sum(engine.products.values()) == len(weight_matmuls(load(bert.shrunk)))
     config = EngineConfig(target="openvino", precision="bf16")
     if engine.products["fp32"]:
         with fails_with(ErrorCode.PRODUCTS_IN_FLOAT, MismatchError, executed=engine.products.get("bf16", 0)):
@@ -101,7 +101,7 @@ def test_an_engine_for_bfloat16_computes_in_fp32_where_there_is_none(
 def test_every_product_is_computed_in_bfloat16(bert: Pruned, tmp_path: Path) -> None:
     engine = build_engine(bert.shrunk, tmp_path / "engine.xml", precision="bf16", threads=1)
     assert engine.precision == "bf16"
-    assert engine.products.get("bf16") == len(weighted_products(load(bert.shrunk)))
+    assert engine.products.get("bf16") == len(weight_matmuls(load(bert.shrunk)))
     require_precision(engine, EngineConfig(target="openvino", precision="bf16"))
     expected, outputs = unoptimized_runner(bert.shrunk)(bert.inputs), engine.run(bert.inputs)
     errors = [relative_error(values, outputs[name], bert.inputs) for name, values in expected.items()]

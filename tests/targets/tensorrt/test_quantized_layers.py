@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compressor.results import QuantizedProducts
-from compressor.targets.tensorrt.inspector import ProductTypes, parse_layers, product_types
+from compressor.targets.tensorrt.inspector import MatmulTypes, matmul_types, parse_layers
 
 INT8 = "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize64x64x64_stage6_warpsize2x2x1_tensor16x8x32"
 FP16 = "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x16"
@@ -22,13 +22,13 @@ def entry(node: str, *formats: str, **more: Any) -> dict[str, Any]:
     return {**layer, **more}
 
 
-def types_of(products: list[str], *entries: Any) -> ProductTypes:
-    return product_types(parse_layers(json.dumps({"Layers": list(entries)})), products)
+def types_of(products: list[str], *entries: Any) -> MatmulTypes:
+    return matmul_types(parse_layers(json.dumps({"Layers": list(entries)})), products)
 
 
-def known(executed: int, in_float: tuple[str, ...] = ()) -> ProductTypes:
+def known(executed: int, in_float: tuple[str, ...] = ()) -> MatmulTypes:
     requested = executed + len(in_float)
-    return ProductTypes(QuantizedProducts(requested=requested, executed=executed, in_float=in_float), 0)
+    return MatmulTypes(QuantizedProducts(requested=requested, executed=executed, in_float=in_float), 0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_names_that_contain_each_other_are_told_apart() -> None:
 )
 def test_a_product_in_no_listed_layer_is_hidden(layers: list[Any]) -> None:
     types = types_of(["a", "b"], *layers)
-    assert types == ProductTypes(None, 2)
+    assert types == MatmulTypes(None, 2)
     assert "unknown" in str(types)
 
 
@@ -93,7 +93,7 @@ def test_an_engine_in_floats_says_nothing() -> None:
 
 
 def test_messages() -> None:
-    types = ProductTypes(QuantizedProducts(requested=3, executed=2, in_float=("a",)), 1)
+    types = MatmulTypes(QuantizedProducts(requested=3, executed=2, in_float=("a",)), 1)
     assert str(types) == (
         "2 of 3 quantized products computed in 8 bits; it is unknown whether 1 quantized products are computed in 8"
         " bits: TensorRT does not list the kernels of the layers that hold them"
@@ -102,6 +102,6 @@ def test_messages() -> None:
 
 def test_products_have_the_type_of_the_engine() -> None:
     layers = parse_layers(json.dumps({"Layers": [entry("a", TacticName=FP8)]}))
-    known = product_types(layers, ["a"], precision="fp8").known
+    known = matmul_types(layers, ["a"], precision="fp8").known
     assert known is not None
     assert (known.type, known.executed) == ("fp8", 1)

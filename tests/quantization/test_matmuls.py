@@ -18,10 +18,10 @@ import pytest
 from compressor.engines.prove import Case, prove_products, require
 from compressor.errors import ErrorCode, MismatchError
 from compressor.quantization import quantize_graph
-from compressor.quantization.products import activations_graph, products_graph
+from compressor.quantization.matmuls import activations_graph, matmuls_graph
 from compressor.results import ProofStage
 from compressor.targets import Engine, Feeds, target
-from compressor.targets.graph_facts import quantized_products
+from compressor.targets.graph_facts import quantized_matmuls
 from graph_passes import load, save
 from tests.quantization import prove_openvino
 from tests.quantization.graphs import Quantized, calibration_rows, needs_nncf, quantized, run, two_products, vectors
@@ -89,7 +89,7 @@ def round_to_a_thousandth(output: np.ndarray) -> np.ndarray:
 def whole_graph(graph: Path, out: Path) -> Path:
     """A quantized graph whose outputs are those of its products."""
     model = load(graph)
-    model.graph.outputs[:] = [node.outputs[0] for node in quantized_products(model)]
+    model.graph.outputs[:] = [node.outputs[0] for node in quantized_matmuls(model)]
     save(model, out)
     return out
 
@@ -100,26 +100,26 @@ def test_products_compute_what_they_compute_in_the_whole_graph(
 ) -> None:
     path, cases = (bert.path, bert.cases) if name == "bert" else (small, CASES)
     save(activations_graph(load(path)), tmp_path / "activations.onnx")
-    save(products_graph(load(path)), tmp_path / "products.onnx")
+    save(matmuls_graph(load(path)), tmp_path / "products.onnx")
     whole = whole_graph(path, tmp_path / "whole.onnx")
     for case in cases:
         expected = run(whole, case.feeds)
         outputs = run(tmp_path / "products.onnx", run(tmp_path / "activations.onnx", case.feeds))
         assert list(outputs) == [f"product:{name}" for name in expected]
-        assert len(outputs) == len(quantized_products(load(path)))
+        assert len(outputs) == len(quantized_matmuls(load(path)))
         for product, output in outputs.items():
             np.testing.assert_allclose(output, expected[product.removeprefix("product:")], rtol=1e-6, atol=1e-6)
 
 
 def test_products_are_alone_with_their_quantizers(bert: Quantized, tmp_path: Path) -> None:
     model = load(bert.path)
-    products = products_graph(model)
+    products = matmuls_graph(model)
     kinds = {node.op_type for node in products.graph}
     assert kinds == {"QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm"}
-    names = [node.name for node in quantized_products(products)]
+    names = [node.name for node in quantized_matmuls(products)]
     assert sorted(map(str, names)) == sorted(bert.graph.products)
     assert [value.name for value in products.graph.outputs] == [
-        f"product:{node.outputs[0].name}" for node in quantized_products(model)
+        f"product:{node.outputs[0].name}" for node in quantized_matmuls(model)
     ]
     save(products, tmp_path / "products.onnx")
     onnx.checker.check_model(str(tmp_path / "products.onnx"), full_check=True)
@@ -128,7 +128,7 @@ def test_products_are_alone_with_their_quantizers(bert: Quantized, tmp_path: Pat
 def test_activations_are_the_inputs_of_the_products(bert: Quantized) -> None:
     activations, products = (
         activations_graph(load(bert.path)).graph.outputs,
-        products_graph(load(bert.path)).graph.inputs,
+        matmuls_graph(load(bert.path)).graph.inputs,
     )
     assert [(value.name, value.shape) for value in activations] == [(value.name, value.shape) for value in products]
     # The projections of queries, keys and values read the same tensor.
@@ -138,14 +138,14 @@ def test_activations_are_the_inputs_of_the_products(bert: Quantized) -> None:
 def test_the_quantized_graph_stays(bert: Quantized) -> None:
     model = load(bert.path)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    products_graph(model)
+    matmuls_graph(model)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
 def test_products_that_stay_in_floats_are_left_out(tmp_path: Path) -> None:
     save(two_products(), tmp_path / "model.onnx")
     graph = quantize_graph(tmp_path / "model.onnx", vectors(), tmp_path / "int8.onnx", keep_float=("first",))
-    products = products_graph(load(graph.path)).graph
+    products = matmuls_graph(load(graph.path)).graph
     assert [node.name for node in products if node.op_type == "MatMul"] == ["second"]
 
 
@@ -181,7 +181,7 @@ def test_a_runtime_that_saturates_is_found_out(bert: Quantized, tmp_path: Path) 
     proof = prove_without_vnni(bert.path, bert.cases[-1].feeds, tmp_path)
     assert not proof["holds"]
     assert proof["error"] > 0.1
-    assert set(proof["failing"]) <= {node.name for node in quantized_products(load(bert.path))}
+    assert set(proof["failing"]) <= {node.name for node in quantized_matmuls(load(bert.path))}
     assert proof["failing"]
 
 

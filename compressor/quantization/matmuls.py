@@ -1,4 +1,4 @@
-"""The quantized products of a graph one by one: as graphs of their own, and what each costs in the outputs."""
+"""The quantized matmuls of a graph in isolation, matmuls that quantization ruins, and their effect on the outputs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ import onnx_ir as ir
 from compressor.progress import ProgressCallback
 from compressor.quantization.portable import QuantizedGraph, quantize_graph
 from compressor.targets.base import Feeds
-from compressor.targets.graph_facts import quantized_products
+from compressor.targets.graph_facts import names_of, quantized_matmuls
 from compressor.targets.onnxruntime import ort_session
 from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 
 PREFIX = "product:"
-"""Beginning of the names of the outputs of `products_graph`."""
-_EXAMINED_ROWS = 8
-"""Calibration rows on which products are examined; each has many positions."""
+"""Beginning of the names of the outputs of `matmuls_graph`."""
+_EXAMINED_BATCHES = 8
+"""Number of batches of calibration examples on which matmuls are examined; each has many tokens."""
 _RUINED = 0.5
-"""Relative error of half of the positions above which a product is ruined; it is a few hundredths otherwise."""
+"""Median relative error over tokens above which a matmul is ruined; that of other matmuls is a few hundredths."""
 Outputs = Sequence[dict[str, np.ndarray]]
 
 
-def names_of(model: ir.Model, outputs: Collection[str]) -> list[str]:
-    """Names of the quantized products of a graph whose outputs in `products_graph` are among `outputs`."""
-    return [node.name or "" for node in quantized_products(model) if f"{PREFIX}{node.outputs[0].name}" in outputs]
+def matmul_names(model: ir.Model, outputs: Collection[str]) -> list[str]:
+    """Names of the quantized matmuls of a graph from the names of their outputs in `matmuls_graph`."""
+    return [node.name or "" for node in quantized_matmuls(model) if f"{PREFIX}{node.outputs[0].name}" in outputs]
 
 
 def activations_graph(model: ir.Model) -> ir.Model:
-    """A graph whose outputs are the activations that its quantized products quantize; the model is edited in place."""
+    """A graph that outputs the activations of its quantized matmuls in floats; the model is edited in place."""
     model.graph.outputs[:] = list(_activations(model).values())
     return model
 
 
-def products_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
-    """A graph of the quantized products alone, each with its quantizers.
+def matmuls_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
+    """A graph of the quantized matmuls only, each with its quantizers.
 
-    Its inputs are the outputs of `activations_graph`, and inputs of the model that a product depends on otherwise; its
-    outputs are those of the products, named `product:<tensor>`.
+    Its inputs are the outputs of `activations_graph`, and inputs of the model on which a matmul depends otherwise; its
+    outputs are those of the matmuls, named `product:<tensor>`.
 
     Args:
         model: the quantized graph, which stays unchanged.
-        feeds: outputs of `activations_graph` at several sizes. Axes of equal size are fixed in the new graph. Empty:
-            the shapes are those that the graph states, if any.
+        feeds: outputs of `activations_graph` at several sizes; an axis is fixed if its size is the same in all. Empty:
+            inputs have the shapes that the graph states.
     """
     activations = _activations(model)
     copies: dict[ir.Value | None, ir.Value | None] = {None: None}
@@ -73,7 +73,7 @@ def products_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
         return copies[value]
 
     def copy_node(node: ir.Node, prefix: str = "") -> ir.Value:
-        """The copy of a node; returns its first output."""
+        """Copy a node, and return the first output of the copy."""
         operands = [copy(operand) for operand in node.inputs]
         copied = ir.Node(node.domain, node.op_type, operands, node.attributes.values(), name=node.name)
         nodes.append(copied)
@@ -83,8 +83,8 @@ def products_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
                 copies[original] = output
         return copied.outputs[0]
 
-    # A product is copied even if its output is the activation of another one, which is an input.
-    outputs = [copy_node(node, PREFIX) for node in quantized_products(model)]
+    # A matmul is copied even if its output is the activation of another matmul, which is an input.
+    outputs = [copy_node(node, PREFIX) for node in quantized_matmuls(model)]
     graph = ir.Graph(
         inputs,
         outputs,
@@ -103,9 +103,9 @@ def _common_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> ir.Shape:
 
 
 def _activations(model: ir.Model) -> dict[str, ir.Value]:
-    """The float tensors that the first factors of the quantized products are quantized from, by name."""
+    """The float tensors that the first factors of the quantized matmuls are quantized from, by name."""
     tensors: dict[str, ir.Value] = {}
-    for node in quantized_products(model):
+    for node in quantized_matmuls(model):
         value = node.inputs[0]
         while value is not None and (producer := value.producer()) is not None:
             value = producer.inputs[0]
@@ -117,115 +117,114 @@ def _activations(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def quantize_without_ruined(
-    graph: Path, rows: Sequence[Feeds], out: Path, *, reduce_range: bool = False
+    graph: Path, examples: Sequence[Feeds], out: Path, *, reduce_range: bool = False
 ) -> QuantizedGraph:
-    """Quantize a float graph, and once more without the products that outliers ruin, where there are any.
+    """Quantize a float graph, and quantize it again without the matmuls that outliers ruin, if there are any.
 
     Args:
         graph: the graph; its file stays unchanged.
-        rows: calibration rows, one batch each; products are examined on the first ones.
+        examples: batches of calibration examples; matmuls are examined on the first batches.
         out: the file to write.
         reduce_range: whether weights use 7 of 8 bits, see `quantize_graph`.
 
     Raises:
         TargetMissingError: NNCF is not installed.
-        InputError: NNCF cannot quantize the graph, or there are no rows; see `quantize_graph`.
+        InputError: NNCF cannot quantize the graph, or there are no examples; see `quantize_graph`.
     """
-    quantized = quantize_graph(graph, rows, out, reduce_range=reduce_range)
-    ruined = ruined_products(quantized.path, rows[:_EXAMINED_ROWS])
+    quantized = quantize_graph(graph, examples, out, reduce_range=reduce_range)
+    ruined = ruined_matmuls(quantized.path, examples[:_EXAMINED_BATCHES])
     if not ruined:
         return quantized
-    # Their weights were smoothed and rounded for int8, so that they do not merely drop their quantizers.
-    quantized = quantize_graph(graph, rows, out, keep_float=ruined, reduce_range=reduce_range)
-    left = tuple(name for name in quantized.in_float if name not in ruined)
-    return dataclasses.replace(quantized, in_float=left, ruined=ruined)
+    # Without their quantizers they would still have weights that were smoothed and rounded for int8.
+    quantized = quantize_graph(graph, examples, out, keep_float=ruined, reduce_range=reduce_range)
+    in_float = tuple(name for name in quantized.in_float if name not in ruined)
+    return dataclasses.replace(quantized, in_float=in_float, ruined=ruined)
 
 
-def ruined_products(quantized: Path, rows: Sequence[Feeds]) -> tuple[str, ...]:
-    """Names of the quantized products whose outputs, at half of the positions or more, have little left of the values.
+def ruined_matmuls(quantized: Path, batches: Sequence[Feeds]) -> tuple[str, ...]:
+    """Names of the quantized matmuls whose outputs have large relative errors for half of the tokens or more.
 
-    Each product is computed from the same activations, with these in int8 and in floats. An outlier dominates the norm
-    of a whole tensor, so that errors are relative to each position.
+    Each matmul is computed in int8 and in floats from the same activations. Errors are relative to the norm of each
+    token, since an outlier dominates the norm of a whole tensor.
 
     Args:
         quantized: the portable quantized graph.
-        rows: batches of inputs.
+        batches: batches of inputs.
     """
     ruined: list[str] = []
-    # A ruined product passes on little of its outliers, so that later ones show only when it is in floats.
-    while further := _ruined(ReturnToFloats(ruined)(load(quantized)).model, rows):
+    # Outliers hardly get through a ruined matmul, so that later ruined matmuls show only when it is in floats.
+    while further := _ruined(ReturnToFloats(ruined)(load(quantized)).model, batches):
         ruined += further
     return tuple(ruined)
 
 
-def _ruined(model: ir.Model, rows: Sequence[Feeds]) -> list[str]:
-    """Names of the ruined products of a graph, computed from the activations that they have in it."""
-    names = {f"{PREFIX}{node.outputs[0].name}": node.name or "" for node in quantized_products(model)}
+def _ruined(model: ir.Model, batches: Sequence[Feeds]) -> list[str]:
+    """Names of the matmuls of a graph that are ruined with its activations."""
+    names = {f"{PREFIX}{node.outputs[0].name}": node.name or "" for node in quantized_matmuls(model)}
     if not names:
         return []
     errors: dict[str, list[np.ndarray]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.onnx" for name in ("int8", "float", "activations")]
-        save(products_graph(model), paths[0])
-        save(ReturnToFloats(names.values())(products_graph(model)).model, paths[1])
+        save(matmuls_graph(model), paths[0])
+        save(ReturnToFloats(names.values())(matmuls_graph(model)).model, paths[1])
         save(activations_graph(model), paths[2])
         run_int8, run_float, run = map(ort_session.unoptimized_runner, paths)
-        for feeds in rows:
+        for feeds in batches:
             operands = {**feeds, **run(feeds)}
             expected = run_float(operands)
             for name, output in run_int8(operands).items():
-                errors[name].append(_position_errors(expected[name], output))
+                errors[name].append(_token_errors(expected[name], output))
     ruined = [name for name, parts in errors.items() if np.median(np.concatenate(parts)) > _RUINED]
     return [names[output] for output in ruined]
 
 
-def _position_errors(expected: np.ndarray, output: np.ndarray) -> np.ndarray:
+def _token_errors(expected: np.ndarray, output: np.ndarray) -> np.ndarray:
     """Norm of the difference over the norm of the expected values, over the last axis."""
     difference, norm = (np.linalg.norm(array, axis=-1).ravel() for array in (output - expected, expected))
     return np.where(norm > 0, difference / np.maximum(norm, np.finfo(np.float32).tiny), 0.0)
 
 
-def rank_products(
-    quantized: Path, float_graph: Path, rows: Sequence[Feeds], on_progress: ProgressCallback | None = None
+def rank_matmuls(
+    quantized: Path, float_graph: Path, batches: Sequence[Feeds], on_progress: ProgressCallback | None = None
 ) -> list[str]:
-    """Names of the quantized products, the one whose return to floats helps most first.
+    """Names of the quantized matmuls, sorted by how much the outputs improve with the matmul in floats, most first.
 
-    Each product is returned to floats alone, and the mean squared difference of all outputs to those of the float graph
-    is measured, relative to the mean square of the latter. No labels are needed.
+    Only one matmul at a time is returned to floats. The outputs are compared with those of the float graph, by the mean
+    squared difference relative to the mean square. No labels are needed.
 
     Args:
         quantized: the portable quantized graph.
-        float_graph: the graph that it was made from.
-        rows: batches of inputs.
-        on_progress: called with (products tried, products).
+        float_graph: the graph that was quantized.
+        batches: batches of inputs.
+        on_progress: called with (matmuls tried, matmuls).
     """
-    names = [node.name or "" for node in quantized_products(load(quantized))]
-    run = ort_session.unoptimized_runner(float_graph)
-    expected = [run(feeds) for feeds in rows]
+    names = names_of(quantized_matmuls(load(quantized)))
+    expected = _outputs(float_graph, batches)
     distances = {}
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.onnx"
         for number, name in enumerate(names):
-            model = ReturnToFloats({name})(load(quantized)).model
-            path = Path(folder) / "graph.onnx"
-            save(model, path)
-            run = ort_session.unoptimized_runner(path)
-            distances[name] = _distance(expected, [run(feeds) for feeds in rows])
+            save(ReturnToFloats({name})(load(quantized)).model, path)
+            distances[name] = _distance(expected, _outputs(path, batches))
             if on_progress is not None:
                 on_progress(number + 1, len(names))
     return sorted(names, key=lambda name: distances[name])
 
 
-def output_distance(quantized: Path, float_graph: Path, rows: Sequence[Feeds]) -> float:
+def output_distance(quantized: Path, float_graph: Path, batches: Sequence[Feeds]) -> float:
     """Mean squared difference between the outputs of two graphs, relative to the mean square of the float graph's.
 
     Args:
         quantized: the quantized graph.
-        float_graph: the graph that it was made from.
-        rows: batches of inputs.
+        float_graph: the graph that was quantized.
+        batches: batches of inputs.
     """
-    runs = map(ort_session.unoptimized_runner, (float_graph, quantized))
-    expected, outputs = ([run(feeds) for feeds in rows] for run in runs)
-    return _distance(expected, outputs)
+    return _distance(_outputs(float_graph, batches), _outputs(quantized, batches))
+
+
+def _outputs(graph: Path, batches: Sequence[Feeds]) -> Outputs:
+    return [*map(ort_session.unoptimized_runner(graph), batches)]
 
 
 def _distance(expected: Outputs, outputs: Outputs) -> float:
