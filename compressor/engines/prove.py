@@ -16,8 +16,10 @@ from compressor.progress import RunLog
 from compressor.results import Note, NoteCode, Proof, ProofStage, VariantName
 from compressor.targets import TARGETS, Target, target
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision
+from compressor.targets.graph_facts import is_quantized
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.workdir import QUANTIZED_GRAPHS
+from graph_passes import load, save
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,9 +118,6 @@ def prove_engine(
         variant: name of the variant.
         tolerances: largest relative error of the target's engines by precision.
     """
-    from compressor.targets.graph_facts import is_quantized
-    from graph_passes import load
-
     if engine.precision in QUANTIZED:
         expected = graph_outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
         tolerance = tolerances[engine.precision]
@@ -143,7 +142,6 @@ def prove_products(
         variant: name of the variant.
     """
     from compressor.quantization.matmuls import activations_graph, matmuls_graph
-    from graph_passes import load, save
 
     with tempfile.TemporaryDirectory() as folder:
         activations, products = Path(folder) / "activations.onnx", Path(folder) / "products.onnx"

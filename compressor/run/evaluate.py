@@ -12,9 +12,12 @@ from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
 from compressor.progress import RunLog
 from compressor.results import AnsweredRow, EmbeddingAgreement, Score
-from compressor.run.answered_rows import answered_rows, embedded_rows
 from compressor.run.embeddings import agreement_note, agreement_of
-from compressor.tasks import Data
+from compressor.tasks import Data, batches
+from compressor.tasks.base import Forward
+from compressor.tasks.encoding import row_texts, shorten, shorten_both
+from compressor.tasks.scoring import BATCH_SIZE
+from compressor.tasks.sentence_similarity import pair_embeddings, unit_rows
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,92 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     with log.stage("comparing answers"):
         forwards = [forward_of(variant, data.task) for variant in variants]
         return EvaluationResult(scores, answers=answered_rows(forwards, sums, data, count))
+
+
+def answered_rows(
+    forwards: Sequence[Forward], sums: Sequence[np.ndarray], data: Data, count: int
+) -> tuple[AnsweredRow, ...]:
+    """The test rows whose metric sums changed most, with the answers of both engines; those that changed come first.
+
+    Only these rows are read again, at least a batch of them. An answer that changes without a change of its metric
+    sums, such as one that was wrong and stays wrong, is shown only if it is among them.
+
+    Args:
+        forwards: runs of the dense and of the compressed engine.
+        sums: metric sums of both on the test rows, `[examples, k]`.
+        data: the test rows, and the task.
+        count: maximum number of rows.
+
+    Raises:
+        UsageError: a custom task does not give one answer for each row.
+    """
+    changes = _changes(sums, len(data.test))
+    indices = np.argsort(-changes, kind="stable")[: max(count, BATCH_SIZE)].tolist()
+    examples = [data.test[index] for index in indices]
+    dense, compressed = (_answers(data, forward, examples) for forward in forwards)
+    if not dense:
+        return ()
+    rows = [
+        AnsweredRow(
+            number=index + 1,
+            texts=row_texts(example, data.tokenizer),
+            expected=shorten(data.task.reference_text(example)),
+            dense=shown[0],
+            compressed=shown[1],
+            changed=before != after,
+        )
+        for index, example, before, after in zip(indices, examples, dense, compressed, strict=True)
+        for shown in [shorten_both(before, after)]
+    ]
+    return tuple(sorted(rows, key=lambda row: not row.changed)[:count])
+
+
+def _answers(data: Data, forward: Forward, examples: Sequence[dict[str, object]]) -> list[str]:
+    """The answers of an engine; empty for a task whose answers have no text."""
+    starts = range(0, len(examples), BATCH_SIZE)
+    return [text for start in starts for text in data.task.answers(forward, examples[start : start + BATCH_SIZE])]
+
+
+def _changes(sums: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """How far the metric sums of each row differ, `[rows]`; zero where they are of something else than a row."""
+    dense, compressed = sums
+    return np.abs(dense - compressed).sum(1) if len(dense) == rows else np.zeros(rows)
+
+
+def embedded_rows(
+    dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data, count: int
+) -> tuple[AnsweredRow, ...]:
+    """The test rows with the lowest cosine between both engines' embeddings of a text, the lowest first.
+
+    Args:
+        dense_batches: embeddings of the dense engine, `[texts, width]` for each batch of `scoring.batches`.
+        compressed_batches: those of the compressed engine.
+        data: the rows, and a task that embeds texts.
+        count: maximum number of rows.
+    """
+    rows: list[tuple[float, int, float, float]] = []
+    groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
+    for (indices, batch), dense, compressed in groups:
+        pairs = batch[data.task.label_name].numpy()
+        both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
+        lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
+        before, after = (_pair_cosines(embeddings, pairs) for embeddings in (dense, compressed))
+        rows.extend(zip(lowest.tolist(), indices, before.tolist(), after.tolist(), strict=True))
+    return tuple(
+        AnsweredRow(
+            number=index + 1,
+            texts=row_texts(data.test[index], data.tokenizer),
+            expected=data.task.reference_text(data.test[index]),
+            dense=f"{before:.3f}",
+            compressed=f"{after:.3f}",
+            changed=f"{before:.3f}" != f"{after:.3f}",
+            cosine=cosine,
+        )
+        for cosine, index, before, after in sorted(rows)[:count]
+    )
+
+
+def _pair_cosines(embeddings: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """The cosine of both texts of each pair, `[pairs]`."""
+    first, second = (unit_rows(texts) for texts in pair_embeddings(embeddings, pairs))
+    return np.asarray((first * second).sum(1))

@@ -15,7 +15,7 @@ from datasets import Dataset
 import compressor
 from compressor.config.run import Recipe
 from compressor.model_folder import load
-from compressor.run.answered_rows import answered_rows, embedded_rows
+from compressor.run.evaluate import answered_rows, embedded_rows
 from compressor.tasks import Data, batches
 from tests import folders
 from tests.run.conftest import FinishedRun
