@@ -93,10 +93,6 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 def order_notes(recipe: Recipe) -> Iterator[Note]:
     """Which of two steps removes what, where heads are selected before a budget is met; and how long the run takes."""
     steps = steps_of(recipe)
-    for step in steps:
-        if isinstance(step, Within) and step.minutes is not None:
-            text = f"the run takes about {step.minutes:g} minutes (--minutes)"
-            yield Note(code=NoteCode.TIME_LIMITED, text=text)
     for heads, units in itertools.pairwise(parts_of(steps)):
         if isinstance(heads, Heads) and isinstance(units, Units):
             number = "" if heads.keep is None else f" (--keep {heads.keep})"
@@ -106,6 +102,10 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
                 text=f"{heads.method} selects the heads first{number}; {units.method} then removes neurons only, until"
                 f" {budgets or '--max-drop'} holds",
             )
+    for step in steps:
+        if isinstance(step, Within) and step.minutes is not None:
+            text = f"the run takes about {step.minutes:g} minutes (--minutes)"
+            yield Note(code=NoteCode.TIME_LIMITED, text=text)
 
 
 def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:

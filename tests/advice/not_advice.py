@@ -6,6 +6,7 @@ NOT_ADVICE: dict[str, str] = {
     "cli.commands constant text": "the flag that lists all flags",
     "config.recipe_file command_line text": "the command line of a recipe, which the tests of recipes run",
     "config.recipe_file command_line text #2": "the same for steps",
+    "config.unused_flags order_notes text #2": "how long the run takes",
     "report.figures constant text": "a colour",
     "report.figures constant text #2": "a colour",
     "report.figures constant text #3": "a colour",

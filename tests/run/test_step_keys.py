@@ -9,7 +9,7 @@ import pytest
 
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within
 from compressor.run.step_store import step_keys
 
 EXAMPLES: dict[type[Step], Step] = {
@@ -18,6 +18,7 @@ EXAMPLES: dict[type[Step], Step] = {
     Blocks: Blocks(share=0.5),
     Units: Units(macs=0.5),
     Distill: Distill(),
+    Within: Within(max_drop=0.1, steps=(Units(max_drop=0.1), Distill())),
 }
 OTHER_VALUES: dict[str, Any] = {
     "batch_size": 7,
@@ -43,6 +44,8 @@ OTHER_VALUES: dict[str, Any] = {
     "prune_units": "heads",
     "group_by": "query",
     "minutes": 7.0,
+    "attempts": 7,
+    "steps": (Units(max_drop=0.1, prune_rows=77), Distill()),
     "augment": 0.7,
     "quantized_share": 0.7,
     "temperature": 7.0,

@@ -342,7 +342,7 @@ class _Search:
         attempts, metric = _stored(self.store), self.context.run.rows.task.metric
         text = f"no unit is removed: none of {len(attempts)} attempts is expected to keep the metric within"
         text += f" {self._allowed_text}, with a margin"
-        advice = "allow more loss (--max-drop) or more time (--minutes)"
+        advice = "allow more loss (--max-drop)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]

@@ -7,8 +7,11 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from compressor.config.sections import MeasureConfig
-from compressor.config.steps import Distill, Units
+from compressor.config.steps import Distill, Units, Within
+from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note
 from tests import folders
 from tests.advice.world import SHORT, World, advice
@@ -720,3 +723,57 @@ def _(w: World) -> None:
     command = ("model", "-o", "out", *SHORT[4:])
     w.fails(*command)
     w.right(*command, "--attention", "sdpa")
+
+
+def _attempts(w: World, **attributes: Any) -> Any:
+    """What decides on attempts, of which one is stored, with the deadline in the past."""
+    from compressor.run.step_store import StepStore
+    from compressor.run.steps import within
+
+    rows = SimpleNamespace(task=SimpleNamespace(metric="accuracy"), eval=range(10))
+    search = object.__new__(within._Search)
+    search.step = Within(max_drop=0.01, minutes=1, steps=[{"units": {}}, {"distill": {}}])
+    search.context = SimpleNamespace(run=SimpleNamespace(rows=rows, log=SimpleNamespace(start=0.0)))  # type: ignore[assignment]
+    search.store, search.base = StepStore(w.path), SimpleNamespace(engine=None)  # type: ignore[assignment]
+    search.deadline, search._score_seconds = 0.0, 0.0
+    search._write([within._Attempt(speedup=2.0)])
+    return search
+
+
+@advice("run.steps.within _Search._nothing_holds text")
+def _(w: World) -> None:
+    w.notes(_attempts(w)._nothing_holds, {})
+    w.right(*w.run("--distill", "--max-drop", "0.5"))
+
+
+@advice("run.steps.within _Search._nothing_holds text #2")
+def _(w: World) -> None:
+    from compressor.pruning.bisect import LossEstimate
+
+    w.notes(_attempts(w)._nothing_holds, {0: LossEstimate(0.0, 0.1)})
+    w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
+
+
+@advice("run.steps.within _Search.allot out-of-range")
+def _(w: World) -> None:
+    w.fails(_attempts(w).allot, 0, 1.0)
+    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))
+
+
+@advice("run.steps.within _carry_out text")
+def _(w: World) -> None:
+    from compressor.run.steps import within
+
+    def fail(*arguments: Any) -> None:
+        raise UsageError("one step takes longer", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=0.1)
+
+    search = _attempts(w)
+    search.store.times.touch()
+    search.context.run.model = SimpleNamespace(folder=SimpleNamespace(model=None))
+    search.context.run.state = SimpleNamespace(wait_for_everyone=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(within.units, "remove_units", lambda *arguments, **settings: None)
+        patch.setattr(within._Search, "allot", lambda *arguments: None)
+        patch.setattr(within.distill, "FUNCTIONS", SimpleNamespace(run=fail))
+        w.fails(within._carry_out, search.step, 0, search.base, search.context, search.store, search)
+    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))

@@ -470,3 +470,12 @@ def _(w: World) -> None:
     command = ("scorer", "--data", "pairs.tsv", *SHORT)
     w.notes(*command)
     w.right(*command, "--metric", "spearman")
+
+
+@advice("tasks.data _answer text")
+def _(w: World) -> None:
+    words = ("good", "bad", "film", "plot")
+    w.rows("verdicts.tsv", "verdict\ttext", *(f"{n % 2}\tthe {words[n % 4]} {words[n % 3]} film" for n in range(40)))
+    command = ("model", "--data", "verdicts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
+    w.notes(*command)
+    w.right(*command, "--label-column", "verdict")
