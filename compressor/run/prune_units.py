@@ -252,8 +252,9 @@ def _plan(run: BudgetRun, model: PrunableModel, pruner: Pruner[Any], pruned: Pru
     removes = removes_any(groups, pruned.allocation)  # units may not have been ranked if it does not
     kept = [group.plan(model.kept(group, counts[group.name])) for group in groups if removes]
     before = None if run.selected is None else run.selected.plan.method
+    methods = dict.fromkeys([*(before or "").split("+"), run.step.method])
     record = {
-        "method": "+".join(filter(None, (before, run.step.method))),
+        "method": "+".join(filter(None, methods)),
         "options": pruner.options.model_dump(),
         "seed": run.step.seed,
         "data": run.data.train_hash,

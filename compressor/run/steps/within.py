@@ -116,6 +116,7 @@ def _run(step: Within, state: State, context: StepContext, store: StepStore) -> 
         if attempt.start is not None:
             stored_state(_stores(step, store, attempt.start)[-1], network)
             start = results[attempt.start] or base
+            start = replace(start, selected=replace(start.selected, notes=base.selected.notes))
         results.append(_carry_out(step, len(results), start, quiet, store, search))
     network.load_state_dict(weights)
     if search is None:

@@ -72,6 +72,8 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
     recipe = recipe_of(answered, tmp_path / "out")
     plan, _, listener = finish(recipe)
     assert NoteCode.BUDGET_MET in listener.codes
+    trained = [listener.codes.count(code) for code in (NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN)]
+    assert (sum(trained), plan.method) == (1, "reconstruct")  # notes are those of the delivered attempt
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
     for number, attempt in enumerate(attempts):
         faster = [attempts[start].speedup for start in held if start < number]
