@@ -57,10 +57,9 @@ TABLE = "methods.md"
 @options_of(FIELDS, without=("model", "method"))
 @common
 @click.pass_obj
-def compare(console: Console, model: str | None, file: str | None, methods: str, **flags: Any) -> None:
+def compare(console: Console, methods: str, model: str | None = None, file: str | None = None, **flags: Any) -> None:
     """Compress MODEL along a ladder of budgets with each of several methods, and compare the rungs in one table."""
-    fields = {name: value for name, value in flags.items() if value is not None}
-    ladders = ladders_of(model, file, fields, as_list(methods))
+    ladders = ladders_of(model, file, flags, as_list(methods))
     frontiers = run_ladders(ladders, console)
     out = next(iter(ladders.values()))[0].output.out.parent.parent
     text = comparison(frontiers, [method for method in ladders if follows_macs(ladders, method)])

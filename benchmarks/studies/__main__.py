@@ -38,16 +38,18 @@ _SEPARATE = ("model", "data", "ray", "epochs")
 @options_of(FIELDS, without=(*RESERVED, *UNREAD, *_SEPARATE))
 @common
 @click.pass_obj
-def studies(console: Console, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:
+def studies(
+    console: Console, kind: str, size: str, model: str | None = None, file: str | None = None, **flags: Any
+) -> None:
     """Run a study of MODEL cell by cell into a folder; KIND is grid, astar, ablate, dynamics, penalty, importance,
     speed or blocks.
 
     Finished cells are not run again: the same command resumes an interrupted study, and several processes started with
     the same command share the cells. The folder gets study.csv, study.html and figures/*.svg.
     """
-    axes = axes_of({name: flags[name] for name in StudyAxes.model_fields if flags[name] is not None})
-    sources, ray = flags.pop("data"), _workers(flags.pop("ray"))
-    fields = {name: value for name, value in flags.items() if name in FIELDS and value is not None}
+    axes = axes_of({name: flags[name] for name in StudyAxes.model_fields if name in flags})
+    sources, ray = flags.pop("data", ()), _workers(flags.pop("ray", None))
+    fields = {name: value for name, value in flags.items() if name in FIELDS}
     if sources:
         fields["data"] = sources[0]
     stored = stored_recipe(model, file)
