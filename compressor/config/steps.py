@@ -553,7 +553,7 @@ class Within(Step):
 
     Attributes:
         max_drop: the loss of the metric that is allowed, in the metric's unit.
-        steps: units, without a budget of their own, and distill.
+        steps: units, without a budget of their own, and distill; by default both with their defaults.
         minutes: time that the whole run may take; the trainings then take what the rest leaves of it.
         attempts: maximum number of attempts.
     """
@@ -561,7 +561,7 @@ class Within(Step):
     name = "within"
     prunes_groups = True
     max_drop: NonNegative
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
     minutes: Positive | None = None
     attempts: Count = 5
 
@@ -569,7 +569,10 @@ class Within(Step):
     @classmethod
     def _bounds_the_units(cls, values: Any) -> Any:
         """Tables become steps; the loss that is allowed is that of the units too, which need no budget."""
-        if not isinstance(values, dict) or not isinstance(values.get("steps"), list | tuple):
+        if not isinstance(values, dict):
+            return values
+        values = {"steps": [{Units.name: {}}, {Distill.name: {}}], **values}
+        if not isinstance(values["steps"], list | tuple):
             return values
         bound, steps = values.get("max_drop"), list[Step]()
         for step in values["steps"]:

@@ -249,3 +249,7 @@ def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Pa
     assert (step.max_drop, step.units.max_drop, recipe.selection.max_drop) == (0.5, 0.5, 0.5)
     assert (step.minutes, step.distill.training_steps, step.units.prune_rows) == (4, 7, 100)
     assert steps_of(Recipe(**recipe.flat())) == (step,)
+
+
+def test_attempts_have_both_steps_by_default() -> None:
+    assert step_of({"within": {"max_drop": 0.1}}) == step_of(within())
