@@ -12,8 +12,8 @@ from rich.text import Text
 
 from compressor.cli.commands import FieldsCommand, common, option_of, options_of
 from compressor.cli.console import Console, text_table
-from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
+from compressor.config.request import BenchConfig
 from compressor.config.sections import EngineConfig, MeasureConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, target_of

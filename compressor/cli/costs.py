@@ -13,7 +13,7 @@ from rich.text import Text
 
 from compressor.cli.commands import FieldsCommand, check_output_file, common, options_of
 from compressor.cli.console import Console, text_table
-from compressor.config.costs import CostsOutput
+from compressor.config.request import CostsOutput
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
 from compressor.errors import ErrorCode, UsageError

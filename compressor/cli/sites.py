@@ -13,9 +13,9 @@ from rich.text import Text
 from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
 from compressor.config.fields import flag_of
+from compressor.config.request import SitesOptions
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
-from compressor.config.sites import SitesOptions
 from compressor.errors import ErrorCode, InputError, UsageError
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")

@@ -1,4 +1,4 @@
-"""Base of the configurations that a command constructs from its flags alone."""
+"""Configurations that commands construct from their flags alone: their base class, and those of short commands."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from compressor.config.fields import Config, InvalidValueError, flag_of, usage_error
+from compressor.config.fields import Config, InvalidValueError, config_field, flag_of, one_of, usage_error
+from compressor.config.sections import ENGINE, MEASURING, OUTPUT
+from compressor.config.values import Count, as_list
 from compressor.errors import ErrorCode, UsageError
+from compressor.targets import DEFAULT_TARGET, TARGETS
 
 
 class Request(Config):
@@ -45,3 +48,42 @@ def _check_writable(path: Path) -> Path:
 
 OutputFile = Annotated[Path, AfterValidator(_check_writable)]
 """A file to write, in a folder that exists."""
+
+
+class CostsOutput(Config):
+    """The page or picture that `compress costs` writes."""
+
+    out: Path | None = config_field(OUTPUT, "page (.html) or picture (.png) to write", is_path=True)
+    force: bool = config_field(OUTPUT, "replace the file if it exists", False)
+
+
+class SitesOptions(Request):
+    """What `compress sites` counts of each group.
+
+    Raises:
+        UsageError: the length is no positive number.
+    """
+
+    count: bool = config_field(
+        MEASURING, "count parameters and multiply-accumulates, for which the model is exported", True
+    )
+    seq: Count | None = config_field(
+        MEASURING,
+        "length in tokens at which multiply-accumulates are counted; default: 128, at most the model's maximum",
+    )
+
+
+_Target = Annotated[str, AfterValidator(one_of(tuple(TARGETS)))]
+
+
+class BenchConfig(Config):
+    """Which runtimes `compress bench` compares, and by how many callers."""
+
+    target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = config_field(
+        ENGINE,
+        "runtime of the engines; for the folder of a run several, separated by commas, by default its own",
+        (DEFAULT_TARGET,),
+    )
+    callers: Count = config_field(
+        MEASURING, "callers at once, with one thread each, whose throughput is measured too (folder of a run)", 1
+    )

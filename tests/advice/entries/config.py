@@ -91,7 +91,7 @@ def _(w: World) -> None:
     w.right("check", "dense.onnx", "--baseline", "dense.onnx")
 
 
-@advice("config.sections.engine EngineConfig.require_definite contradiction")
+@advice("config.sections EngineConfig.require_definite contradiction")
 def _(w: World) -> None:
     w.times_nothing()
     bench = ("bench", "dense.onnx", "dense.onnx", "--seconds", "0.01", "--seq", "8", "--batch", "1")

@@ -1,0 +1,532 @@
+"""The sections of a recipe: a frozen model for each stage that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from compressor.config.fields import Config, config_field, one_of
+from compressor.config.methods import METHODS, SEARCH_METHODS
+from compressor.config.values import (
+    AbsolutePath,
+    BlockSize,
+    BudgetShare,
+    Count,
+    GroupBy,
+    Keep,
+    MapsFile,
+    Milliseconds,
+    Names,
+    Natural,
+    NonNegative,
+    Options,
+    Positive,
+    Rows,
+    Shapes,
+    Share,
+    ShareByKind,
+    Sizes,
+    Workers,
+)
+from compressor.errors import ErrorCode, UsageError
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
+from compressor.targets.base import Shape, parse_shape
+
+MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
+ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
+HEADINGS = (MODEL, DATA, HEADS, BLOCKS, BUDGET, DISTILLATION, ENGINE, MEASURING, OUTPUT)
+"""The headings in the order in which `--help` lists them: that of the steps of a run."""
+AUTO = "auto"
+"""Value of a field whose choice is measured on this machine."""
+
+
+class SourceConfig(Config):
+    """The model to compress."""
+
+    model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
+    task: str | None = config_field(
+        MODEL,
+        "task, where the class of the model does not determine it; one of text-classification,"
+        " multi-label-classification, regression, token-classification, question-answering, fill-mask,"
+        " sentence-similarity, image-classification, translation, causal-lm, or a custom task"
+        " (package.module:Class, or an entry point)",
+        decides_plan=True,
+        is_basic=True,
+    )
+    allow_pickle: bool = config_field(
+        MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
+    )
+    trust_remote_code: bool = config_field(
+        MODEL, "run the Python files of the model folder", False, decides_plan=True, runs_code=True
+    )
+    example_inputs: Path | None = config_field(
+        MODEL,
+        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated",
+        is_path=True,
+    )
+
+
+ROW_SOURCES = ("data", "unlabelled_data", "eval_data", "test_data")
+"""Fields that name rows: a file, a folder, or a data set of a hub, which is no path."""
+
+
+class RowsConfig(Config):
+    """The training, evaluation and test rows, and how they are read."""
+
+    data: Rows = config_field(
+        DATA,
+        "training examples: a file, folder or Hugging Face data set; a file is TSV, CSV, JSONL, text, CoNLL or"
+        " Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
+        decides_plan=True,
+        is_basic=True,
+    )
+    unlabelled_data: Rows = config_field(
+        DATA,
+        "further training examples, whose labels are not read, to choose units, refit weights and distill: a"
+        " source as in --data, e.g. a text file",
+        decides_plan=True,
+    )
+    eval_data: Rows = config_field(
+        DATA, "evaluation examples, on which choices are made", decides_plan=True, is_basic=True
+    )
+    test_data: Rows = config_field(
+        DATA, "test examples, on which the metric is reported", decides_plan=True, is_basic=True
+    )
+    text_columns: Names = config_field(
+        DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
+    )
+    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name", decides_plan=True)
+    image_column: str | None = config_field(
+        DATA, "column of images, or of paths of image files; default: recognized by name", decides_plan=True
+    )
+    metric: str | None = config_field(DATA, "metric of the task; default: its main metric", decides_plan=True)
+    max_length: Count = config_field(
+        DATA, "maximum length of an example in tokens; longer ones are cut", 128, decides_plan=True, is_basic=True
+    )
+    stride: Natural = config_field(
+        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128, decides_plan=True
+    )
+
+    @property
+    def available(self) -> bool:
+        """Whether any rows are configured."""
+        return bool(self.sources)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files, folders and data sets that are configured."""
+        every = (getattr(self, name) for name in ROW_SOURCES)
+        return tuple(source for source in every if source is not None)
+
+
+class SelectionConfig(Config):
+    """How heads are selected, and how the model is trained meanwhile."""
+
+    plan: Path | None = config_field(HEADS, "plan.json to follow instead of selecting units", is_path=True)
+    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
+        HEADS,
+        "method that selects units; default with a budget or a maximum drop alone: reconstruct",
+        "dsp",
+        decides_plan=True,
+        choices=tuple(METHODS),
+        is_basic=True,
+    )
+    keep: Keep | None = config_field(
+        HEADS, "heads to keep in the whole model: 36 or 50%", decides_plan=True, is_basic=True
+    )
+    certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
+        HEADS,
+        "confidence (0.95) at which a search, or --max-drop without a budget, certifies the drop of the metric on"
+        " unseen examples; units that fail stay",
+        decides_plan=True,
+    )
+    ray: Workers | None = config_field(
+        HEADS, "Ray workers of a search: local, local:4 for four workers, or HOST:PORT of a cluster", runs_code=True
+    )
+    options: Options = config_field(
+        HEADS, "options of the method: name=value, separated by commas", {}, decides_plan=True
+    )
+    epochs: Positive | None = config_field(
+        HEADS, "passes over the training examples; default: 3, or 1 for dsp-pipelined", decides_plan=True
+    )
+    training_steps: Count | None = config_field(HEADS, "training steps, instead of epochs", decides_plan=True)
+    batch_size: Count = config_field(HEADS, "examples per training step and process", 32, decides_plan=True)
+    learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5, decides_plan=True)
+    seed: Natural = config_field(HEADS, "seed of every random draw", 0, decides_plan=True)
+    max_drop: NonNegative | None = config_field(
+        BUDGET,
+        "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without"
+        " a budget as many units are removed as it permits, and by a search without --keep as many heads",
+        is_basic=True,
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether the method evaluates subsets instead of learning gates."""
+        return self.method in SEARCH_METHODS
+
+
+class BudgetConfig(Config):
+    """What the compressed model may cost, and what is pruned to meet it."""
+
+    speedup: Annotated[float, Field(ge=1)] | None = config_field(
+        BUDGET,
+        "speed to reach, as a multiple of the runtime's own engine of the whole model: 2, or 2,4,8 for a ladder",
+        decides_plan=True,
+        is_basic=True,
+    )
+    latency: Milliseconds | None = config_field(
+        BUDGET, "maximum median time of a call: 5ms", decides_plan=True, is_basic=True
+    )
+    macs: BudgetShare | None = config_field(
+        BUDGET, "share of the multiply-accumulates to keep: 50%", decides_plan=True, is_basic=True
+    )
+    parameters: BudgetShare | None = config_field(
+        BUDGET, "share of the parameters to keep, embeddings included: 60%", decides_plan=True
+    )
+    budget_at: Shapes = config_field(
+        BUDGET,
+        "batch sizes and lengths at which --speedup, --latency and --macs hold: 1x128; default: every size that"
+        " is timed",
+        (),
+        decides_plan=True,
+    )
+    prune_units: Literal["all", "heads", "neurons"] = config_field(
+        BUDGET, "units that a budget removes", "all", decides_plan=True
+    )
+    group_by: GroupBy = config_field(
+        BUDGET,
+        "how a budget removes query heads that share key/value heads: all query heads of a key/value head (kv),"
+        " or as many from every key/value head (query)",
+        "kv",
+        decides_plan=True,
+    )
+    prune_rows: Annotated[int, Field(ge=8)] = config_field(
+        BUDGET,
+        "maximum number of training examples by which units are chosen and refitted; fewer where they exceed"
+        " 131,072 tokens, or 64 times this number if that is more; labels are not used",
+        2048,
+        decides_plan=True,
+    )
+    statistics: Path | None = config_field(
+        BUDGET,
+        "folder that keeps Gram matrices and losses for runs with other budgets on the same model and examples;"
+        " default: they are deleted after the run",
+        is_path=True,
+    )
+    start_from: Path | None = config_field(
+        BUDGET,
+        "output folder of an earlier run under a budget on MODEL, to prune further",
+        decides_plan=True,
+        is_path=True,
+    )
+    match_dense: bool = config_field(
+        BUDGET,
+        "choose and train the units of a sentence encoder by how it ranks documents that the dense model"
+        " embedded, for an index that is not built again",
+        False,
+        decides_plan=True,
+    )
+    compare_points: Path | None = config_field(
+        BUDGET,
+        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
+        is_path=True,
+    )
+    skip_refused: bool = config_field(
+        BUDGET,
+        "keep groups of units that cannot be removed from the graph, instead of failing",
+        False,
+        decides_plan=True,
+    )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any budget is set."""
+        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is one of time."""
+        return self.speedup is not None or self.latency is not None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The time that a call may take."""
+        return None if self.latency is None else float(self.latency.removesuffix("ms"))
+
+
+class BlocksConfig(Config):
+    """Which blocks of the attention maps to drop."""
+
+    drop_blocks: Share | None = config_field(
+        BLOCKS,
+        "share of the blocks of every attention layer to drop (0.9), least attention first, over all heads",
+        decides_plan=True,
+        is_basic=True,
+    )
+    drop_blocks_by_kind: ShareByKind = config_field(
+        BLOCKS,
+        "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0",
+        {},
+        decides_plan=True,
+    )
+    block_size: BlockSize = config_field(
+        BLOCKS, "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64, decides_plan=True
+    )
+    maps: MapsFile | None = config_field(
+        BLOCKS,
+        "attention maps to derive masks from, or the folder of a run that has them; default: computed from"
+        " training examples",
+        decides_plan=True,
+        is_path=True,
+    )
+    map_rows: Count = config_field(
+        BLOCKS, "maximum number of training examples that attention maps are averaged over", 2000, decides_plan=True
+    )
+    random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False, decides_plan=True)
+    count_causal_zeros: bool = config_field(
+        BLOCKS,
+        "count entries that causality or a window hides as dropped, as the code of the attention-pruning paper does",
+        False,
+        decides_plan=True,
+    )
+    weight_by_count: bool = config_field(
+        BLOCKS,
+        "weight pairs of positions by the number of examples that have them, so that short examples keep more",
+        False,
+        decides_plan=True,
+    )
+    allow_empty_rows: bool = config_field(
+        BLOCKS,
+        "allow a row of blocks to lose every block, so that its queries attend to nothing in that head",
+        False,
+        decides_plan=True,
+    )
+    mask_all_sites: bool = config_field(
+        BLOCKS, "mask every site, even where this is not faster on this machine", False, decides_plan=True
+    )
+    entmax: bool = config_field(
+        BLOCKS,
+        "derive masks from the sharper maps of a model trained with entmax instead of softmax",
+        False,
+        decides_plan=True,
+    )
+    from_original_weights: bool = config_field(
+        BLOCKS,
+        "train with masks from the weights of MODEL, even where heads were selected first; default: from the"
+        " weights of the selection",
+        False,
+        decides_plan=True,
+    )
+
+    @property
+    def drops_any(self) -> bool:
+        """Whether any block is to be dropped."""
+        return bool(self.drop_blocks) or any(self.drop_blocks_by_kind.values())
+
+    @property
+    def requested(self) -> bool:
+        """Whether a share of blocks to drop is set, even if it is zero."""
+        return self.drop_blocks is not None or bool(self.drop_blocks_by_kind)
+
+
+class DistillationConfig(Config):
+    """How the compressed model is trained on the outputs of a whole one."""
+
+    distill: bool = config_field(
+        DISTILLATION,
+        "train the compressed model on the outputs and hidden states of the whole model, without labels",
+        False,
+        decides_plan=True,
+        is_basic=True,
+    )
+    teacher: Path | None = config_field(
+        DISTILLATION,
+        "folder of the model whose outputs are learned, with the layers and widths of MODEL; default: MODEL",
+        decides_plan=True,
+        is_path=True,
+    )
+    distill_steps: Count = config_field(
+        DISTILLATION, "training steps of the distillation; in a ladder, of each rung", 2000, decides_plan=True
+    )
+    distill_learning_rate: Positive = config_field(
+        DISTILLATION, "peak learning rate of the distillation", 2e-4, decides_plan=True
+    )
+    minutes: Positive | None = config_field(
+        DISTILLATION,
+        "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed",
+        decides_plan=True,
+        is_basic=True,
+    )
+    teacher_outputs: Path | None = config_field(
+        DISTILLATION,
+        "folder that keeps the outputs of the teacher for runs on the same examples; default: kept only within a"
+        " run that reads its examples several times, or within a ladder",
+        is_path=True,
+    )
+    augment: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the training examples of the distillation that are replaced by a cut of one or by joined parts"
+        " of two, with the lengths of the evaluation examples (classification and regression)",
+        0.0,
+        decides_plan=True,
+    )
+    quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the training steps, the last ones, in which linears round as the engine does, to 8 bits or to"
+        " bfloat16; needs --precision int8, bf16 or auto",
+        0.0,
+        decides_plan=True,
+    )
+    temperature: Positive = config_field(
+        DISTILLATION, "temperature that divides the logits of both models", 2.0, decides_plan=True
+    )
+    hidden_weight: NonNegative = config_field(
+        DISTILLATION,
+        "weight of the relative error of the hidden states beside the divergence of the outputs",
+        1.0,
+        decides_plan=True,
+    )
+
+
+class EngineConfig(Config):
+    """How engines are built."""
+
+    target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
+        ENGINE,
+        "runtime of the engine; auto (compress run only): the fastest of those installed",
+        DEFAULT_TARGET,
+        choices=(*TARGETS, AUTO),
+        is_basic=True,
+    )
+    precision: Literal[Precision, "auto"] = config_field(
+        ENGINE,
+        "numeric precision of the engine; bf16: TensorRT, and OpenVINO on processors that have it; fp8: TensorRT;"
+        " auto (compress run only): the fastest of the target that keeps the metric within --max-drop, and"
+        " without data the fastest in floats",
+        "fp32",
+        is_basic=True,
+    )
+    calibration_rows: Count = config_field(
+        ENGINE, "maximum number of training examples that calibrate the ranges of int8 activations", 300
+    )
+    allow_float_products: bool = config_field(
+        ENGINE, "accept an int8 engine that computes some of the quantized matmuls in floats", False
+    )
+    provider: Literal["cpu", "cuda"] | None = config_field(
+        ENGINE, "device of the engine; default: CUDA where available"
+    )
+    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core", is_basic=True)
+    kernel: AbsolutePath | None = config_field(
+        ENGINE,
+        "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default:"
+        " plain ONNX",
+        runs_code=True,
+        is_path=True,
+    )
+    shapes: Shapes = config_field(
+        ENGINE,
+        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; a batch"
+        " runs padded in the smallest that holds it",
+        (),
+    )
+    workspace: Count | None = config_field(
+        ENGINE, "MiB of GPU memory that TensorRT may use in a build; default: all free memory"
+    )
+    timing_cache: Path | None = config_field(
+        ENGINE, "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache", is_path=True
+    )
+    hardware_compatible: bool = config_field(
+        ENGINE, "build a TensorRT engine for other GPUs too, Ampere or newer", False
+    )
+    version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
+
+    @property
+    def allows_quantized(self) -> bool:
+        """Whether engines that compute products in 8 bits are built."""
+        return self.precision in (*QUANTIZED, AUTO)
+
+    @property
+    def parsed_shapes(self) -> tuple[Shape, ...]:
+        """Batch size and length of each fixed shape."""
+        return tuple(map(parse_shape, self.shapes))
+
+    def require_definite(self) -> None:
+        """Check that the engine is named, for commands that build without rows to choose by.
+
+        Raises:
+            UsageError: the target or the precision is to be chosen.
+        """
+        for name in ("target", "precision"):
+            if getattr(self, name) == AUTO:
+                raise UsageError(
+                    f"--{name} auto: only compress run chooses an engine, since it needs rows; name the {name}",
+                    code=ErrorCode.CONTRADICTION,
+                    field=name,
+                    value=AUTO,
+                )
+
+    @property
+    def definite_precision(self) -> Precision:
+        """The precision, or fp32 where it is to be chosen."""
+        return "fp32" if self.precision == "auto" else self.precision
+
+    @property
+    def chooses(self) -> bool:
+        """Whether engines are compared with one in fp32, and the fastest that keeps the metric is delivered."""
+        if AUTO in (self.target, self.precision):
+            return True
+        return target(self.target).reference_precision(self.definite_precision) != self.precision
+
+    @property
+    def reference(self) -> EngineConfig:
+        """The settings of the dense engine: in fp32 where engines are compared, else those of the compressed one."""
+        if not self.chooses:
+            return self
+        runtime = DEFAULT_TARGET if self.target == AUTO else self.target
+        return self.model_copy(update={"target": runtime, "precision": "fp32"})
+
+
+class ExportConfig(Config):
+    """How the graph is exported."""
+
+    opset: Annotated[
+        Literal[18, 23], BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
+    ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
+    pool_in_graph: bool = config_field(
+        ENGINE, "pool and normalize inside the graph of a sentence encoder, rather than outside", True
+    )
+    keep_unread_positions: bool = config_field(
+        ENGINE, "compute the last layers at every position, even where no output depends on it", False
+    )
+
+
+class MeasureConfig(Config):
+    """The sizes at which engines are timed, and the time spent on each."""
+
+    batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8), is_basic=True)
+    seq: Sizes | None = config_field(
+        MEASURING,
+        "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the"
+        " length of the longest example",
+        is_basic=True,
+    )
+    seconds: Positive = config_field(MEASURING, "approximate seconds per size, for at least ten pairs of rounds", 10.0)
+
+
+class OutputConfig(Config):
+    """The folder to write, and what its report shows of the rows."""
+
+    out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True, is_basic=True)
+    force: bool = config_field(
+        OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False, is_basic=True
+    )
+    save_dense: bool = config_field(
+        OUTPUT, "write the graph of the whole model as dense.onnx too, for comparisons on another machine", False
+    )
+    report_rows: Natural = config_field(
+        OUTPUT, "test examples that the report shows with the answers of both engines, their texts cut; 0: none", 8
+    )
