@@ -27,6 +27,8 @@ MAPS = Path("blocks", "maps.safetensors")
 TIMES, TRIALS, CHOSEN_ENGINE, DELIVERED_ENGINE = "times.json", "trials.json", "engine.txt", "delivered.txt"
 """Files of measured times, of the scores of plans that are tried, of the engine that units are pruned for, and of the
 engine that is delivered."""
+RESULT_KEY = "done.json"
+"""The file in the folder of a stored result, with everything that the result depends on; see `compressor.store`."""
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""
@@ -139,7 +141,8 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         except (Exception, SystemExit) as error:  # a custom task may end the process
             results = "results of an earlier run" if _resumable(work) == earlier else "the results of learning"
             kept = f" ({results} are kept in {work.path})" if _remove_unresumable(work) else ""
-            if _is_full(error):
+            is_reported = isinstance(error, CompressorError) and error.code is ErrorCode.DISK_FULL
+            if _is_full(error) and not is_reported:
                 raise InputError(
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}",
                     code=ErrorCode.DISK_FULL,
@@ -162,7 +165,7 @@ def _remove_unresumable(work: WorkDir) -> bool:
 
 def _resumable(work: WorkDir) -> dict[Path, int]:
     """The files and folders from which a run is resumed -> when each was changed."""
-    names = ("checkpoint-*", "done.json", MAPS.name, TIMES, CHOSEN_ENGINE)
+    names = ("checkpoint-*", RESULT_KEY, MAPS.name, TIMES, CHOSEN_ENGINE)
     return {path: path.stat().st_mtime_ns for name in names for path in work.learning.rglob(name)}
 
 
