@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.in_order import DenseSums, calls_in_order
-from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
+from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
+from compressor.store import Arrays, versioned
 from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
-from graph_passes.files import atomic_replace
 
-_GRADIENTS = "checkpoint-mask-gradients"
+_GRADIENTS = "mask-gradients"
 
 
 class FisherPruner(Pruner[MethodOptions]):
@@ -47,15 +48,13 @@ class FisherPruner(Pruner[MethodOptions]):
         self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, path = self.inputs, self.stored_file(_GRADIENTS, ".safetensors")
-        rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
-        gradients = stored_gradients(path, inputs.groups, rows)
-        if gradients is None:
-            gradients = mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_replace(path) as temporary:
-                safetensors.numpy.save_file(gradients, temporary)
+        gradients = self.store.memo(_GRADIENTS, {}, partial(self._measure, on_progress), Arrays())
         self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
+
+    @versioned(1, "compressor.selection.pruners.mask_gradients")
+    def _measure(self, on_progress: ProgressCallback, _: Path) -> Mapping[str, np.ndarray]:
+        inputs = self.inputs
+        return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}

@@ -10,7 +10,6 @@ import safetensors
 import safetensors.numpy
 
 from compressor.selection.pruners.layerwise.gram import Gram
-from graph_passes.files import atomic_replace
 
 
 class StoredGrams(Mapping[str, Gram]):
@@ -26,24 +25,6 @@ class StoredGrams(Mapping[str, Gram]):
             keys: list[str] = list(file.keys())
         self._linears = [key.removesuffix(".matrix") for key in keys if key.endswith(".matrix")]
 
-    @classmethod
-    def read(cls, path: Path) -> Mapping[str, Gram]:
-        """The matrices of a file; none without the file, or where it is damaged."""
-        try:
-            return cls(path)
-        except (OSError, safetensors.SafetensorError):
-            return {}
-
-    @classmethod
-    def write(cls, path: Path, grams: Mapping[str, Gram]) -> StoredGrams:
-        """Write the matrices; the file is complete or not there."""
-        tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
-        tensors |= {f"{name}.has_ones": np.array(gram.has_ones) for name, gram in grams.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_replace(path) as temporary:
-            safetensors.numpy.save_file(tensors, temporary)
-        return cls(path)
-
     def __getitem__(self, linear: str) -> Gram:
         if linear not in self._linears:
             raise KeyError(linear)
@@ -55,3 +36,22 @@ class StoredGrams(Mapping[str, Gram]):
 
     def __len__(self) -> int:
         return len(self._linears)
+
+
+class GramFiles:
+    """Gram matrices, as a file of a store."""
+
+    _NAME = "grams.safetensors"
+
+    def save(self, grams: Mapping[str, Gram], folder: Path) -> None:
+        """Write the matrices."""
+        tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
+        tensors |= {f"{name}.has_ones": np.array(gram.has_ones) for name, gram in grams.items()}
+        safetensors.numpy.save_file(tensors, folder / self._NAME)
+
+    def load(self, folder: Path) -> Mapping[str, Gram]:
+        """The matrices, of which each is read when it is needed."""
+        try:
+            return StoredGrams(folder / self._NAME)
+        except safetensors.SafetensorError as error:
+            raise ValueError(str(error)) from error

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compressor.selection.pruners.layerwise.gram import Gram
-from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
+from compressor.selection.pruners.reconstruct.stored_grams import GramFiles
 
 
 def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
         "encoder.layer.0.output": Gram(rng.normal(size=(4, 4)), has_ones=False),
         "encoder.layer.1.output": Gram(rng.normal(size=(3, 3)), has_ones=True),
     }
-    StoredGrams.write(tmp_path / "folder" / "grams.safetensors", grams)
-    stored = StoredGrams(tmp_path / "folder" / "grams.safetensors")
+    GramFiles().save(grams, tmp_path)
+    stored = GramFiles().load(tmp_path)
     assert stored.keys() == grams.keys()
     for name, gram in grams.items():
         np.testing.assert_array_equal(stored[name].matrix, gram.matrix)
@@ -27,17 +27,16 @@ def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
         stored["encoder.layer.2.output"]
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"a', b"\xff" * 100])
-def test_a_damaged_file_counts_as_none(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "grams.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    assert StoredGrams.read(path) == {}
+@pytest.mark.parametrize("content", [b"", b'{"a', b"\xff" * 100])
+def test_a_damaged_file_is_no_result(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "grams.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=" "):
+        GramFiles().load(tmp_path)
 
 
-def test_a_file_that_was_cut_counts_as_none(tmp_path: Path) -> None:
-    path = tmp_path / "grams.safetensors"
-    StoredGrams.write(path, {"linear": Gram(np.ones((4, 4)), has_ones=False)})
-    assert set(StoredGrams.read(path)) == {"linear"}
-    path.write_bytes(path.read_bytes()[:-8])
-    assert StoredGrams.read(path) == {}
+def test_a_file_that_was_cut_is_no_result(tmp_path: Path) -> None:
+    GramFiles().save({"linear": Gram(np.ones((4, 4)), has_ones=False)}, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=" "):
+        GramFiles().load(tmp_path)
