@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.file_lock import file_lock
+from compressor.store import Store
 from compressor.tasks.forwards import DECODER_IDS, LABELS
 from graph_passes.files import atomic_replace
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[rows, ...]` each."""
-_VALUES, _INDEX, _LOCK = "outputs.float16", "outputs.npz", ".lock"
+_NAME, _VALUES, _INDEX = "outputs", "outputs.float16", "outputs.npz"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take."""
 _MASK = "attention_mask"
@@ -64,7 +64,7 @@ class KeptOutputs:
 
     Args:
         compute: outputs of the model on a batch.
-        folder: folder of the file, for one model and one set of outputs.
+        store: folder of the file, and what the outputs depend on: the model and the names of the outputs.
         rows: number of rows that will be kept at most.
         tokens: their number of tokens.
         by_position: whether an output has an axis of positions, which follows that of rows.
@@ -76,12 +76,13 @@ class KeptOutputs:
     def __init__(
         self,
         compute: Callable[[Mapping[str, Tensor]], Outputs],
-        folder: Path,
+        store: Store,
         rows: int,
         tokens: int,
         by_position: Callable[[str, Tensor], bool],
     ) -> None:
-        self._compute, self._folder, self._rows, self._tokens = compute, folder, rows, tokens
+        self._compute, self._store, self._rows, self._tokens = compute, store, rows, tokens
+        self._folder = store.path
         self._by_position = by_position
         self.refusal: str | None = None
         self._layout: _Layout | None = None
@@ -157,16 +158,15 @@ class KeptOutputs:
         per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
         per_token = sum(layout.numbers(1).values()) - per_row
         numbers = self._rows * per_row + self._tokens * per_token
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file, index = self._folder / _VALUES, self._folder / _INDEX
         stack = contextlib.ExitStack()
         self._unlock = weakref.finalize(self, stack.close)
         try:
-            stack.enter_context(file_lock(self._folder / _LOCK, wait=False, create=True))
+            self._folder = stack.enter_context(self._store.growing(_NAME, {}, self._compute))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks
-            raise _NotKeptError(f"{self._folder} cannot be locked ({error.strerror})") from error
+            raise _NotKeptError(f"{self._folder} cannot be locked or written ({error.strerror})") from error
+        file, index = self._folder / _VALUES, self._folder / _INDEX
         free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
         if 2 * numbers > _DISK_SHARE * free:
             raise _NotKeptError(
