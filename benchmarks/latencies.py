@@ -46,9 +46,9 @@ from compressor.run.pruning.prune import pruner_of
 from compressor.run.run_context import RunInputs
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
-from compressor.run.step_store import StepStore
 from compressor.run.variant import build_variant, export_graph, shrink_graph
 from compressor.selection.allocation import Curve
+from compressor.store import Store
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
 from graph_passes.files import write_text
@@ -126,8 +126,8 @@ def prepare(
     )
     inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
-    (scratch / "learning").mkdir()
-    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, StepStore(scratch / "learning"), log)
+    store, statistics = Store(scratch / "learning"), folder / "statistics"
+    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, store, statistics, log)
     pruner = pruner_of(run, model.groups)
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)

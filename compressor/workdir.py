@@ -22,11 +22,6 @@ QUANTIZED_GRAPH = "model.int8.onnx"
 SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
 """Files of the symmetric quantized graphs, in int8 and in fp8."""
 QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
-MAPS = Path("blocks", "maps.safetensors")
-"""The file of attention maps, relative to `WorkDir.learning`."""
-TIMES, TRIALS, CHOSEN_ENGINE, DELIVERED_ENGINE = "times.json", "trials.json", "engine.txt", "delivered.txt"
-"""Files of measured times, of the scores of plans that are tried, of the engine that units are pruned for, and of the
-engine that is delivered."""
 RESULT_KEY = "done.json"
 """The file in the folder of a stored result, with everything that the result depends on; see `compressor.store`."""
 _STAMP = ".compress"
@@ -165,7 +160,7 @@ def _remove_unresumable(work: WorkDir) -> bool:
 
 def _resumable(work: WorkDir) -> dict[Path, int]:
     """The files and folders from which a run is resumed -> when each was changed."""
-    names = ("checkpoint-*", RESULT_KEY, MAPS.name, TIMES, CHOSEN_ENGINE)
+    names = ("checkpoint-*", RESULT_KEY)
     return {path: path.stat().st_mtime_ns for name in names for path in work.learning.rglob(name)}
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, Attenti
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
 from compressor.results import Note, NoteCode, SiteBlocks
+from compressor.store import Files, Json, Store
 from graph_passes import BlockMask, Plan, SitePlan
 
 MIN_GAIN = 1.1
@@ -25,6 +25,41 @@ _BLOCK_SIZE: int = Blocks.model_fields["block_size"].default
 _LISTED = 3
 """Maximum number of sites that a note names."""
 Form = Literal["whole", "masked", "block-sparse"]
+MASKS = "masks"
+"""Name of the selected masks in the store of a step."""
+
+
+@dataclass(frozen=True)
+class SelectedMasks:
+    """The masks to train with.
+
+    Attributes:
+        plan: the plan with the masks.
+        notes: facts for a reader of the plan.
+        times: the times by which the masks were selected, see `MaskSelector.timed`.
+    """
+
+    plan: Plan
+    notes: tuple[Note, ...]
+    times: dict[str, list[dict[str, Any]]]
+
+
+class MaskFiles:
+    """Selected masks, as files of a store."""
+
+    _PLAN = "plan.json"
+    _REST: Files[tuple[tuple[Note, ...], dict[str, list[dict[str, Any]]]]] = Json(
+        tuple[tuple[Note, ...], dict[str, list[dict[str, Any]]]]
+    )
+
+    def save(self, selected: SelectedMasks, folder: Path) -> None:
+        """Write the plan with its masks, the notes and the times."""
+        selected.plan.save(folder / self._PLAN)
+        self._REST.save((selected.notes, selected.times), folder)
+
+    def load(self, folder: Path) -> SelectedMasks:
+        """Read what `save` wrote."""
+        return SelectedMasks(Plan.load(folder / self._PLAN), *self._REST.load(folder))
 
 
 class MaskSelector:
@@ -76,10 +111,10 @@ class MaskSelector:
         """All times so far; they can be written as JSON."""
         return {site: [asdict(time) for time in times] for site, times in self._times.items()}
 
-    def recall(self, path: Path) -> None:
-        """Load the times of an interrupted run from the file that `learn_blocks` wrote, if it exists."""
-        if path.is_file():
-            for site, times in json.loads(path.read_text(encoding="utf-8"))["times"].items():
+    def recall(self, store: Store) -> None:
+        """Take the times by which an interrupted run selected the masks in the store of a step, if it has some."""
+        if (selected := store.load(MASKS, MaskFiles())) is not None:
+            for site, times in selected.times.items():
                 self._times.setdefault(site, tuple(SiteTimes(**time) for time in times))
 
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:

@@ -1,21 +1,65 @@
-"""The plan with which a run begins: that of a file, that of an earlier run, or one that keeps every unit."""
+"""Plans that a run reads: that of a file, that of an earlier run, one that keeps every unit, or one in a store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import safetensors.torch
+from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Distill, Follow, Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.results import Note, NoteCode
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
 from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
+from graph_passes.files import write_text
+
+
+class _PlanFields(Row):
+    """The fields of a `SelectedPlan` that are stored beside its plan and its weights."""
+
+    trained: bool
+    curves: tuple[CurvePoint, ...]
+    notes: tuple[Note, ...]
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
+    certificate: CertifiedLoss | None = None
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """A plan and the weights that it belongs to, as files of a store.
+
+    Attributes:
+        model: has the weights when a plan is written, and gets them when it is read.
+    """
+
+    model: PreTrainedModel
+    _PLAN, _WEIGHTS, _FIELDS = "plan.json", "model.safetensors", "fields.json"
+
+    def save(self, selected: SelectedPlan, folder: Path) -> None:
+        """Write a plan, and the weights of the model if they were trained with it."""
+        if selected.trained:
+            safetensors.torch.save_model(self.model, str(folder / self._WEIGHTS))
+        selected.plan.save(folder / self._PLAN)
+        fields = _PlanFields(**{name: getattr(selected, name) for name in _PlanFields.model_fields})
+        write_text(folder / self._FIELDS, fields.model_dump_json())
+
+    def load(self, folder: Path) -> SelectedPlan:
+        """Read a plan, and give the model its weights."""
+        fields = _PlanFields.model_validate_json((folder / self._FIELDS).read_bytes())
+        selected = SelectedPlan(plan=Plan.load(folder / self._PLAN), **dict(fields))
+        if fields.trained:
+            safetensors.torch.load_model(self.model, str(folder / self._WEIGHTS))
+        return selected
 
 
 def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:

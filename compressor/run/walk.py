@@ -11,10 +11,10 @@ from compressor.config.steps import Follow
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener
 from compressor.run.load_context import load_context
-from compressor.run.plan_source import whole_plan
+from compressor.run.plan_source import PlanFiles, whole_plan
 from compressor.run.run_log import RunLog
-from compressor.run.step_store import StepStore, open_stores
-from compressor.run.steps.base import State, StepContext
+from compressor.run.step_stores import open_stores, step_store
+from compressor.run.steps.base import DELIVERED, LABEL, PLAN, State, StepContext
 from compressor.run.steps.registry import functions_of
 from compressor.workdir import WorkDir
 
@@ -33,7 +33,7 @@ def walk(context: StepContext) -> State:
     if context.whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
-    stores = tuple(StepStore(run.work.learning / step.name) for step in run.steps)
+    stores = tuple(step_store(step, run.work.learning / step.name) for step in run.steps)
     if learning:  # a plan that is followed alone needs no rows, and leaves nothing to resume
         stores, notes = open_stores(run.steps, run.recipe, run.model, run.rows, run.work.learning, run.state)
         run.log.add_notes(notes)
@@ -45,9 +45,9 @@ def walk(context: StepContext) -> State:
             state = functions_of(step).run(step, state, context, store)
         run.state.wait_for_everyone()
         if not (step.is_parallel or run.state.is_main_process):
-            selected = store.load_finished_plan(network)
+            selected = store.load(PLAN, PlanFiles(network))
             assert selected is not None
-            state = State(replace(selected, engine=store.delivered or selected.engine))
+            state = State(replace(selected, engine=store.load(DELIVERED, LABEL) or selected.engine))
     selected = state.selected
     if selected.trained and learning:
         selected = replace(selected, plan=record_weights(selected.plan, original, network))

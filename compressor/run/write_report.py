@@ -10,7 +10,7 @@ from typing import Any
 
 import graph_passes
 from compressor import report as reports
-from compressor.block_masks.attention_maps import shares_by_kind
+from compressor.block_masks.attention_maps import MAPS_FILE, shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.config.steps import Blocks
@@ -33,7 +33,7 @@ from compressor.run.products import ChosenEngine, Measurements, SelectedPlan, Va
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import MAPS, QUANTIZED_GRAPHS
+from compressor.workdir import QUANTIZED_GRAPHS
 from graph_passes import Plan
 
 
@@ -181,8 +181,8 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
     # What is learned before a distillation has a folder of its own.
-    if (maps := next(run.work.learning.rglob(str(MAPS)), None)) is not None:
-        shutil.copyfile(maps, folder / "maps.safetensors")
+    if (maps := next(run.work.learning.rglob(MAPS_FILE), None)) is not None:
+        shutil.copyfile(maps, folder / MAPS_FILE)
     return report
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,11 @@ from compressor.run.pruning.metric_trials import (
     scored_statistics,
     upper_losses,
 )
-from compressor.run.pruning.trial_scores import TrialScores
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
+from compressor.store import Files, Json, digest
 from compressor.tasks import Task
 from compressor.units import PrunableGroup
 
@@ -43,6 +44,9 @@ _MARGIN_ABOVE_LEAST = 1.02
 _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
 _NONE_LOST = LossEstimate(0.0, 0.0)
+_Numbers = tuple[float, list[float], float]
+_SCORE: Files[_Numbers] = Json(_Numbers)
+"""Metric, draws and divergence of a `ResampledScore` in the store."""
 
 
 def bisect_metric(
@@ -125,7 +129,6 @@ def _bisect(
     dense, original = scorer.score_whole(), scorer.whole_state
     require_informed(dense, run.data.task)
     least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
-    kept = TrialScores(run.store.trials, key=pruner.inputs.store.name)
     trials: list[_Trial] = []
     while len(trials) < _BISECTIONS:
         share = _next_share(trials, _holding(run, dense, trials), least)
@@ -135,16 +138,8 @@ def _bisect(
         if (earlier := _trial_of(trials, counts)) is not None:
             earlier.share = share
             continue
-        label, state, cost = f"trial {len(trials) + 1}", original, table.cost(counts)
-        allocation = Allocation(counts, (cost,), (cost,))
-        if is_new := (score := kept.find(counts)) is None:
-            network.load_state_dict(original)
-            with run.log.stage(f"refitting the remaining weights, {label}") as on_progress:
-                pruner.finish(counts, on_progress)
-            allocation = replace(allocation, notes=pruner.notes)
-            state, score = _copied(network.state_dict(), original), scorer.score(label)
-            kept.keep(counts, score)
-        trials.append(_Trial(share, _FittedPlan(allocation, state, is_new), score))
+        plan, score = _try(run, pruner, scorer, counts, table.cost(counts), f"trial {len(trials) + 1}")
+        trials.append(_Trial(share, plan, score))
     if resumed := sum(not trial.plan.is_fitted for trial in trials):
         text = f"{resumed} of the {len(trials)} plans that --max-drop tried were scored by the interrupted run"
         run.log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
@@ -158,6 +153,28 @@ def _bisect(
     ]
     whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
     return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(trials)
+
+
+def _try(
+    run: BudgetRun, pruner: Pruner[Any], scorer: TrialScorer, counts: dict[str, int], cost: float, label: str
+) -> tuple[_FittedPlan, ResampledScore]:
+    """A plan and its score, which an interrupted run may have stored; its weights are then not fitted."""
+    network, original = run.model.folder.model, scorer.whole_state
+    plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), original, is_fitted=False)
+
+    def fit_and_score(_: Path) -> _Numbers:
+        nonlocal plan
+        network.load_state_dict(original)
+        with run.log.stage(f"refitting the remaining weights, {label}") as on_progress:
+            pruner.finish(counts, on_progress)
+        allocation = replace(plan.allocation, notes=pruner.notes)
+        plan = _FittedPlan(allocation, _copied(network.state_dict(), original))
+        score = scorer.score(label)
+        return score.metric, score.draws.tolist(), score.divergence
+
+    inputs = {"statistics": pruner.inputs.store.name, "counts": counts}
+    metric, draws, divergence = run.store.memo(f"trial-{digest(counts)[:16]}", inputs, fit_and_score, _SCORE)
+    return plan, ResampledScore(metric, np.array(draws), divergence)
 
 
 def _next_share(trials: Sequence[_Trial], holding: Sequence[_Trial], least: float) -> float | None:
@@ -277,7 +294,7 @@ def _certify(
 
 def _scope(run: BudgetRun) -> CertificateScope:
     """What the certificate of a bisection holds for; it is recorded for its evaluation rows."""
-    earlier = record_certificate(run.data.eval, {"run": run.store.key})
+    earlier = record_certificate(run.data.eval, {"run": run.store.inputs["step"]})
     return CertificateScope(rows=run.data.eval_hash or "", seed=run.step.seed, earlier=earlier)
 
 

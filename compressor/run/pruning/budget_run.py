@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compressor.config.run import Recipe
 from compressor.config.steps import Units
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.pruning.cost_tables import CostSource
 from compressor.run.run_log import RunLog
-from compressor.run.step_store import StepStore
+from compressor.store import Store
 from compressor.tasks import Data
 from graph_passes import Refusal
 
@@ -28,7 +29,8 @@ class BudgetRun:
         costs: gives cost tables.
         refused: groups that cannot be removed from the graph.
         quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
-        store: folder in which finished parts are kept.
+        store: keeps what is measured until the plan is known.
+        statistics: folder of statistics and losses, which hold for other budgets too.
         log: receives stages and notes.
     """
 
@@ -40,5 +42,6 @@ class BudgetRun:
     costs: CostSource
     refused: Sequence[Refusal]
     quantization_drop: float
-    store: StepStore
+    store: Store
+    statistics: Path
     log: RunLog

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_times
-from compressor.measure.costs import CostTable, StoredTables, load_tables, read_tables, save_tables
-from compressor.results import Note, NoteCode
+from compressor.measure.costs import CostTable
+from compressor.results import Note, NoteCode, size_label
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import (
     MEASURED_SHARES,
@@ -22,9 +24,9 @@ from compressor.run.pruning.measure_times import (
     keep_counts,
     measure_times,
 )
-from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
+from compressor.store import Files, Json, Store, Stored, digest, version_of, versioned
 from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
 from compressor.targets.machine import user_cache
@@ -32,13 +34,13 @@ from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
-_PARTIAL = ".partial.json"
-"""Suffix of files with the times of an interrupted measurement."""
-_FORM = "4"
-"""Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
-_OUTDATED_BY = ("measured shares", "form of engines", "machine", "device", "runtime")
+_TABLES: Files[list[CostTable]] = Json(list[CostTable])
+_TIMES: Files[list[float]] = Json(list[float])
+_COSTS = "costs-"
+"""Prefix of the names of cost tables in the cache of the user."""
+_OUTDATED_BY = ("measured shares", "machine", "device", "runtime")
 """Fields of the key that replace a stored table when they change; tables that differ in others are kept beside it."""
-_NAMED_FILES = 3
+_NAMED_TABLES = 3
 """Maximum number of stored tables that a note names."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
@@ -77,47 +79,65 @@ class CostSource:
         Args:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
-        key = self.key()
-        named = json.dumps({name: value for name, value in key.items() if name not in _OUTDATED_BY})
-        path = user_cache() / f"costs-{hashlib.sha256(named.encode()).hexdigest()[:16]}.json"
-        tables, differing = load_tables(path, key)
-        if tables:
-            rescaled = self._rescaled(tables)
+        key, store, measure = self.key(), _cache(), functools.partial(self._measure, macs)
+        name = _COSTS + digest({name: value for name, value in key.items() if name not in _OUTDATED_BY})[:16]
+        rescaled: list[CostTable] = []
+
+        def holds(tables: list[CostTable]) -> bool:
+            now = self._rescaled(tables)
             drift = max(
-                abs(now.whole / now.dense * table.dense / table.whole - 1)
-                for now, table in zip(rescaled, tables, strict=True)
+                abs(current.whole / current.dense * table.dense / table.whole - 1)
+                for current, table in zip(now, tables, strict=True)
             )
             if drift <= _DRIFT:
-                text = (
-                    f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
-                )
-                self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
-                return rescaled
-            text = (
-                f"the cost table in {path} is measured again: relative to dense, the time of the whole model has"
-                f" changed by {drift:.0%}"
-            )
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        elif differing:
-            text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured again"
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        elif others := stored_tables(self.model, self.groups)[:_NAMED_FILES]:
-            described = "; of another ".join(_differences(stored, key) for stored in others)
-            text = (
-                f"the cost table is measured, because those that are stored for this model are of another {described}"
-            )
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            unpruned = self.engines.whole, self.dense
-            partial = PartialShares(path.with_suffix(_PARTIAL), key)
-            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, partial, on_progress)
-        partial.remove()
-        try:
-            save_tables(path, key, measured)
-        except OSError as error:
+                rescaled.extend(now)
+                text = f"the cost table is that of an earlier run ({store.path / name}); times of the whole model were"
+                self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=f"{text} measured again")])
+            else:
+                text = f"the cost table in {store.path / name} is measured again: relative to dense, the time of the"
+                text = f"{text} whole model has changed by {drift:.0%}"
+                self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+            return bool(rescaled)
+
+        def note_unwritable(error: OSError) -> None:
             text = f"the cost table could not be stored ({error}); the next run measures it again"
             self.log.add_notes([Note(code=NoteCode.COSTS_NOT_STORED, text=text)])
-        return measured
+
+        if not store.holds(name, key, measure) and (others := stored_costs(self.model, self.groups)[:_NAMED_TABLES]):
+            described = "; of another ".join(_differences(stored, key) for stored in others)
+            text = f"the cost table is measured, because those stored for this model are of another {described}"
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+        tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
+        return rescaled or tables
+
+    @versioned(
+        1, "compressor.measure.costs", "compressor.run.pruning.measure_times", "compressor.run.pruning.plan_engines"
+    )
+    def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
+        """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
+        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+            unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
+            return measure_times(self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress)
+
+    def time_tables_once(self, macs: CostTable, store: Store) -> list[CostTable]:
+        """`time_tables`, measured once in a run: with other times another plan would fit the budget.
+
+        Args:
+            macs: multiply-accumulates, by which equal groups are recognized.
+            store: keeps the times until the run has its plan.
+        """
+
+        def note(_: object) -> bool:
+            text = "the times of units and plans are those that the interrupted run measured"
+            self.log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
+            return True
+
+        return store.memo("times", self.key(), lambda _: self.time_tables(macs), _TABLES, accept=note)
+
+    def time_plan_once(self, counts: Mapping[str, int], tables: Sequence[CostTable], store: Store) -> list[float]:
+        """`time_plan`, measured once in a run for each plan."""
+        name, inputs = f"plan-{digest(dict(counts))[:16]}", {**self.key(), "counts": dict(counts)}
+        return store.memo(name, inputs, lambda _: self.time_plan(counts, tables), _TIMES)
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
@@ -167,21 +187,28 @@ class CostSource:
         }
 
 
-def stored_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> list[StoredTables]:
+def stored_costs(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> list[Stored]:
     """The stored tables of models of the same structure, newest first, of whatever engine, size and machine."""
-    files = [file for file in user_cache().glob("costs-*.json") if not file.name.endswith(_PARTIAL)]
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     structure = _structure(model, groups)
-    return [stored for stored in map(read_tables, files) if stored and stored.key.get("structure") == structure]
+    return [stored for stored in _cache().stored(f"{_COSTS}*") if stored.inputs.get("structure") == structure]
 
 
-def latest_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> StoredTables | None:
+def latest_tables(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> list[CostTable] | None:
     """The tables of a model that were measured last on this machine, of whatever engine and size; None: there are none.
 
     Times are as they were then, with the runtime of then.
     """
     here = _measurement(machine())
-    return next((stored for stored in stored_tables(model, groups) if here.items() <= stored.key.items()), None)
+    for stored in stored_costs(model, groups):
+        with contextlib.suppress(OSError, ValueError):  # of another version
+            if here.items() <= stored.inputs.items():
+                return _TABLES.load(stored.folder)
+    return None
+
+
+def _cache() -> Store:
+    """Cost tables of all runs of the user."""
+    return Store(user_cache(), is_shared=True)
 
 
 def _structure(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
@@ -195,13 +222,14 @@ def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
     """How and on which machine times are measured."""
     return {
         "measured shares": json.dumps(MEASURED_SHARES),
-        "form of engines": _FORM,
         "machine": json.dumps({name: facts.get(name) for name in (*COMPARABLE_FIELDS, *INSTRUCTIONS)}),
     }
 
 
-def _differences(stored: StoredTables, key: Mapping[str, str]) -> str:
+def _differences(stored: Stored, key: Mapping[str, str]) -> str:
     """The fields of the key in which stored tables differ: `engine (ort fp32) and size (batch 1, length 128)`."""
-    sizes = "; ".join(table.size_label for table in stored.tables)
-    values = {"engine": f" ({stored.key.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
-    return " and ".join(f"{name}{values.get(name, '')}" for name in key if stored.key.get(name) != key[name])
+    sizes = json.loads(stored.inputs.get("size", "[[]]"))[0]
+    sizes = "; ".join(size_label(batch, seq) for batch, seq in sizes)
+    values = {"engine": f" ({stored.inputs.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
+    differing = [name for name in key if stored.inputs.get(name) != key[name]] or ["version of the measurement"]
+    return " and ".join(f"{name}{values.get(name, '')}" for name in differing)

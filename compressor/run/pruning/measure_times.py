@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from compressor.measure import paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback
-from compressor.run.pruning.partial_shares import PartialShares, Share
 from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.store import Files, Json, Store
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from compressor.units import PrunableGroup
@@ -19,6 +21,9 @@ from graph_passes import Plan
 
 Size = tuple[int, int | None]
 """Batch size, and length in tokens; None: the model has one size."""
+Share = tuple[float, float]
+"""Time of a plan as a share of the whole model's, and its standard error."""
+_SHARES: Files[list[tuple[Share, ...]]] = Json(list[tuple[Share, ...]])
 Counts = dict[str, int]
 """Name of the group -> number of units."""
 _TIMED_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
@@ -134,7 +139,7 @@ def measure_times(
     macs_table: CostTable,
     unpruned: tuple[Engine, Engine],
     inputs: Mapping[Size, Feeds],
-    partial: PartialShares,
+    store: Store,
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of times at each size, fitted to the times of engines of some plans.
@@ -149,7 +154,7 @@ def measure_times(
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
         inputs: one batch of inputs for each size.
-        partial: keeps what is measured, from which an interrupted measurement goes on.
+        store: keeps what is measured, from which an interrupted measurement goes on.
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
@@ -158,7 +163,7 @@ def measure_times(
     plans = timed_plans(classes, of_classes)
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
     mixed = mixed_plans(groups)
-    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, partial, on_progress)
+    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, store, on_progress)
     tables = []
     for number, (size, feeds) in enumerate(inputs.items()):
         whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * SECONDS_OF_WHOLE))
@@ -203,21 +208,24 @@ def _time_plans(
     plans: Sequence[Counts],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
-    partial: PartialShares,
+    store: Store,
     on_progress: ProgressCallback,
 ) -> list[tuple[Share, ...]]:
     """The time of each plan at each size, as a share of the whole model's, and its standard error."""
-    shares = partial.load()
-    for start in range(len(shares), len(plans), _TIMED_TOGETHER):
-        on_progress(start, len(plans))
-        built = [
-            engines.build(keep_counts(engines.reference.plan, groups, counts))
-            for counts in plans[start : start + _TIMED_TOGETHER]
-        ]
+
+    def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
+        built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in together]
         timed = [paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1)) for feeds in inputs.values()]
         for engine in built:
             engines.discard(engine)
-        shares += zip(*timed, strict=True)
-        partial.store(shares)
+        return list(zip(*timed, strict=True))
+
+    shares: list[tuple[Share, ...]] = []
+    for start in range(0, len(plans), _TIMED_TOGETHER):
+        on_progress(start, len(plans))
+        measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
+        # Where times cannot be stored, an interrupted measurement begins again.
+        timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
+        shares.extend(timed)
     on_progress(len(plans), len(plans))
     return shares

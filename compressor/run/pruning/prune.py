@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,18 +24,15 @@ from compressor.run.pruning.budget_rows import budget_notes, budget_rows, cost_s
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.constraints import Constraint, constraints_of, head_table, macs_of
 from compressor.run.pruning.prunable_groups import prunable_groups
-from compressor.run.pruning.run_times import RunTimes
 from compressor.selection.allocation import Curve
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.store import digest
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
-
-STATISTICS_VERSION = 6
-"""Version of the statistics and losses; those of another version are not read."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +40,10 @@ class _Costs:
     """What plans cost.
 
     Attributes:
-        times: measures the times of plans.
         counted: tables of parameters and multiply-accumulates.
         timed: tables of times at each size; empty where no budget is a time.
     """
 
-    times: RunTimes
     counted: Sequence[CostTable]
     timed: Sequence[CostTable] = ()
 
@@ -64,8 +57,6 @@ def prune(run: BudgetRun) -> SelectedPlan:
         BudgetError: no plan meets the budget.
     """
     folder = run.model.folder
-    if (finished := run.store.load_finished_plan(folder.model)) is not None:
-        return finished
     noted = len(run.log.notes)
     groups, notes = prunable_groups(run.step, run.model, run.refused)
     run.log.add_notes(notes)
@@ -94,9 +85,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         engine=run.costs.engines.choice.label,
     )
     # A run that resumes after this has the notes of the plan alone.
-    selected = replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
-    run.store.finish(selected, folder.model)
-    return selected
+    return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
 
 
 def _fixed_counts(groups: Sequence[PrunableGroup], earlier: Plan | None) -> dict[str, int]:
@@ -112,14 +101,14 @@ def _costs_of(run: BudgetRun, groups: Sequence[PrunableGroup], fixed: Mapping[st
         BudgetError: the budget is below the cost of a plan that keeps nothing of the groups. This is known before the
             rows are read, which takes longer.
     """
-    times, counted = RunTimes(run.costs, run.store.times), run.costs.count_tables()
+    counted = run.costs.count_tables()
     require_reachable(groups, _constraints(run, counted, fixed))
     if not run.step.is_timed and not run.step.is_unbounded:
-        return _Costs(times, counted)
-    timed = times.time_tables(macs_of(counted))
+        return _Costs(counted)
+    timed = run.costs.time_tables_once(macs_of(counted), run.store)
     run.costs.engines.release()
     require_reachable(groups, _constraints(run, timed, fixed))
-    return _Costs(times, counted, timed)
+    return _Costs(counted, timed)
 
 
 def _prune(
@@ -205,16 +194,16 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
 
 def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     """The folder of statistics and losses, named by all that they depend on, in that of the option or of the run."""
-    step, folder = run.step, run.step.statistics or run.store.pruning
+    step = run.step
     key = {
         "model": fingerprint(run.model.folder.model),
         **run.model.folder.surroundings,
         "rows": [run.data.train_hash, run.data.eval_hash, step.prune_rows, step.seed],
         "outputs": run.data.task.loss_outputs,
-        "method": [step.method, step.options, STATISTICS_VERSION],
+        "method": [step.method, step.options],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
-    return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return run.statistics / digest(key)[:16]
 
 
 def _by_budget(
@@ -233,7 +222,7 @@ def _by_budget(
 
     def measure(counts: Mapping[str, int]) -> list[float]:
         """The cost under each constraint: counted by its table, or timed beside the dense engine."""
-        times = iter(costs.times.time_plan({**fixed, **counts}, costs.timed) if costs.timed else ())
+        times = iter(run.costs.time_plan_once({**fixed, **counts}, costs.timed, run.store) if costs.timed else ())
         return [next(times) if part.table.unit == "ms" else part.table.cost(counts) for part in constraints]
 
     allocation = keep_all_within(groups, constraints, measure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from compressor.run.engine_choice.choose_engine import choose_engine
 from compressor.run.engine_choice.engine_trials import EngineTrials, Trial
 from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.engine_choice.trial_times import fastest_of
-from compressor.run.plan_source import check_start
+from compressor.run.plan_source import PlanFiles, check_start
 from compressor.run.products import Choice, ChosenEngine, SelectedPlan
 from compressor.run.pruning.budget_run import BudgetRun
 from compressor.run.pruning.constraints import timed_sizes
@@ -29,11 +30,23 @@ from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunInputs
-from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
+from compressor.run.steps.base import (
+    DELIVERED,
+    ENGINE,
+    LABEL,
+    LABELS,
+    PLAN,
+    STATISTICS,
+    State,
+    StepContext,
+    StepFunctions,
+    signed,
+    with_plan,
+)
 from compressor.run.variant import drops_unread
 from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
+from compressor.store import Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from graph_passes import GraphPassError, Plan
 
@@ -72,44 +85,53 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
     timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
     if any(not isinstance(before, Follow) for before in earlier):  # which may learn for hours
-        check_reachable(_budget_run(step, context, StepStore(run.work.learning / step.name)))
+        check_reachable(_budget_run(step, context, Store(run.work.learning / step.name)))
 
 
-def _run(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+@versioned(
+    1,
+    *("compressor.run.pruning.budget", "compressor.run.pruning.learn_units", "compressor.run.pruning.prune"),
+    *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),
+    *("compressor.selection.pruners", "compressor.training.fit"),
+)
+def _run(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that meet the budget; the model has their weights."""
     if step.learns:
         return _learn(step, state, context, store)
     run = context.run
     scorer = EvaluationScorer(context.graphs.dense, run.data, run.built, run.log)
-    engine = _choose_first(step, context, scorer, store.engines)
-    if run.built.engine.chooses:
-        nearest = (engine, engine.runner_up)
-        store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
+    engine = _choose_first(step, context, scorer, store)
     earlier = None if state.selected.plan.method is None else state.selected
-    selected = prune(_budget_run(step, context, store, engine, earlier))
+
+    def remove(work: Path) -> SelectedPlan:
+        return prune(_budget_run(step, context, store.within(work), engine, earlier))
+
+    selected = store.memo(PLAN, {}, remove, PlanFiles(run.model.folder.model))
+    shutil.rmtree(run.work.learning / STATISTICS, ignore_errors=True)
     if engine.runner_up is not None:
         engine = _choose_last(context, scorer, engine, selected.plan, store)
     return State(replace(selected, engine=engine.choice.label), engine, scorer)
 
 
-def _learn(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+def _learn(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that a gate keeps; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
     budget_run = None if context.whole is None else _budget_run(step, context, store)
     tables = [] if budget_run is None else make_pool(budget_run)
     run.state.wait_for_everyone()
-    selected = store.load_finished_plan(folder.model)
-    if selected is None:
+
+    def learn(work: Path) -> SelectedPlan:
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
-            learned = learn_pool(step, run.model, run.rows, store, on_progress)
-        selected = store_learned(learned, folder, store)
+            return signed(learn_pool(step, run.model, run.rows, store, work, on_progress), folder)
+
+    selected = store.memo(PLAN, {}, learn, PlanFiles(folder.model))
     return with_plan(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
 
 
 def _budget_run(
     step: Units,
     context: StepContext,
-    store: StepStore,
+    store: Store,
     engine: ChosenEngine | None = None,
     selected: SelectedPlan | None = None,
 ) -> BudgetRun:
@@ -121,7 +143,8 @@ def _budget_run(
     costs = CostSource(run.model.folder.model, run.model.groups, engines, dense.engine, inputs, run.log)
     lost = 0.0 if engine is None else engine.lost(run.rows.task)
     refused = context.graphs.refused
-    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, run.log)
+    statistics = step.statistics or run.work.learning / STATISTICS
+    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, statistics, run.log)
 
 
 def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized: Path | None) -> PlanEngines:
@@ -139,10 +162,10 @@ def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized
     )
 
 
-def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, decided: Sequence[str]) -> ChosenEngine:
+def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, store: Store) -> ChosenEngine:
     """The engine to prune for: the fastest, with about as many units as the budget leaves, that keeps the metric whole.
 
-    An interrupted run may have `decided` already, by the labels of the engine and of its runner-up; empty: it has not.
+    An interrupted run may have chosen it already. Times vary, so that a resumed run builds the same engine again.
     """
     run, reference = context.run, context.graphs.reference
     if not run.built.engine.chooses:
@@ -162,7 +185,14 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
             plan = keep_counts(reference.plan, groups, counts)
             return _build_plan(context, trial, Path(tempfile.mkdtemp(dir=pruned)), plan)
 
-        return choose_engine(trials, pruning=(step, build_pruned), decided=decided)
+        chosen: list[ChosenEngine] = []
+
+        def choose(_: Path) -> list[str]:
+            chosen.append(choose_engine(trials, pruning=(step, build_pruned)))
+            return [engine.choice.label for engine in (chosen[0], chosen[0].runner_up) if engine is not None]
+
+        decided = store.memo(ENGINE, {}, choose, LABELS)
+        return chosen[0] if chosen else choose_engine(trials, pruning=(step, build_pruned), decided=decided)
 
 
 def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
@@ -180,7 +210,7 @@ def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: P
 
 
 def _choose_last(
-    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: StepStore
+    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: Store
 ) -> ChosenEngine:
     """The engine to deliver: that for which units were removed, or its runner-up if it is faster with this plan.
 
@@ -190,27 +220,28 @@ def _choose_last(
     run = context.run
     # The engine that is not delivered need not stay in memory during the training.
     nearest = {chosen.choice.label: replace(chosen, runner_up=None) for chosen in (engine, engine.runner_up)}
-    if store.delivered in nearest:
-        return nearest[store.delivered]
-    scratch = run.work.scratch / "nearest"
-    trials = EngineTrials(
-        scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
-    )
-    built: dict[str, Engine] = {}
-    with run.log.stage("building the two fastest engines with the plan"):
-        for label, chosen in nearest.items():
-            folder = scratch / str(len(built))
-            with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
-                built[label] = _build_plan(context, chosen, folder, plan)
-    labels = list(built) or [engine.choice.label]
-    if len(built) > 1:
-        stage = "timing the two fastest engines with the plan"
-        labels = [labels[fastest_of(trials, list(built.values()), stage)]]
-    store.keep_delivered(labels[0])
-    if labels[0] != engine.choice.label:
-        text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
-        run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
-    return nearest[labels[0]]
+
+    def compare(_: Path) -> str:
+        scratch = run.work.scratch / "nearest"
+        trials = EngineTrials(
+            scorer.dense.graph, scorer, run.model.folder, run.built, run.sizes, run.product_times, scratch, run.log
+        )
+        built: dict[str, Engine] = {}
+        with run.log.stage("building the two fastest engines with the plan"):
+            for label, chosen in nearest.items():
+                folder = scratch / str(len(built))
+                with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
+                    built[label] = _build_plan(context, chosen, folder, plan)
+        labels = list(built) or [engine.choice.label]
+        if len(built) > 1:
+            stage = "timing the two fastest engines with the plan"
+            labels = [labels[fastest_of(trials, list(built.values()), stage)]]
+        if labels[0] != engine.choice.label:
+            text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
+            run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+        return labels[0]
+
+    return nearest[store.memo(DELIVERED, {"engines": list(nearest)}, compare, LABEL)]
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check, _rehearse)

@@ -17,8 +17,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import NoteCode
 from compressor.run.pruning import cost_tables
 from compressor.run.pruning.cost_tables import CostSource
-from compressor.run.pruning.partial_shares import PartialShares
-from compressor.run.pruning.run_times import RunTimes
+from compressor.store import Store
 from compressor.targets import Engine
 from graph_passes import Plan
 from tests.faults import fails_with
@@ -26,13 +25,16 @@ from tests.run.listeners import RecordingListener, interrupt
 from tests.run.pruning.budget_runs import budget_recipe, codes
 
 
-class Source:
+class Source(CostSource):
     """Measures other times at each call."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.machine = "one"
-        self.log = RecordingLog()
+        parts: dict[str, Any] = dict.fromkeys(("model", "groups", "engines", "dense", "inputs"))
+        super().__init__(**parts, log=cast(Any, RecordingLog()))
+        vars(self).update(calls=0, machine="one")
+
+    calls: int
+    machine: str
 
     def key(self) -> dict[str, str]:
         return {"machine": self.machine}
@@ -44,7 +46,7 @@ class Source:
         return [float(self._next()) for _ in tables]
 
     def _next(self) -> int:
-        self.calls += 1
+        vars(self)["calls"] += 1
         return self.calls
 
 
@@ -68,46 +70,30 @@ def source() -> Source:
     return Source()
 
 
-def times_of(source: Source, tmp_path: Path) -> RunTimes:
-    return RunTimes(cast(CostSource, source), tmp_path / "times.json")
-
-
 def test_measured_times_are_not_measured_again(source: Source, tmp_path: Path) -> None:
-    first = times_of(source, tmp_path)
-    tables = first.time_tables(counted())
-    plans = [first.time_plan({"a": count}, tables) for count in (8, 16)]
-    calls, later = source.calls, times_of(source, tmp_path)
-    assert later.time_tables(counted()) == tables
-    assert [later.time_plan({"a": count}, tables) for count in (8, 16)] == plans
+    store = Store(tmp_path, version=1)
+    tables = source.time_tables_once(counted(), store)
+    plans = [source.time_plan_once({"a": count}, tables, store) for count in (8, 16)]
+    calls = source.calls
+    assert source.time_tables_once(counted(), store) == tables
+    assert [source.time_plan_once({"a": count}, tables, store) for count in (8, 16)] == plans
     assert source.calls == calls
-    assert source.log.codes == [NoteCode.RESUMED]
-    assert later.time_plan({"a": 24}, tables) not in plans
+    assert cast(RecordingLog, source.log).codes == [NoteCode.RESUMED]
+    assert source.time_plan_once({"a": 24}, tables, store) not in plans
 
 
 @pytest.mark.parametrize("change", ["machine", "damage"])
 def test_times_of_another_machine_and_damaged_ones_are_measured_anew(
     source: Source, tmp_path: Path, change: str
 ) -> None:
-    tables = times_of(source, tmp_path).time_tables(counted())
+    store = Store(tmp_path, version=1)
+    tables = source.time_tables_once(counted(), store)
     if change == "machine":
-        source.machine = "two"
+        vars(source)["machine"] = "two"
     else:
-        (tmp_path / "times.json").write_text("{")
-    assert times_of(source, tmp_path).time_tables(counted()) != tables
-    assert source.log.codes == []
-
-
-def test_the_first_plans_of_a_table_are_kept_until_it_is_complete(tmp_path: Path) -> None:
-    kept = PartialShares(tmp_path / "cache" / "partial.json", {"machine": "one"})
-    assert kept.load() == []
-    shares = [((0.5, 0.01), (0.25, 0.02)), ((1.5, 0.01), (1.25, 0.02))]
-    kept.store(shares)
-    assert kept.load() == shares
-    assert PartialShares(kept.path, {"machine": "two"}).load() == []
-    kept.path.write_text("[")
-    assert kept.load() == []
-    kept.remove()
-    assert not kept.path.exists()
+        (tmp_path / "times" / "result.json").write_text("{")
+    assert source.time_tables_once(counted(), store) != tables
+    assert cast(RecordingLog, source.log).codes == []
 
 
 @pytest.fixture

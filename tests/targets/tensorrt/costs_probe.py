@@ -17,8 +17,8 @@ from compressor.run.products import SYMMETRIC, Choice
 from compressor.run.pruning import measure_times as times_module
 from compressor.run.pruning.count_costs import count_costs
 from compressor.run.pruning.measure_times import keep_counts, measure_times
-from compressor.run.pruning.partial_shares import PartialShares
 from compressor.run.pruning.plan_engines import PlanEngines
+from compressor.store import Store
 from compressor.targets import BuildOptions, Engine, Feeds
 from compressor.units import keep_all
 from tests.law import references
@@ -58,7 +58,7 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     engines = PlanEngines(exported(groups, reference.path), choice, options, feeds, True, folder)
     _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
     built, unpruned = list[int](), (engines.whole, engines.whole)
-    partial = PartialShares(folder / "partial.json", {})
+    partial = Store(folder / "parts", version=1)
     (costs,) = measure_times(
         engines, groups, counted, unpruned, {SIZE: feeds}, partial, lambda finished, total: built.append(finished)
     )
