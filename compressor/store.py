@@ -12,16 +12,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-import safetensors
-import safetensors.numpy
 from pydantic import TypeAdapter
+from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode, InputError
 from compressor.file_lock import file_lock
@@ -67,7 +65,7 @@ def digest(content: object) -> str:
 class Files(Protocol[T]):
     """How a result is written as files.
 
-    `load` may raise OSError or ValueError for damaged files; the result is then computed again.
+    `load` raises OSError, ValueError or SafetensorError for damaged files; the result is then computed again.
     """
 
     def save(self, result: T, folder: Path) -> None:
@@ -77,38 +75,35 @@ class Files(Protocol[T]):
         """Read the result that `save` wrote."""
 
 
-class Json(Generic[T]):
-    """A result that is written as JSON.
+class File(Generic[T]):
+    """A result that is written as one file.
 
     Args:
-        kind: its type, which pydantic validates.
+        name: name of the file.
+        write: writes the result to a path.
+        read: reads it again.
     """
 
-    _NAME = "result.json"
-
-    def __init__(self, kind: Any) -> None:
-        self._adapter: TypeAdapter[T] = TypeAdapter(kind)
+    def __init__(self, name: str, write: Callable[[T, Path], object], read: Callable[[Path], T]) -> None:
+        self._name, self._write, self._read = name, write, read
 
     def save(self, result: T, folder: Path) -> None:
-        write_json(folder / self._NAME, self._adapter.dump_python(result, mode="json"))
+        self._write(result, folder / self._name)
 
     def load(self, folder: Path) -> T:
-        return self._adapter.validate_json((folder / self._NAME).read_bytes())
+        return self._read(folder / self._name)
 
 
-class Arrays:
-    """Arrays by name, as a file of safetensors."""
+class Json(File[T]):
+    """A result that is written as JSON; pydantic validates its type, `kind`."""
 
-    _NAME = "arrays.safetensors"
+    def __init__(self, kind: Any) -> None:
+        adapter: TypeAdapter[T] = TypeAdapter(kind)
 
-    def save(self, result: Mapping[str, np.ndarray], folder: Path) -> None:
-        safetensors.numpy.save_file(dict(result), folder / self._NAME)
+        def write(result: T, path: Path) -> None:
+            write_json(path, adapter.dump_python(result, mode="json"))
 
-    def load(self, folder: Path) -> Mapping[str, np.ndarray]:
-        try:
-            return safetensors.numpy.load_file(folder / self._NAME)
-        except safetensors.SafetensorError as error:
-            raise ValueError(str(error)) from error
+        super().__init__("result.json", write, lambda path: adapter.validate_json(path.read_bytes()))
 
 
 class Processes(Protocol):
@@ -121,12 +116,7 @@ class Processes(Protocol):
 
 
 class Stored(NamedTuple):
-    """A stored result.
-
-    Attributes:
-        inputs: what it was computed from.
-        folder: its files.
-    """
+    """A stored result: what it was computed from, and the folder of its files."""
 
     inputs: Mapping[str, Any]
     folder: Path
@@ -178,26 +168,22 @@ class Store:
         Raises:
             InputError: the folder cannot be written.
         """
-        key = self._key(inputs, compute)
+        key, is_optional = self._key(inputs, compute), on_unwritable is not None
         if by_main and not self._is_main:
             self._wait()
             return files.load(self.path / name)
+        wait_together = (lambda: None) if by_main else self._wait
         stored = self._read(name, key, files)
+        wait_together()  # no process may find what another one is about to store
         if stored is not None and (accept is None or accept(stored[0])):
-            self._wait()
-            return stored[0]
-        together = not by_main
-        if together:  # no process may find what another one is about to store
-            self._wait()
-        with ExitStack() as stack:
-            work = stack.enter_context(self._unfinished(name, key, is_optional=on_unwritable is not None))
-            if together:
-                self._wait()
-            result = compute(work)
-            if together:
-                self._wait()
-            if self._is_main:
-                self._store(name, key, partial(files.save, result), work, on_unwritable)
+            result = stored[0]
+        else:
+            with self._unfinished(name, key, is_optional=is_optional) as work:
+                wait_together()
+                result = compute(work)
+                wait_together()
+                if self._is_main:
+                    self._store(name, key, partial(files.save, result), work, on_unwritable)
         self._wait()
         return result
 
@@ -245,7 +231,7 @@ class Store:
 
     def _read(self, name: str, key: Mapping[str, Any], files: Files[T]) -> tuple[T] | None:
         """The stored result; None where there is none with this key, or where it is damaged."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, SafetensorError):
             if _read_key(self.path / name / RESULT_KEY) == key:
                 return (files.load(self.path / name),)
         return None
@@ -263,37 +249,36 @@ class Store:
             BlockingIOError: another run holds the lock.
             OSError: the folder cannot be written, or cannot be locked.
         """
+        with self._claimed(name, self._key(inputs, compute), is_locked=True) as folder:
+            yield folder
+
+    @contextmanager
+    def _claimed(self, name: str, key: Mapping[str, Any], *, is_locked: bool) -> Iterator[Path]:
         self.path.mkdir(parents=True, exist_ok=True)
-        with file_lock(self._lock_of(name), wait=False, create=True):
-            begin(self.unfinished(name), self._key(inputs, compute))
+        lock = file_lock(self.path / f".{name}.lock", wait=False, create=True) if is_locked else nullcontext()
+        with lock:
+            begin(self.unfinished(name), key)
             yield self.unfinished(name)
 
     @contextmanager
     def _unfinished(self, name: str, key: Mapping[str, Any], *, is_optional: bool) -> Iterator[Path]:
         """The folder of unfinished work; another one while another run computes the same, or where none can be made."""
-        folder = self.unfinished(name)
         if not self._is_main:
-            yield folder
+            yield self.unfinished(name)
             return
         with ExitStack() as stack:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                if self.is_shared:
-                    stack.enter_context(file_lock(self._lock_of(name), wait=False, create=True))
-                begin(folder, key)
+                folder = stack.enter_context(self._claimed(name, key, is_locked=self.is_shared))
             except BlockingIOError:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{name}-", dir=self.path)))
             except OSError as error:
                 if error.errno in _NO_LOCKS:  # a share without locks
-                    begin(folder, key)
-                elif not is_optional:
-                    raise _unwritable(folder, error) from error
-                else:
+                    folder = stack.enter_context(self._claimed(name, key, is_locked=False))
+                elif is_optional:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                else:
+                    raise _unwritable(self.unfinished(name), error) from error
             yield folder
-
-    def _lock_of(self, name: str) -> Path:
-        return self.path / f".{name}.lock"
 
     def _store(
         self,

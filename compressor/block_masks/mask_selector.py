@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, Attenti
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
 from compressor.results import Note, NoteCode, SiteBlocks
-from compressor.store import Files, Json, Store
+from compressor.store import Json, Store
 from graph_passes import BlockMask, Plan, SitePlan
 
 MIN_GAIN = 1.1
@@ -34,32 +33,17 @@ class SelectedMasks:
     """The masks to train with.
 
     Attributes:
-        plan: the plan with the masks.
+        sites: names of the sites that are masked.
         notes: facts for a reader of the plan.
-        times: the times by which the masks were selected, see `MaskSelector.timed`.
+        times: the times by which they were selected, by site.
     """
 
-    plan: Plan
+    sites: tuple[str, ...]
     notes: tuple[Note, ...]
-    times: dict[str, list[dict[str, Any]]]
+    times: Mapping[str, tuple[SiteTimes, ...]]
 
 
-class MaskFiles:
-    """Selected masks, as files of a store."""
-
-    _PLAN = "plan.json"
-    _REST: Files[tuple[tuple[Note, ...], dict[str, list[dict[str, Any]]]]] = Json(
-        tuple[tuple[Note, ...], dict[str, list[dict[str, Any]]]]
-    )
-
-    def save(self, selected: SelectedMasks, folder: Path) -> None:
-        """Write the plan with its masks, the notes and the times."""
-        selected.plan.save(folder / self._PLAN)
-        self._REST.save((selected.notes, selected.times), folder)
-
-    def load(self, folder: Path) -> SelectedMasks:
-        """Read what `save` wrote."""
-        return SelectedMasks(Plan.load(folder / self._PLAN), *self._REST.load(folder))
+MASKS_FILE = Json[SelectedMasks](SelectedMasks)
 
 
 class MaskSelector:
@@ -107,15 +91,14 @@ class MaskSelector:
         return self._times[site.name]
 
     @property
-    def timed(self) -> dict[str, list[dict[str, Any]]]:
-        """All times so far; they can be written as JSON."""
-        return {site: [asdict(time) for time in times] for site, times in self._times.items()}
+    def timed(self) -> dict[str, tuple[SiteTimes, ...]]:
+        """All times so far, by site."""
+        return dict(self._times)
 
     def recall(self, store: Store) -> None:
         """Take the times by which an interrupted run selected the masks in the store of a step, if it has some."""
-        if (selected := store.load(MASKS, MaskFiles())) is not None:
-            for site, times in selected.times.items():
-                self._times.setdefault(site, tuple(SiteTimes(**time) for time in times))
+        if (selected := store.load(MASKS, MASKS_FILE)) is not None:
+            self._times = {**selected.times, **self._times}
 
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
         """The masks with which to train the model, and notes on the selection.

@@ -22,14 +22,14 @@ from compressor.block_masks.attention_maps import (
     unreached_share,
 )
 from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps
-from compressor.block_masks.mask_selector import MASKS, MaskFiles, MaskSelector, SelectedMasks
+from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import training_curves
-from compressor.store import Store, versioned
+from compressor.store import File, Store, versioned
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
@@ -122,27 +122,17 @@ def learn_blocks(
     def select(_: Path) -> SelectedMasks:
         selected, reasons = selector.select(plan, masks)
         logger.debug("%d of %d sites are masked", len(selected), len(masks))
-        return SelectedMasks(plan.masked(selected), (*notes, *reasons), selector.timed)
+        return SelectedMasks(tuple(selected), (*notes, *reasons), selector.timed)
 
     # Times vary, so all processes, and a resumed run, train with the masks that the main process selected once.
-    selected = store.memo(MASKS, {}, select, MaskFiles(), by_main=True)
-    masked = selected.plan
+    selected = store.memo(MASKS, {}, select, MASKS_FILE, by_main=True)
+    masked = plan.masked({name: masks[name] for name in selected.sites})
     if not masked.masks:
         return MaskedTraining(masked, (), selected.notes)
     if start is not None:
         model.load_state_dict(start)
     curves = train_with_masks(model, data, step, masked, work / _CHECKPOINTS, on_progress)
     return MaskedTraining(masked, curves, selected.notes)
-
-
-class _MapFiles:
-    """Attention maps, as a file of a store."""
-
-    def save(self, maps: AttentionMaps, folder: Path) -> None:
-        maps.save(folder / MAPS_FILE)
-
-    def load(self, folder: Path) -> AttentionMaps:
-        return AttentionMaps.load(folder / MAPS_FILE)
 
 
 def _maps(
@@ -178,7 +168,7 @@ def _maps(
                 on_progress=on_progress,
             )
 
-    return store.memo(MAPS, {}, collect, _MapFiles())
+    return store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
 
 
 @contextmanager

@@ -13,25 +13,15 @@ from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Distill, Follow, Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode, Row
+from compressor.results import Note, NoteCode
 from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.store import Json
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
-from graph_passes.files import write_text
 
-
-class _PlanFields(Row):
-    """The fields of a `SelectedPlan` that are stored beside its plan and its weights."""
-
-    trained: bool
-    curves: tuple[CurvePoint, ...]
-    notes: tuple[Note, ...]
-    budget: tuple[BudgetRow, ...] = ()
-    costs: tuple[CostShare, ...] = ()
-    certificate: CertifiedLoss | None = None
-    engine: str = ""
+_FIELDS = Json[SelectedPlan](SelectedPlan)
 
 
 @dataclass(frozen=True)
@@ -43,21 +33,19 @@ class PlanFiles:
     """
 
     model: PreTrainedModel
-    _PLAN, _WEIGHTS, _FIELDS = "plan.json", "model.safetensors", "fields.json"
+    _PLAN, _WEIGHTS = "plan.json", "model.safetensors"
 
     def save(self, selected: SelectedPlan, folder: Path) -> None:
         """Write a plan, and the weights of the model if they were trained with it."""
         if selected.trained:
             safetensors.torch.save_model(self.model, str(folder / self._WEIGHTS))
-        selected.plan.save(folder / self._PLAN)
-        fields = _PlanFields(**{name: getattr(selected, name) for name in _PlanFields.model_fields})
-        write_text(folder / self._FIELDS, fields.model_dump_json())
+        selected.plan.save(folder / self._PLAN)  # with its masks
+        _FIELDS.save(selected, folder)
 
     def load(self, folder: Path) -> SelectedPlan:
         """Read a plan, and give the model its weights."""
-        fields = _PlanFields.model_validate_json((folder / self._FIELDS).read_bytes())
-        selected = SelectedPlan(plan=Plan.load(folder / self._PLAN), **dict(fields))
-        if fields.trained:
+        selected = replace(_FIELDS.load(folder), plan=Plan.load(folder / self._PLAN))
+        if selected.trained:
             safetensors.torch.load_model(self.model, str(folder / self._WEIGHTS))
         return selected
 

@@ -32,8 +32,6 @@ _OF_ENGINES = ("target", "provider", "precision", "threads", "batch", "seq", "sh
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
 _OF_BLOCKS = ("provider", "precision", "threads", "batch", "seq")
 """Settings of the run that decide the times of engines, their graphs, and whether a mask pays."""
-_SEARCHED = "checkpoint-*.npz"
-"""Files of the evaluations of a search."""
 
 
 def open_stores(
@@ -179,7 +177,7 @@ def _resumed(stores: Sequence[Store], steps: Sequence[Step]) -> Iterator[Note]:
             yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
         if isinstance(step, Units) and any((store.path.parent / STATISTICS).glob("*/*")):
             yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
-        if any(store.unfinished(PLAN).rglob(_SEARCHED)):
+        if _is_searched(store):
             yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")
 
 
@@ -200,9 +198,12 @@ def _progress(folder: Path) -> str | None:
         return "learning had finished"
     if step := _last_step(store.unfinished(PLAN)) or _last_step(store.unfinished(MAPS)):
         return step
-    if store.has(MAPS):
-        return "attention maps"
-    if any(store.unfinished(PLAN).rglob(_SEARCHED)):
-        return "a search"
-    form = (read_json(folder / _KEY) or {}).get("form")
-    return "in another form" if form != FORM and folder.is_dir() and len([*folder.iterdir()]) > 1 else None
+    if store.has(MAPS) or _is_searched(store):
+        return "attention maps" if store.has(MAPS) else "a search"
+    is_known = (read_json(folder / _KEY) or {}).get("form") == FORM
+    return None if is_known or len([*folder.glob("*")]) < 2 else "in another form"
+
+
+def _is_searched(store: Store) -> bool:
+    """Whether the evaluations of an interrupted search are stored."""
+    return any(store.unfinished(PLAN).rglob("checkpoint-*.npz"))

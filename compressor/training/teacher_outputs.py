@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shutil
-import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +88,7 @@ class KeptOutputs:
         self._index: dict[bytes, tuple[int, int]] = {}
         self._values: np.memmap | None = None
         self._end = 0
-        self._unlock: Callable[[], object] = _nothing
+        self._lock = contextlib.ExitStack()
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
@@ -116,7 +115,7 @@ class KeptOutputs:
     def close(self) -> None:
         """Store the index, for later runs, which may use the folder from now on."""
         self.save()
-        self._unlock()
+        self._lock.close()
 
     def save(self) -> None:
         """Store the index beside the values: a run that is interrupted afterwards reads these outputs again."""
@@ -158,10 +157,8 @@ class KeptOutputs:
         per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
         per_token = sum(layout.numbers(1).values()) - per_row
         numbers = self._rows * per_row + self._tokens * per_token
-        stack = contextlib.ExitStack()
-        self._unlock = weakref.finalize(self, stack.close)
         try:
-            self._folder = stack.enter_context(self._store.growing(_NAME, {}, self._compute))
+            self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks
@@ -206,10 +203,6 @@ class KeptOutputs:
                 else:
                     outputs[name][row] = part.reshape(shape)
         return {name: value.to(device) for name, value in outputs.items()}
-
-
-def _nothing() -> None:
-    """No lock is held."""
 
 
 def _read_index(path: Path) -> dict[bytes, tuple[int, int]] | None:

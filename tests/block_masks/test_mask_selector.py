@@ -11,7 +11,7 @@ import pytest
 
 from compressor.block_masks import mask_selector
 from compressor.block_masks.attention_timer import AttentionTimer, SiteTimes
-from compressor.block_masks.mask_selector import MaskFiles, MaskSelector, SelectedMasks
+from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of
 from compressor.results import NoteCode
@@ -120,7 +120,7 @@ def test_times_of_an_interrupted_run_are_reused(tmp_path: Path) -> None:
     first, second = selector_of(GAINS), MaskSelector(selector_of({}).recipe, (), LONGEST, timer=timer)
     expected = first.times(PLAN.sites[0], MASKS["a"])
     store = Store(tmp_path, version=1)
-    store.memo(mask_selector.MASKS, {}, lambda _: SelectedMasks(PLAN, (), first.timed), MaskFiles())
+    store.memo(mask_selector.MASKS, {}, lambda _: SelectedMasks((), (), first.timed), MASKS_FILE)
     second.recall(store)
     assert second.times(PLAN.sites[0], MASKS["a"]) == expected
     assert timer.calls == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps
-from compressor.block_masks.mask_selector import MaskFiles, MaskSelector
+from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.training.checkpoints import digest
@@ -127,9 +127,9 @@ def test_the_model_is_not_trained_if_no_mask_saves_time(tmp_path: Path) -> None:
 def test_selected_masks_are_read_with_their_notes(tmp_path: Path) -> None:
     recipe, store = masked_recipe(training_steps=1), tmp_path / "store"
     expected = train(store, recipe)
-    selected = MaskFiles().load(store / "masks")
+    selected = MASKS_FILE.load(store / "masks")
     assert selected.notes == expected.notes
-    MaskFiles().save(replace(selected, notes=(Note(text="a text"),)), store / "masks")
+    MASKS_FILE.save(replace(selected, notes=(Note(text="a text"),)), store / "masks")
     resumed = train(store, recipe)
     assert resumed.plan == expected.plan
     assert [(note.text, note.code) for note in resumed.notes] == [("a text", NoteCode.UNSPECIFIED)]

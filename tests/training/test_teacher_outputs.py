@@ -133,7 +133,7 @@ def test_outputs_that_are_stored_at_a_checkpoint_survive_the_process(tmp_path: P
     expected = first(batch(0, 1))
     first.save()
     first(batch(2))
-    first._unlock()  # as the end of a process that is killed does
+    first._lock.close()  # as the end of a process that is killed does
     teacher = Teacher()
     later = kept(teacher, tmp_path)
     later(batch(3))

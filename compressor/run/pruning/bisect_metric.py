@@ -32,7 +32,7 @@ from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruners.base import Pruner
-from compressor.store import Files, Json, digest
+from compressor.store import Json, digest
 from compressor.tasks import Task
 from compressor.units import PrunableGroup
 
@@ -45,7 +45,7 @@ _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
 _NONE_LOST = LossEstimate(0.0, 0.0)
 _Numbers = tuple[float, list[float], float]
-_SCORE: Files[_Numbers] = Json(_Numbers)
+_SCORE = Json[_Numbers](_Numbers)
 """Metric, draws and divergence of a `ResampledScore` in the store."""
 
 

@@ -26,7 +26,7 @@ from compressor.run.pruning.measure_times import (
 )
 from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
-from compressor.store import Files, Json, Store, Stored, digest, version_of, versioned
+from compressor.store import Json, Store, Stored, digest, version_of, versioned
 from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
 from compressor.targets.machine import user_cache
@@ -34,8 +34,7 @@ from compressor.units import PrunableGroup
 
 _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
-_TABLES: Files[list[CostTable]] = Json(list[CostTable])
-_TIMES: Files[list[float]] = Json(list[float])
+_TABLES, _TIMES = Json[list[CostTable]](list[CostTable]), Json[list[float]](list[float])
 _COSTS = "costs-"
 """Prefix of the names of cost tables in the cache of the user."""
 _OUTDATED_BY = ("measured shares", "machine", "device", "runtime")
@@ -89,15 +88,15 @@ class CostSource:
                 abs(current.whole / current.dense * table.dense / table.whole - 1)
                 for current, table in zip(now, tables, strict=True)
             )
-            if drift <= _DRIFT:
+            is_current = drift <= _DRIFT
+            text = "is that of an earlier run; times of the whole model were measured again"
+            if is_current:
                 rescaled.extend(now)
-                text = f"the cost table is that of an earlier run ({store.path / name}); times of the whole model were"
-                self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=f"{text} measured again")])
             else:
-                text = f"the cost table in {store.path / name} is measured again: relative to dense, the time of the"
-                text = f"{text} whole model has changed by {drift:.0%}"
-                self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-            return bool(rescaled)
+                text = f"is measured again: relative to dense, the time of the whole model has changed by {drift:.0%}"
+            code = NoteCode.COSTS_REUSED if is_current else NoteCode.COSTS_REMEASURED
+            self.log.add_notes([Note(code=code, text=f"the cost table in {store.path / name} {text}")])
+            return is_current
 
         def note_unwritable(error: OSError) -> None:
             text = f"the cost table could not be stored ({error}); the next run measures it again"

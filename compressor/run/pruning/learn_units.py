@@ -22,12 +22,12 @@ from compressor.run.pruning.unreachable_budgets import unreachable
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
-from compressor.store import Files, Json, Store
+from compressor.store import Json, Store
 from compressor.tasks import Data
 from compressor.units import Bundles
 
 _POOL = "pool"
-_POOL_FILES: Files[dict[str, Any]] = Json(dict[str, Any])
+_POOL_FILES = Json[dict[str, Any]](dict[str, Any])
 
 
 def make_pool(run: BudgetRun) -> list[CostTable]:

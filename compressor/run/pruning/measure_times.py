@@ -13,7 +13,7 @@ from compressor.measure import paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback
 from compressor.run.pruning.plan_engines import PlanEngines
-from compressor.store import Files, Json, Store
+from compressor.store import Json, Store
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from compressor.units import PrunableGroup
@@ -23,7 +23,7 @@ Size = tuple[int, int | None]
 """Batch size, and length in tokens; None: the model has one size."""
 Share = tuple[float, float]
 """Time of a plan as a share of the whole model's, and its standard error."""
-_SHARES: Files[list[tuple[Share, ...]]] = Json(list[tuple[Share, ...]])
+_SHARES = Json[list[tuple[Share, ...]]](list[tuple[Share, ...]])
 Counts = dict[str, int]
 """Name of the group -> number of units."""
 _TIMED_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
@@ -225,7 +225,6 @@ def _time_plans(
         on_progress(start, len(plans))
         measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
         # Where times cannot be stored, an interrupted measurement begins again.
-        timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
-        shares.extend(timed)
+        shares += store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
     on_progress(len(plans), len(plans))
     return shares

@@ -12,15 +12,13 @@ from compressor.run.engine_choice.evaluation_scorer import EvaluationScorer
 from compressor.run.products import ChosenEngine, ExportedGraph, SelectedPlan, Variant
 from compressor.run.run_context import RunContext, RunInputs
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.store import Files, Json, Store
+from compressor.store import Json, Store
 from graph_passes import Refusal
 
-PLAN, ENGINE, DELIVERED = "plan", "engine", "delivered"
-"""Names of results in the store of a step: the plan with its weights, the engine that units are removed for and its
-runner-up, and the engine that is delivered."""
-LABEL: Files[str] = Json(str)
-LABELS: Files[list[str]] = Json(list[str])
-"""Labels of engines, as results of a store."""
+PLAN, DELIVERED = "plan", "delivered"
+"""Names of results in the store of a step: the plan with its weights, and the engine that is delivered."""
+LABEL = Json[str](str)
+"""The label of an engine in a store."""
 STATISTICS = "statistics"
 """Folder of statistics beside those of the steps."""
 

@@ -30,23 +30,11 @@ from compressor.run.pruning.plan_engines import PlanEngines
 from compressor.run.pruning.prunable_groups import prunable_groups
 from compressor.run.pruning.prune import prune
 from compressor.run.run_context import RunInputs
-from compressor.run.steps.base import (
-    DELIVERED,
-    ENGINE,
-    LABEL,
-    LABELS,
-    PLAN,
-    STATISTICS,
-    State,
-    StepContext,
-    StepFunctions,
-    signed,
-    with_plan,
-)
+from compressor.run.steps.base import DELIVERED, LABEL, PLAN, STATISTICS, State, StepContext, StepFunctions, signed
 from compressor.run.variant import drops_unread
 from compressor.selection.checks import check_certificate, check_max_drop, check_method, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
-from compressor.store import Store, versioned
+from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from graph_passes import GraphPassError, Plan
 
@@ -125,7 +113,7 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
             return signed(learn_pool(step, run.model, run.rows, store, work, on_progress), folder)
 
     selected = store.memo(PLAN, {}, learn, PlanFiles(folder.model))
-    return with_plan(state, selected if budget_run is None else with_costs(budget_run, selected, tables))
+    return replace(state, selected=selected if budget_run is None else with_costs(budget_run, selected, tables))
 
 
 def _budget_run(
@@ -191,7 +179,7 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, s
             chosen.append(choose_engine(trials, pruning=(step, build_pruned)))
             return [engine.choice.label for engine in (chosen[0], chosen[0].runner_up) if engine is not None]
 
-        decided = store.memo(ENGINE, {}, choose, LABELS)
+        decided = store.memo("engine", {}, choose, Json[list[str]](list[str]))
         return chosen[0] if chosen else choose_engine(trials, pruning=(step, build_pruned), decided=decided)
 
 

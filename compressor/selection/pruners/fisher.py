@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
@@ -17,11 +18,11 @@ from compressor.selection.pruners.layerwise.in_order import DenseSums, calls_in_
 from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.mask_tuning import tuned_scales
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
-from compressor.store import Arrays, versioned
+from compressor.store import File, versioned
 from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
 
-_GRADIENTS = "mask-gradients"
+_FILE = File[dict[str, np.ndarray]]("gradients.safetensors", save_file, load_file)
 
 
 class FisherPruner(Pruner[MethodOptions]):
@@ -48,11 +49,11 @@ class FisherPruner(Pruner[MethodOptions]):
         self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        gradients = self.store.memo(_GRADIENTS, {}, partial(self._measure, on_progress), Arrays())
+        gradients = self.store.memo("mask-gradients", {}, partial(self._measure, on_progress), _FILE)
         self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
 
     @versioned(1, "compressor.selection.pruners.mask_gradients")
-    def _measure(self, on_progress: ProgressCallback, _: Path) -> Mapping[str, np.ndarray]:
+    def _measure(self, on_progress: ProgressCallback, _: Path) -> dict[str, np.ndarray]:
         inputs = self.inputs
         return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
 

@@ -14,7 +14,7 @@ from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.gram import Gram
+from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
 from compressor.selection.pruners.layerwise.in_order import DenseSums
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
 from compressor.selection.pruners.reconstruct.choice import (
@@ -28,13 +28,13 @@ from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
-from compressor.selection.pruners.reconstruct.stored_grams import GramFiles
-from compressor.store import Files, Json, digest, versioned
+from compressor.store import File, Json, digest, versioned
 from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
 
 _GRAMS = "grams"
-_CURVE: Files[Curve] = Json(dict[int, float])
+_GRAMS_FILE = File[Mapping[str, Gram]]("grams.safetensors", write_grams, StoredGrams)
+_CURVE = Json[Curve](dict[int, float])
 
 
 class ReconstructOptions(MethodOptions):
@@ -71,7 +71,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self._used: Mapping[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, files = self.inputs, GramFiles()
+        inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
 
         @versioned(1, "compressor.selection.pruners.layerwise")
@@ -88,8 +88,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed, progress_of(0)
         )
         self._weights = list(sensitivity.weights)
-        self.store.memo(_GRAMS, {}, gather, files)
-        grams = self.store.load(_GRAMS, files)  # all of them may take more memory than the model
+        self.store.memo(_GRAMS, {}, gather, _GRAMS_FILE)
+        grams = self.store.load(_GRAMS, _GRAMS_FILE)  # which need not stay in memory
         assert grams is not None
         self._choices = {
             choice.group.name: choice
