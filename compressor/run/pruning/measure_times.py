@@ -225,6 +225,7 @@ def _time_plans(
         on_progress(start, len(plans))
         measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
         # Where times cannot be stored, an interrupted measurement begins again.
-        shares += store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
+        timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
+        shares.extend(timed)
     on_progress(len(plans), len(plans))
     return shares
