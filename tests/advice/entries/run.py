@@ -14,7 +14,7 @@ from tests import folders
 from tests.advice.world import SHORT, World, advice
 
 
-@advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
+@advice("run.distillation.affordable_steps affordable_length.measure out-of-range", zoo=True)
 def _(w: World) -> None:
     w.learns()
     distill = w.run("--plan", "plan.json", "--distill", "--distill-steps", "2", "--batch-size", "8")
