@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[rows, ...]` each."""
-_NAME, _VALUES, _INDEX = "outputs", "outputs.float16", "outputs.npz"
+_NAME, _VALUES, _INDEX = "teacher", "outputs.float16", "outputs.npz"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take."""
 _MASK = "attention_mask"
