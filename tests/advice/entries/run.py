@@ -14,7 +14,7 @@ from tests import folders
 from tests.advice.world import SHORT, World, advice
 
 
-@advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
+@advice("run.distillation.affordable_steps affordable_length.measure out-of-range", zoo=True)
 def _(w: World) -> None:
     w.learns()
     distill = w.run("--plan", "plan.json", "--distill", "--distill-steps", "2", "--batch-size", "8")
@@ -125,20 +125,20 @@ def _(w: World) -> None:
     w.right(*ladder, "ladder")
 
 
-@advice("run.step_store _discard_others run-differs")
+@advice("run.step_stores _discard_others run-differs")
 def _(w: World) -> None:
-    from compressor.run.step_store import StepStore, _discard_others
+    from compressor.run.step_stores import _discard_others
+    from compressor.store import FORM, Store
 
     def open_store(key: str, folder: str = "store", **settings: bool) -> None:
-        list(
-            _discard_others(w.file(folder), [StepStore(w.file(folder) / "heads", key)], **{"force": False, **settings})
-        )
+        store = Store(w.file(folder) / "heads", {"step": key})
+        list(_discard_others(w.file(folder), [store], **{"force": False, **settings}))
 
     w.right(open_store, "first")
-    w.rows("store/heads/key", "first")
-    w.rows("store/heads/done.json", "{}")
+    w.rows("store/heads/key.json", json.dumps({"form": FORM, "step": "first"}))
+    w.rows("store/heads/plan/done.json", "{}")
     w.fails(open_store, "second")
-    w.right(open_store, "first\n")
+    w.right(open_store, "first")
     w.right(open_store, "second", "another")
     w.right(lambda: open_store("second", force=True))
 
