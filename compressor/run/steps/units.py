@@ -116,7 +116,10 @@ def remove_units(step: Units, state: State, context: StepContext, store: Store, 
 
     def remove(work: Path) -> SelectedPlan:
         run = budget_run(step, context, store.within(work), engine, earlier)
-        return prune_units(run if times is None else replace(run, times=times, times_plans=False))
+        if times is not None:  # whose notes are on the run that measured them
+            costs = replace(run.costs, log=run.log.without_notes())
+            run = replace(run, costs=costs, times=times, times_plans=False)
+        return prune_units(run)
 
     selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.model))
     if engine.runner_up is not None:
