@@ -44,8 +44,8 @@ from compressor.run.load import load_model, read_rows
 from compressor.run.prune_units import BudgetRun, pruner_of
 from compressor.run.run_context import RunInputs
 from compressor.run.sizes import work_out_sizes
-from compressor.run.step_store import StepStore
 from compressor.selection.allocation import Curve
+from compressor.store import Store
 from compressor.tasks.calibration import calibration_rows
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
@@ -124,8 +124,8 @@ def prepare(
     )
     inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(structure_of(model.folder.model, model.groups), model.groups, engines, dense, inputs, log)
-    (scratch / "learning").mkdir()
-    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, StepStore(scratch / "learning"), log)
+    store, statistics = Store(scratch / "learning"), folder / "statistics"
+    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, store, store, statistics, log)
     pruner = pruner_of(run, model.groups)
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)

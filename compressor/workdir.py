@@ -22,11 +22,8 @@ QUANTIZED_GRAPH = "model.int8.onnx"
 SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
 """Files of the symmetric quantized graphs, in int8 and in fp8."""
 QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
-MAPS = Path("blocks", "maps.safetensors")
-"""The file of attention maps, relative to `WorkDir.learning`."""
-TIMES, TRIALS, CHOSEN_ENGINE, DELIVERED_ENGINE = "times.json", "trials.json", "engine.txt", "delivered.txt"
-"""Files of measured times, of the scores of plans that are tried, of the engine that units are pruned for, and of the
-engine that is delivered."""
+RESULT_KEY = "done.json"
+"""The file in the folder of a stored result, with everything that the result depends on; see `compressor.store`."""
 ATTEMPTS = "attempts.json"
 """File of the attempts of a step that bisects by the metric."""
 _STAMP = ".compress"
@@ -141,7 +138,8 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         except (Exception, SystemExit) as error:  # a custom task may end the process
             results = "results of an earlier run" if _resumable(work) == earlier else "the results of learning"
             kept = f" ({results} are kept in {work.path})" if _remove_unresumable(work) else ""
-            if _is_full(error):
+            is_reported = isinstance(error, CompressorError) and error.code is ErrorCode.DISK_FULL
+            if _is_full(error) and not is_reported:
                 raise InputError(
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}",
                     code=ErrorCode.DISK_FULL,
@@ -164,7 +162,7 @@ def _remove_unresumable(work: WorkDir) -> bool:
 
 def _resumable(work: WorkDir) -> dict[Path, int]:
     """The files and folders from which a run is resumed -> when each was changed."""
-    names = ("checkpoint-*", "done.json", MAPS.name, TIMES, CHOSEN_ENGINE)
+    names = ("checkpoint-*", RESULT_KEY)
     return {path: path.stat().st_mtime_ns for name in names for path in work.learning.rglob(name)}
 
 

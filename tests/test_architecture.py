@@ -22,6 +22,7 @@ GRAPH_PASSES = (
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "file_lock", "workdir", "silence_libraries", "segment_memory"),
+    ("store",),
     ("targets",),
     ("config",),
     ("units",),

@@ -26,6 +26,9 @@ from compressor.units import Site
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 
+MAPS_FILE = "maps.safetensors"
+"""File of attention maps in the output folder of a run, and in its store."""
+
 
 @dataclass(frozen=True)
 class AttentionMaps:

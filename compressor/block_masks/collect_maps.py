@@ -6,7 +6,6 @@ number of rows of each entry are kept in memory, however many rows are read.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from compressor.units.find import evaluating
 from compressor.units.hook import Call
 from compressor.units.projections import require_interface
 from graph_passes import Plan
-from graph_passes.files import atomic_replace
 
 
 def collect_attention_maps(
@@ -256,14 +254,6 @@ def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length:
             maximum=maps.length,
         )
     return maps
-
-
-def store_copy(source: Path, path: Path) -> None:
-    """Copy the maps of an earlier run to `path`, unless this run already has maps there."""
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_replace(path) as temporary:
-            shutil.copyfile(source, temporary)
 
 
 def notes_on_maps(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, Attenti
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
 from compressor.results import Note, NoteCode, SiteBlocks
+from compressor.store import Json, Store
 from graph_passes import BlockMask, Plan, SitePlan
 
 MIN_GAIN = 1.1
@@ -25,6 +24,26 @@ _BLOCK_SIZE: int = Blocks.model_fields["block_size"].default
 _LISTED = 3
 """Maximum number of sites that a note names."""
 Form = Literal["whole", "masked", "block-sparse"]
+MASKS = "masks"
+"""Name of the selected masks in the store of a step."""
+
+
+@dataclass(frozen=True)
+class SelectedMasks:
+    """The masks to train with.
+
+    Attributes:
+        sites: names of the sites that are masked.
+        notes: facts for a reader of the plan.
+        times: the times by which they were selected, by site.
+    """
+
+    sites: tuple[str, ...]
+    notes: tuple[Note, ...]
+    times: Mapping[str, tuple[SiteTimes, ...]]
+
+
+MASKS_FILE = Json[SelectedMasks](SelectedMasks)
 
 
 class MaskSelector:
@@ -72,15 +91,14 @@ class MaskSelector:
         return self._times[site.name]
 
     @property
-    def timed(self) -> dict[str, list[dict[str, Any]]]:
-        """All times so far; they can be written as JSON."""
-        return {site: [asdict(time) for time in times] for site, times in self._times.items()}
+    def timed(self) -> dict[str, tuple[SiteTimes, ...]]:
+        """All times so far, by site."""
+        return dict(self._times)
 
-    def recall(self, path: Path) -> None:
-        """Load the times of an interrupted run from the file that `learn_blocks` wrote, if it exists."""
-        if path.is_file():
-            for site, times in json.loads(path.read_text(encoding="utf-8"))["times"].items():
-                self._times.setdefault(site, tuple(SiteTimes(**time) for time in times))
+    def recall(self, store: Store) -> None:
+        """Take the times by which an interrupted run selected the masks in the store of a step, if it has some."""
+        if (selected := store.load(MASKS, MASKS_FILE)) is not None:
+            self._times = {**selected.times, **self._times}
 
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
         """The masks with which to train the model, and notes on the selection.

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_maps import (
+    MAPS_FILE,
     AttentionMaps,
     build_masks,
     shares_by_kind,
     unreached_share,
 )
-from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps, store_copy
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps
+from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import LearningResult, training_curves
+from compressor.store import File, Store, versioned
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.processes import process_state
 from compressor.units import Site, gated
 from compressor.units.entmax import with_entmax
-from compressor.workdir import MAPS, write_json
-from graph_passes import BlockMask, Plan
+from graph_passes import Plan
 
 EPOCHS = 3.0
 """Number of epochs, unless the step sets it."""
-_ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "planned.json"
-"""Checkpoint folders of the trainings with entmax and with masks, and files of the selected plan, notes and times."""
-_NOTES = TypeAdapter(tuple[Note, ...])
+MAPS = "maps"
+"""Name of the maps in the store of a step."""
+_CHECKPOINTS = "checkpoints"
+"""Folder of checkpoints in that of unfinished work, of the training with masks or with entmax."""
 logger = logging.getLogger(__name__)
 
 
@@ -53,7 +52,8 @@ def learn_blocks(
     step: Blocks,
     plan: Plan,
     length: int,
-    store: Path,
+    store: Store,
+    work: Path,
     selector: MaskSelector,
     on_progress: ProgressCallback,
     *,
@@ -71,7 +71,8 @@ def learn_blocks(
         step: shares, block size, schedule.
         plan: the heads that are kept.
         length: number of positions that the masks cover, see `mask_length`.
-        store: folder of maps, selected masks and checkpoints.
+        store: keeps maps and selected masks.
+        work: folder of unfinished work, for the checkpoints of the training.
         selector: selects the masks to train with.
         on_progress: called with (step, steps).
         start: initial weights of the training; None: the weights with which the maps are computed.
@@ -83,10 +84,8 @@ def learn_blocks(
         UsageError: an option or a share does not fit the model.
         InputError: the maps are of another model, or shorter than the rows.
     """
-    state = process_state()
     shares = shares_by_kind(step, sites)
     maps = _maps(model, sites, data, step, plan, store, length, on_progress)
-    state.wait_for_everyone()
     notes = list(notes_on_maps(maps, model, data, length, step.maps))
     maps = maps.cropped(length)
     masks = build_masks(
@@ -105,18 +104,21 @@ def learn_blocks(
             " lower --max-length leaves them out"
         )
         notes.append(Note(code=NoteCode.BLOCKS_UNREACHED, text=text))
+
+    def select(_: Path) -> SelectedMasks:
+        selected, reasons = selector.select(plan, masks)
+        logger.debug("%d of %d sites are masked", len(selected), len(masks))
+        return SelectedMasks(tuple(selected), (*notes, *reasons), selector.timed)
+
     # Times vary, so all processes, and a resumed run, train with the masks that the main process selected once.
-    if state.is_main_process and not (store / _PLANNED).is_file():
-        _select(plan, masks, selector, notes, store)
-    state.wait_for_everyone()
-    masked = Plan.load(store / _PLAN)
-    stored_notes = _NOTES.validate_python(json.loads((store / _PLANNED).read_text(encoding="utf-8"))["notes"])
+    selected = store.memo(MASKS, {}, select, MASKS_FILE, by_main=True)
+    masked = plan.masked({name: masks[name] for name in selected.sites})
     if not masked.masks:
-        return LearningResult(masked, (), trained=False, notes=stored_notes)
+        return LearningResult(masked, (), trained=False, notes=selected.notes)
     if start is not None:
         model.load_state_dict(start)
-    curves = train_with_masks(model, data, step, masked, store / _CHECKPOINTS, on_progress)
-    return LearningResult(masked, curves, trained=True, notes=stored_notes)
+    curves = train_with_masks(model, data, step, masked, work / _CHECKPOINTS, on_progress)
+    return LearningResult(masked, curves, trained=True, notes=selected.notes)
 
 
 def _maps(
@@ -125,60 +127,45 @@ def _maps(
     data: Data,
     step: Blocks,
     plan: Plan,
-    store: Path,
+    store: Store,
     length: int,
     on_progress: ProgressCallback,
 ) -> AttentionMaps:
     """The maps that the step names, or those of an interrupted run, else new ones; all are stored."""
-    state, path = process_state(), store / MAPS.name
-    if step.maps is not None:
-        maps = load_maps(step.maps, model, sites, length)
-        if state.is_main_process:
-            store_copy(step.maps, path)
-        return maps
-    if path.is_file():
-        return AttentionMaps.load(path)
-    if torch.cuda.is_available():
-        model.to(state.device)
-    with _entmax_weights(model, data, step, plan, store, on_progress) if step.entmax else nullcontext():
-        maps = collect_attention_maps(
-            model,
-            sites,
-            data,
-            plan,
-            length=length,
-            batch_size=step.batch_size,
-            rows=step.map_rows,
-            seed=step.seed,
-            on_progress=on_progress,
-        )
-    if state.is_main_process:
-        store.mkdir(parents=True, exist_ok=True)
-        maps.save(path)
-        shutil.rmtree(store / _ENTMAX, ignore_errors=True)  # not needed to resume once the maps are stored
-    return maps
+    source = None if step.maps is None else load_maps(step.maps, model, sites, length)
 
+    @versioned(1, "compressor.block_masks.collect_maps", "compressor.units.entmax", "compressor.training.fit")
+    def collect(work: Path) -> AttentionMaps:
+        if source is not None:
+            return source
+        if torch.cuda.is_available():
+            model.to(process_state().device)
+        entmax = step.entmax
+        with _entmax_weights(model, data, step, plan, work, on_progress) if entmax else nullcontext():
+            return collect_attention_maps(
+                model,
+                sites,
+                data,
+                plan,
+                length=length,
+                batch_size=step.batch_size,
+                rows=step.map_rows,
+                seed=step.seed,
+                on_progress=on_progress,
+            )
 
-def _select(
-    plan: Plan, masks: Mapping[str, BlockMask], selector: MaskSelector, notes: Sequence[Note], store: Path
-) -> None:
-    """Select the masks to train with, and store the plan with them, the notes and the times."""
-    selected, reasons = selector.select(plan, masks)
-    logger.debug("%d of %d sites are masked", len(selected), len(masks))
-    plan.masked(selected).save(store / _PLAN)
-    stored = [note.model_dump(mode="json") for note in (*notes, *reasons)]
-    write_json(store / _PLANNED, {"notes": stored, "times": selector.timed})
+    return store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
 
 
 @contextmanager
 def _entmax_weights(
-    model: PreTrainedModel, data: Data, step: Blocks, plan: Plan, store: Path, on_progress: ProgressCallback
+    model: PreTrainedModel, data: Data, step: Blocks, plan: Plan, work: Path, on_progress: ProgressCallback
 ) -> Iterator[None]:
     """The model trained with entmax instead of softmax; its own weights are restored on exit."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
         with with_entmax(model):
-            train_with_masks(model, data, step, plan, store / _ENTMAX, on_progress)
+            train_with_masks(model, data, step, plan, work / _CHECKPOINTS, on_progress)
             yield
     finally:
         model.load_state_dict(weights)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from scipy.linalg import lstsq
 from scipy.optimize import isotonic_regression
 
 from compressor.results import WHOLE_MODEL, CostUnit, size_label
-from graph_passes.files import write_text
 
 CLIFF = 1.05
 """A number of units is a cliff if a larger number is faster, and the ratio of their times is at least this."""
@@ -187,47 +185,6 @@ def _interpolated(value: float, points: Sequence[tuple[float, float]]) -> float:
     first, second = zip(*points, strict=True)
     inside = min(max(value, first[0]), first[-1])
     return float(np.interp(inside, first, second)) + value - inside
-
-
-class StoredTables(BaseModel):
-    """Cost tables in a file, with everything that they depend on.
-
-    Attributes:
-        key: the model's structure, the engine, its settings, the sizes and the machine.
-        tables: one table for each size.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key: Mapping[str, str]
-    tables: tuple[CostTable, ...]
-
-
-def load_tables(path: Path, key: Mapping[str, str]) -> tuple[tuple[CostTable, ...], tuple[str, ...]]:
-    """The tables of a file, and the fields of its key that differ; no tables where one differs, or without a file.
-
-    A file that cannot be read counts as missing.
-    """
-    stored = read_tables(path)
-    if stored is None:
-        return (), ()
-    differing = tuple(name for name in key if stored.key.get(name) != key[name])
-    return (stored.tables if not differing else ()), differing
-
-
-def read_tables(path: Path) -> StoredTables | None:
-    """The content of a file of tables; None where it cannot be read."""
-    try:
-        return StoredTables.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def save_tables(path: Path, key: Mapping[str, str], tables: Sequence[CostTable]) -> None:
-    """Store tables; the file appears completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = StoredTables(key=dict(key), tables=tuple(tables)).model_dump_json(indent=1)
-    write_text(path, content)
 
 
 def fit_times(

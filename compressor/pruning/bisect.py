@@ -13,22 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 from datasets import Dataset
-from pydantic import BaseModel, ConfigDict
 
 from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable
 from compressor.progress import RunLog
 from compressor.pruning.allocate import Allocation, choose_counts
 from compressor.pruning.constraints import Constraint
-from compressor.pruning.measure import StoredContent
-from compressor.pruning.model import PrunableModel, ResampledScore, Weights
+from compressor.pruning.model import PrunableModel, ResampledScore, Scorer, Weights
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.selection.allocation import Curve
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
+from compressor.store import Json, Store, digest
 from compressor.tasks import Data, Task
 from compressor.tasks.scoring import uninformed_text
-from graph_passes.files import write_text
 
 _BISECTIONS = 5
 _LEAST_SHARE = 0.08
@@ -59,6 +57,9 @@ class LossEstimate(NamedTuple):
 
 
 _NONE_LOST = LossEstimate(0.0, 0.0)
+_Numbers = tuple[float, list[float], float]
+_SCORE = Json[_Numbers](_Numbers)
+"""Metric, draws and divergence of a `ResampledScore` in the store."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class LossBound:
         data: the rows; the evaluation rows are scored.
         max_drop: the loss of the metric that is allowed, in its unit.
         seed: seed of the draws.
-        scores: scores of plans that were tried, from which an interrupted search goes on.
+        store: keeps the scores of plans that were tried, from which an interrupted search goes on, under keys of what
+            the weights of a plan depend on.
         quantization_drop: what the whole model loses by the precision of the engine, in the unit of the metric.
         certify: confidence of a certificate of the loss; None: none is requested.
         key: what identifies the search among those that certified a loss on these rows.
@@ -78,7 +80,7 @@ class LossBound:
     data: Data
     max_drop: float
     seed: int
-    scores: AttemptScores
+    store: Store
     quantization_drop: float = 0.0
     certify: float | None = None
     key: str = ""
@@ -175,15 +177,8 @@ def _bisect(
         if (earlier := _attempt_at(attempts, counts)) is not None:
             earlier.share = share
             continue
-        label, weights, cost = f"trial {len(attempts) + 1}", original, table.cost(counts)
-        allocation = Allocation(counts, (cost,), (cost,))
-        if is_new := (score := bound.scores.find(counts)) is None:
-            model.load_weights(original)
-            with log.stage(f"refitting the remaining weights, {label}") as on_progress:
-                allocation = replace(allocation, notes=model.fit(counts, on_progress))
-            weights, score = model.weights(original), scorer.score(label)
-            bound.scores.keep(counts, score)
-        attempts.append(_Attempt(share, _FittedPlan(allocation, weights, is_new), score))
+        plan, score = _try(model, scorer, counts, table.cost(counts), f"trial {len(attempts) + 1}", bound.store, log)
+        attempts.append(_Attempt(share, plan, score))
     if resumed := sum(not attempt.plan.is_fitted for attempt in attempts):
         text = f"{resumed} of the {len(attempts)} plans that --max-drop tried were scored by the interrupted run"
         log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
@@ -197,6 +192,26 @@ def _bisect(
     ]
     whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
     return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(attempts)
+
+
+def _try(
+    model: PrunableModel, scorer: Scorer, counts: dict[str, int], cost: float, label: str, store: Store, log: RunLog
+) -> tuple[_FittedPlan, ResampledScore]:
+    """A plan and its score, which an interrupted run may have stored; its weights are then not fitted."""
+    original = scorer.whole_weights
+    plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), original, is_fitted=False)
+
+    def fit_and_score(_: Path) -> _Numbers:
+        nonlocal plan
+        model.load_weights(original)
+        with log.stage(f"refitting the remaining weights, {label}") as on_progress:
+            notes = model.fit(counts, on_progress)
+        plan = _FittedPlan(replace(plan.allocation, notes=notes), model.weights(original))
+        score = scorer.score(label)
+        return score.metric, score.draws.tolist(), score.divergence
+
+    metric, draws, divergence = store.memo(f"trial-{digest(counts)[:16]}", {"counts": counts}, fit_and_score, _SCORE)
+    return plan, ResampledScore(metric, np.array(draws), divergence)
 
 
 def _next_share(attempts: Sequence[_Attempt], holding: Sequence[_Attempt], least: float) -> float | None:
@@ -389,52 +404,3 @@ def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, hig
         (alone,) = estimate_losses(whole, [score], higher_is_better=higher_is_better)
         upper.append(max(estimate.loss + MARGIN * estimate.error, alone.loss - _ERRORS_ALONE * alone.error))
     return upper
-
-
-class _PlanScore(BaseModel):
-    """The fields of `ResampledScore`, and the number of units that the plan keeps of each group."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-    counts: Mapping[str, int]
-    metric: float
-    draws: tuple[float, ...]
-    divergence: float
-
-
-class _StoredScores(StoredContent):
-    """The content of the file."""
-
-    key: str
-    plans: tuple[_PlanScore, ...] = ()
-
-
-@dataclass(frozen=True)
-class AttemptScores:
-    """A file with the scores of plans, from which an interrupted bisection goes on.
-
-    Attributes:
-        path: the file.
-        key: what the weights of a plan depend on besides; a file with another key is not read.
-    """
-
-    path: Path
-    key: str
-
-    def find(self, counts: Mapping[str, int]) -> ResampledScore | None:
-        """The score of a plan, if it is kept."""
-        for plan in self._plans():
-            if plan.counts == counts:
-                return ResampledScore(plan.metric, np.array(plan.draws), plan.divergence)
-        return None
-
-    def keep(self, counts: Mapping[str, int], score: ResampledScore) -> None:
-        """Add the score of a plan."""
-        fields = {"metric": score.metric, "draws": tuple(score.draws.tolist()), "divergence": score.divergence}
-        plans = (*self._plans(), _PlanScore(counts=dict(counts), **fields))
-        write_text(self.path, _StoredScores(key=self.key, plans=plans).model_dump_json())
-
-    def _plans(self) -> tuple[_PlanScore, ...]:
-        """The plans in the file, with their scores."""
-        stored = _StoredScores.read(self.path, self.key)
-        return () if stored is None else stored.plans

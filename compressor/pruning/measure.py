@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_ratios, paired_times
-from compressor.measure.costs import (
-    CostTable,
-    GroupCosts,
-    StoredTables,
-    fit_times,
-    load_tables,
-    read_tables,
-    save_tables,
-    with_curve,
-)
+from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback, RunLog
 from compressor.pruning.costs import Counts, PlanEngines, Size, count_costs, keep_counts
-from compressor.results import Note, NoteCode
+from compressor.results import Note, NoteCode, size_label
+from compressor.store import Json, Store, Stored, digest, version_of, versioned
 from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
 from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup
-from graph_passes.files import write_text
 
 Share = tuple[float, float]
 """Time of a plan as a share of the whole model's, and its standard error."""
+_SHARES = Json[list[tuple[Share, ...]]](list[tuple[Share, ...]])
+_TABLES, _TIMES = Json[list[CostTable]](list[CostTable]), Json[list[float]](list[float])
+"""Files of shares, of cost tables and of the times of a plan."""
 _TIMED_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
@@ -60,73 +52,14 @@ _SECONDS_OF_WHOLE = 3.0
 """Time spent on each of the engines of the whole model."""
 _SECONDS_OF_PLAN = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
-_PARTIAL = ".partial.json"
-"""Suffix of files with the times of an interrupted measurement."""
-_FORM = "4"
-"""Number of the form in which graphs are built, called and timed; it grows with every change that tables depend on."""
-_OUTDATED_BY = ("measured shares", "form of engines", "machine", "device", "runtime")
+_COSTS = "costs-"
+"""Prefix of the names of cost tables in the cache of the user."""
+_OUTDATED_BY = ("measured shares", "machine", "device", "runtime")
 """Fields of the key that replace a stored table when they change; tables that differ in others are kept beside it."""
-_NAMED_FILES = 3
+_NAMED_TABLES = 3
 """Maximum number of stored tables that a note names."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
-
-
-class StoredContent(BaseModel):
-    """The base of such content. A subclass narrows the type of the key and adds what is stored.
-
-    Attributes:
-        key: everything that the content depends on.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-    key: Any
-
-    @classmethod
-    def read(cls, path: Path, key: object) -> Self | None:
-        """The content of a file; None without a file, or if it is damaged or has another key."""
-        try:
-            stored = cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
-        return stored if stored.key == key else None
-
-
-class _StoredShares(StoredContent):
-    """The content of the file: its key, and the share of each plan at each size."""
-
-    key: Mapping[str, str]
-    shares: tuple[tuple[Share, ...], ...]
-
-
-@dataclass(frozen=True)
-class PartialShares:
-    """A file with the shares of the first plans, from which an interrupted measurement goes on.
-
-    Attributes:
-        path: the file.
-        key: everything that times depend on; a file with another key is not read.
-    """
-
-    path: Path
-    key: Mapping[str, str]
-
-    def load(self) -> list[tuple[Share, ...]]:
-        """The shares of the first plans, at each size; empty without a file, or if it is damaged or has another key."""
-        stored = _StoredShares.read(self.path, self.key)
-        return [] if stored is None else list(stored.shares)
-
-    def store(self, shares: Sequence[tuple[Share, ...]]) -> None:
-        """Replace the file; where it cannot be written, an interrupted measurement begins again."""
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, _StoredShares(key=self.key, shares=tuple(shares)).model_dump_json())
-
-    def remove(self) -> None:
-        """Remove the file, when the table is complete."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
 
 
 def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list[PrunableGroup]]:
@@ -211,7 +144,7 @@ def measure_times(
     macs_table: CostTable,
     unpruned: tuple[Engine, Engine],
     inputs: Mapping[Size, Feeds],
-    partial: PartialShares,
+    store: Store,
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of times at each size, fitted to the times of engines of some plans.
@@ -226,7 +159,7 @@ def measure_times(
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
         inputs: one batch of inputs for each size.
-        partial: keeps what is measured, from which an interrupted measurement goes on.
+        store: keeps what is measured, from which an interrupted measurement goes on.
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
@@ -235,7 +168,7 @@ def measure_times(
     plans = timed_plans(classes, of_classes)
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
     mixed = mixed_plans(groups)
-    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, partial, on_progress)
+    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, store, on_progress)
     tables = []
     for number, (size, feeds) in enumerate(inputs.items()):
         whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
@@ -280,22 +213,25 @@ def _time_plans(
     plans: Sequence[Counts],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
-    partial: PartialShares,
+    store: Store,
     on_progress: ProgressCallback,
 ) -> list[tuple[Share, ...]]:
     """The time of each plan at each size, as a share of the whole model's, and its standard error."""
-    shares = partial.load()
-    for start in range(len(shares), len(plans), _TIMED_TOGETHER):
-        on_progress(start, len(plans))
-        built = [
-            engines.build(keep_counts(engines.reference.plan, groups, counts))
-            for counts in plans[start : start + _TIMED_TOGETHER]
-        ]
+
+    def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
+        built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in together]
         timed = [paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1)) for feeds in inputs.values()]
         for engine in built:
             engines.discard(engine)
-        shares += zip(*timed, strict=True)
-        partial.store(shares)
+        return list(zip(*timed, strict=True))
+
+    shares: list[tuple[Share, ...]] = []
+    for start in range(0, len(plans), _TIMED_TOGETHER):
+        on_progress(start, len(plans))
+        measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
+        # Where times cannot be stored, an interrupted measurement begins again.
+        timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
+        shares.extend(timed)
     on_progress(len(plans), len(plans))
     return shares
 
@@ -333,47 +269,43 @@ class CostSource:
         Args:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
-        key = self.key()
-        named = json.dumps({name: value for name, value in key.items() if name not in _OUTDATED_BY})
-        path = user_cache() / f"costs-{hashlib.sha256(named.encode()).hexdigest()[:16]}.json"
-        tables, differing = load_tables(path, key)
-        if tables:
-            rescaled = self._rescaled(tables)
+        key, store, measure = self.key(), _cache(), partial(self._measure, macs)
+        name = _COSTS + digest({name: value for name, value in key.items() if name not in _OUTDATED_BY})[:16]
+        rescaled: list[CostTable] = []
+
+        def holds(tables: list[CostTable]) -> bool:
+            now = self._rescaled(tables)
             drift = max(
-                abs(now.whole / now.dense * table.dense / table.whole - 1)
-                for now, table in zip(rescaled, tables, strict=True)
+                abs(current.whole / current.dense * table.dense / table.whole - 1)
+                for current, table in zip(now, tables, strict=True)
             )
-            if drift <= _DRIFT:
-                text = (
-                    f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
-                )
-                self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
-                return rescaled
-            text = (
-                f"the cost table in {path} is measured again: relative to dense, the time of the whole model has"
-                f" changed by {drift:.0%}"
-            )
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        elif differing:
-            text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured again"
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        elif others := stored_tables(self.structure)[:_NAMED_FILES]:
-            described = "; of another ".join(_differences(stored, key) for stored in others)
-            text = (
-                f"the cost table is measured, because those that are stored for this model are of another {described}"
-            )
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            unpruned = self.engines.whole, self.dense
-            partial = PartialShares(path.with_suffix(_PARTIAL), key)
-            measured = measure_times(self.engines, self.groups, macs, unpruned, self.inputs, partial, on_progress)
-        partial.remove()
-        try:
-            save_tables(path, key, measured)
-        except OSError as error:
+            is_current = drift <= _DRIFT
+            text = "is that of an earlier run; times of the whole model were measured again"
+            if is_current:
+                rescaled.extend(now)
+            else:
+                text = f"is measured again: relative to dense, the time of the whole model has changed by {drift:.0%}"
+            code = NoteCode.COSTS_REUSED if is_current else NoteCode.COSTS_REMEASURED
+            self.log.add_notes([Note(code=code, text=f"the cost table in {store.path / name} {text}")])
+            return is_current
+
+        def note_unwritable(error: OSError) -> None:
             text = f"the cost table could not be stored ({error}); the next run measures it again"
             self.log.add_notes([Note(code=NoteCode.COSTS_NOT_STORED, text=text)])
-        return measured
+
+        if not store.holds(name, key, measure) and (others := stored_costs(self.structure)[:_NAMED_TABLES]):
+            described = "; of another ".join(_differences(stored, key) for stored in others)
+            text = f"the cost table is measured, because those stored for this model are of another {described}"
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+        tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
+        return rescaled or tables
+
+    @versioned(1, "compressor.measure.costs", "compressor.pruning.costs")
+    def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
+        """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
+        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+            unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
+            return measure_times(self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress)
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
@@ -427,20 +359,27 @@ class CostSource:
         }
 
 
-def stored_tables(structure: str) -> list[StoredTables]:
+def stored_costs(structure: str) -> list[Stored]:
     """The stored tables of a structure (`structure_of`), newest first, of whatever engine, size and machine."""
-    files = [file for file in user_cache().glob("costs-*.json") if not file.name.endswith(_PARTIAL)]
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    return [stored for stored in map(read_tables, files) if stored and stored.key.get("structure") == structure]
+    return [stored for stored in _cache().stored(f"{_COSTS}*") if stored.inputs.get("structure") == structure]
 
 
-def latest_tables(structure: str) -> StoredTables | None:
+def latest_tables(structure: str) -> list[CostTable] | None:
     """The tables of a structure that were measured last on this machine, of whatever engine and size, if there are any.
 
     Times are as they were then, with the runtime of then.
     """
     here = _measurement(machine())
-    return next((stored for stored in stored_tables(structure) if here.items() <= stored.key.items()), None)
+    for stored in stored_costs(structure):
+        with contextlib.suppress(OSError, ValueError):  # of another version
+            if here.items() <= stored.inputs.items():
+                return _TABLES.load(stored.folder)
+    return None
+
+
+def _cache() -> Store:
+    """Cost tables of all runs of the user."""
+    return Store(user_cache(), is_shared=True)
 
 
 def structure_of(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
@@ -454,57 +393,30 @@ def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
     """How and on which machine times are measured."""
     return {
         "measured shares": json.dumps(_MEASURED_SHARES),
-        "form of engines": _FORM,
         "machine": json.dumps({name: facts.get(name) for name in (*COMPARABLE_FIELDS, *INSTRUCTIONS)}),
     }
 
 
-def _differences(stored: StoredTables, key: Mapping[str, str]) -> str:
+def _differences(stored: Stored, key: Mapping[str, str]) -> str:
     """The fields of the key in which stored tables differ: `engine (ort fp32) and size (batch 1, length 128)`."""
-    sizes = "; ".join(table.size_label for table in stored.tables)
-    values = {"engine": f" ({stored.key.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
-    return " and ".join(f"{name}{values.get(name, '')}" for name in key if stored.key.get(name) != key[name])
-
-
-class PlanTimes(BaseModel):
-    """The times of one plan.
-
-    Attributes:
-        counts: name of the group -> number of units that the plan keeps.
-        times: milliseconds of a call at the size of each table.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    counts: Mapping[str, int]
-    times: tuple[float, ...]
-
-
-class MeasuredTimes(StoredContent):
-    """Everything that a run has measured.
-
-    Attributes:
-        key: what the times depend on besides the model (`CostSource.key`).
-        tables: one table for each size.
-        plans: the plans that were timed, in order.
-    """
-
-    key: Mapping[str, str]
-    tables: tuple[CostTable, ...]
-    plans: tuple[PlanTimes, ...] = ()
+    sizes = json.loads(stored.inputs.get("size", "[[]]"))[0]
+    sizes = "; ".join(size_label(batch, seq) for batch, seq in sizes)
+    values = {"engine": f" ({stored.inputs.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
+    differing = [name for name in key if stored.inputs.get(name) != key[name]] or ["version of the measurement"]
+    return " and ".join(f"{name}{values.get(name, '')}" for name in differing)
 
 
 @dataclass(frozen=True)
 class KeptTimes:
-    """Cost tables and times of plans: those that the same run measured before it was interrupted, or measured now.
+    """Cost tables and times of plans, measured once in a run: with other times another plan would fit the budget.
 
     Attributes:
         costs: measures them.
-        path: file in the folder of what the run learns.
+        store: keeps them until the run has its plan.
     """
 
     costs: CostSource
-    path: Path
+    store: Store
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
         """Times at each size.
@@ -512,29 +424,17 @@ class KeptTimes:
         Args:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
-        if (measured := self._measured()) is not None:
+
+        def note(_: object) -> bool:
             text = "the times of units and plans are those that the interrupted run measured"
             self.costs.log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
-            return list(measured.tables)
-        tables = self.costs.time_tables(macs)
-        self._write(MeasuredTimes(key=self.costs.key(), tables=tuple(tables)))
-        return tables
+            return True
+
+        key = self.costs.key()
+        name = f"times-{digest(key)[:16]}"  # attempts may be for several engines
+        return self.store.memo(name, key, lambda _: self.costs.time_tables(macs), _TABLES, accept=note)
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table; see `CostSource.time_plan`."""
-        measured = self._measured()
-        known = () if measured is None else measured.plans
-        if (plan := next((plan for plan in known if plan.counts == counts), None)) is not None:
-            return list(plan.times)
-        times = self.costs.time_plan(counts, tables)
-        if measured is not None:
-            added = (*known, PlanTimes(counts=dict(counts), times=tuple(times)))
-            self._write(measured.model_copy(update={"plans": added}))
-        return times
-
-    def _measured(self) -> MeasuredTimes | None:
-        """What the file holds of this machine and engine; None: nothing."""
-        return MeasuredTimes.read(self.path, self.costs.key())
-
-    def _write(self, measured: MeasuredTimes) -> None:
-        write_text(self.path, measured.model_dump_json(indent=1))
+        name, inputs = f"plan-{digest(dict(counts))[:16]}", {**self.costs.key(), "counts": dict(counts)}
+        return self.store.memo(name, inputs, lambda _: self.costs.time_plan(counts, tables), _TIMES)

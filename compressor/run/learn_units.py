@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from compressor.config.steps import Units
 from compressor.measure.costs import CostTable
@@ -16,17 +17,17 @@ from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun
 from compressor.run.run_context import LoadedModel, SelectedPlan
-from compressor.run.step_store import StepStore
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import train_pool
 from compressor.selection.unit_pool import UnitPool, make_bundles
+from compressor.store import Json, Store
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
 from compressor.training.accelerator import on_accelerator
 from compressor.units import Bundles
-from compressor.workdir import write_json
 
-_POOL = "units.json"
+_POOL = "pool"
+_POOL_FILES = Json[dict[str, Any]](dict[str, Any])
 
 
 def make_pool(run: BudgetRun) -> list[CostTable]:
@@ -43,19 +44,22 @@ def make_pool(run: BudgetRun) -> list[CostTable]:
     run.log.add_notes(notes)
     tables = run.costs.count_tables()
     constraints = run.budgets.constraints(tables)
-    if run.store.is_finished or (run.store.path / _POOL).is_file():
-        return tables
     step, data, model = run.step, run.data, run.model.folder.model
-    with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
-        rows = draw_rows(data, step.prune_rows, step.seed)
-        batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
-        bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
-    write_json(run.store.path / _POOL, pool_within(bundles, constraints).to_json())
+
+    def order(_: Path) -> dict[str, Any]:
+        with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
+            rows = draw_rows(data, step.prune_rows, step.seed)
+            batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
+            bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
+        return pool_within(bundles, constraints).to_json()
+
+    # Workers wait until the main process has carried out what the step does before learning.
+    replace(run.store, processes=None).memo(_POOL, {}, order, _POOL_FILES)
     return tables
 
 
 def learn_pool(
-    step: Units, model: LoadedModel, data: Data, store: StepStore, on_progress: ProgressCallback
+    step: Units, model: LoadedModel, data: Data, store: Store, work: Path, on_progress: ProgressCallback
 ) -> LearningResult:
     """Train a gate over the pool in the store, and keep the units that meet the budgets.
 
@@ -65,14 +69,17 @@ def learn_pool(
         step: method and schedule.
         model: the model.
         data: the rows.
-        store: folder of the pool and of the checkpoints.
+        store: has the pool.
+        work: folder of unfinished work, for the checkpoints.
         on_progress: called with (step, steps).
 
     Raises:
         DivergedError: see `fit`.
     """
-    pool = UnitPool.from_json(json.loads((store.path / _POOL).read_text()), model.groups)
-    return train_pool(model.folder.model, model.groups, pool, data, step, store.checkpoints, on_progress)
+    stored = store.load(_POOL, _POOL_FILES)
+    assert stored is not None
+    pool = UnitPool.from_json(stored, model.groups)
+    return train_pool(model.folder.model, model.groups, pool, data, step, work / "checkpoints", on_progress)
 
 
 def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -> UnitPool:

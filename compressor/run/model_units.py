@@ -122,12 +122,12 @@ def _note_uncounted(subject: str, error: CompressorError, log: RunLog) -> None:
 
 def _known_times(model: LoadedModel, log: RunLog) -> dict[str, float]:
     """Name of the group -> milliseconds of a call, by the cost table that was measured last; empty: there is none."""
-    stored = latest_tables(structure_of(model.folder.model, model.groups))
-    if stored is None:
+    tables = latest_tables(structure_of(model.folder.model, model.groups))
+    if tables is None:
         text = "times are not known; compress costs measures them"
         log.add_notes([Note(code=NoteCode.COSTS_NOT_MEASURED, text=text)])
         return {}
-    table = stored.tables[0]
+    table = tables[0]
     text = f"times are of {table.engine}, {table.size_label}, as measured earlier on this machine"
     log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
     return {name: row.saving(0) for row in table.rows for name in row.groups}

@@ -1,10 +1,13 @@
-"""The plan with which a run begins: that of a file, that of an earlier run, or one that keeps every unit."""
+"""Plans that a run reads: that of a file, that of an earlier run, one that keeps every unit, or one in a store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import safetensors.torch
+from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Distill, Follow, Step, Units, parts_of
@@ -14,8 +17,37 @@ from compressor.results import Note, NoteCode
 from compressor.run.fitted_weights import require_fitted_weights
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.store import Json
 from compressor.units import PrunableGroup, check_plan, keep_all
 from graph_passes import Plan
+
+_FIELDS = Json[SelectedPlan](SelectedPlan)
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """A plan and the weights that it belongs to, as files of a store.
+
+    Attributes:
+        model: has the weights when a plan is written, and gets them when it is read.
+    """
+
+    model: PreTrainedModel
+    _PLAN, _WEIGHTS = "plan.json", "model.safetensors"
+
+    def save(self, selected: SelectedPlan, folder: Path) -> None:
+        """Write a plan, and the weights of the model if they were trained with it."""
+        if selected.trained:
+            safetensors.torch.save_model(self.model, str(folder / self._WEIGHTS))
+        selected.plan.save(folder / self._PLAN)  # with its masks
+        _FIELDS.save(selected, folder)
+
+    def load(self, folder: Path) -> SelectedPlan:
+        """Read a plan, and give the model its weights."""
+        selected = replace(_FIELDS.load(folder), plan=Plan.load(folder / self._PLAN))
+        if selected.trained:
+            safetensors.torch.load_model(self.model, str(folder / self._WEIGHTS))
+        return selected
 
 
 def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:

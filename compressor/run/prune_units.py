@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.progress import RunLog
-from compressor.pruning.bisect import AttemptScores, LossBound
+from compressor.pruning.bisect import LossBound
 from compressor.pruning.constraints import Budgets, macs_of, require_reachable
 from compressor.pruning.costs import Size
 from compressor.pruning.measure import CostSource, KeptTimes
@@ -33,10 +31,10 @@ from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
 from compressor.run.plan_source import load_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.run_context import LoadedModel, SelectedPlan
-from compressor.run.step_store import StepStore
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.store import Store, digest
 from compressor.targets.base import parse_shape
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
@@ -46,8 +44,6 @@ from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from graph_passes import Plan, Refusal
 
-STATISTICS_VERSION = 6
-"""Version of the statistics and losses; those of another version are not read."""
 _UNKNOWN_SHARE = 0.5
 """Share of the units with which engines are timed where the metric decides how many are left."""
 
@@ -65,7 +61,9 @@ class BudgetRun:
         costs: gives cost tables.
         refused: groups that cannot be removed from the graph.
         quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
-        store: folder in which finished parts are kept.
+        store: keeps the scores of plans until the plan is known.
+        times: keeps the times of units and plans.
+        statistics: folder of statistics and losses, which hold for other budgets too.
         log: receives stages and notes.
         times_plans: whether engines of plans are timed until one meets a budget of time; else cost tables decide.
     """
@@ -78,7 +76,9 @@ class BudgetRun:
     costs: CostSource
     refused: Sequence[Refusal]
     quantization_drop: float
-    store: StepStore
+    store: Store
+    times: Store
+    statistics: Path
     log: RunLog
     times_plans: bool = True
 
@@ -98,8 +98,6 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
         BudgetError: no plan meets the budget.
     """
     step, network = run.step, run.model.folder.model
-    if (finished := run.store.load_finished_plan(network)) is not None:
-        return finished
     noted = len(run.log.notes)
     groups, notes = prunable_groups(step, run.model, run.refused)
     run.log.add_notes(notes)
@@ -112,7 +110,7 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
         fold_gates(network, run.model.groups, earlier)
     pruner, budgets = pruner_of(run, groups), _budgets(run, groups, earlier)
     is_timed = budgets.bounds_time or step.is_unbounded
-    costs = plan_costs(KeptTimes(run.costs, run.store.times), groups, budgets, is_timed=is_timed)
+    costs = plan_costs(KeptTimes(run.costs, run.times), groups, budgets, is_timed=is_timed)
     costs = replace(costs, times_plans=run.times_plans)
     model = TorchModel(network, pruner, run.data.task)
     # Trials of a bisection are compared with a third copy.
@@ -133,14 +131,12 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
         engine=run.costs.engines.choice.label,
     )
     # A run that resumes after this has the notes of the plan alone.
-    selected = replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
-    run.store.finish(selected, network)
-    return selected
+    return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
 
 
 def time_tables(run: BudgetRun) -> list[CostTable]:
     """Tables of the times of units at each size, measured once for a model, an engine and a machine."""
-    tables = KeptTimes(run.costs, run.store.times).time_tables(macs_of(run.costs.count_tables()))
+    tables = KeptTimes(run.costs, run.times).time_tables(macs_of(run.costs.count_tables()))
     run.costs.release()
     return tables
 
@@ -158,17 +154,17 @@ def _budgets(run: BudgetRun, groups: Sequence[PrunableGroup], earlier: Plan | No
 
 def _bound(run: BudgetRun, pruner: Pruner[Any]) -> LossBound | None:
     """The loss of the metric, if it alone bounds the plan."""
-    step = run.step
+    step, key = run.step, {**run.store.inputs, "statistics": pruner.inputs.store.name}
     if not step.is_unbounded:
         return None
     return LossBound(
         data=run.data,
         max_drop=float(step.max_drop or 0.0),
         seed=step.seed,
-        scores=AttemptScores(run.store.trials, key=pruner.inputs.store.name),
+        store=replace(run.store, inputs=key),
         quantization_drop=run.quantization_drop,
         certify=step.certify,
-        key=run.store.key,
+        key=run.store.inputs.get("step", ""),
     )
 
 
@@ -230,16 +226,16 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
 
 def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     """The folder of statistics and losses, named by all that they depend on, in that of the option or of the run."""
-    step, folder = run.step, run.step.statistics or run.store.pruning
+    step = run.step
     key = {
         "model": fingerprint(run.model.folder.model),
         **run.model.folder.surroundings,
         "rows": [run.data.train_hash, run.data.eval_hash, step.prune_rows, step.seed],
         "outputs": run.data.task.loss_outputs,
-        "method": [step.method, step.options, STATISTICS_VERSION],
+        "method": [step.method, step.options],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
-    return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return run.statistics / digest(key)[:16]
 
 
 def _plan(run: BudgetRun, model: PrunableModel, pruner: Pruner[Any], pruned: Pruned, earlier: Plan | None) -> Plan:

@@ -13,7 +13,7 @@ from compressor.progress import NullListener, RunLog
 from compressor.run.load_context import load_context
 from compressor.run.plan_source import whole_plan
 from compressor.run.run_context import RunContext
-from compressor.run.step_store import StepStore, open_stores
+from compressor.run.step_stores import open_stores, step_store
 from compressor.run.steps.base import Graphs, State, StepContext, stored_state
 from compressor.run.steps.registry import functions_of
 from compressor.workdir import WorkDir
@@ -37,7 +37,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
     if whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
-    stores = tuple(StepStore(run.work.learning / step.name) for step in run.steps)
+    stores = tuple(step_store(step, run.work.learning / step.name) for step in run.steps)
     if learning:  # a plan that is followed alone needs no rows, and leaves nothing to resume
         stores, notes = open_stores(run.steps, run.recipe, run.model, run.rows, run.work.learning, run.state)
         run.log.add_notes(notes)

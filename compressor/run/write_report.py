@@ -10,7 +10,7 @@ from typing import Any
 
 import graph_passes
 from compressor import report as reports
-from compressor.block_masks.attention_maps import shares_by_kind
+from compressor.block_masks.attention_maps import MAPS_FILE, shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.config.steps import Blocks
@@ -35,7 +35,7 @@ from compressor.run.measure import Measurements
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import MAPS, QUANTIZED_GRAPHS
+from compressor.workdir import QUANTIZED_GRAPHS
 from graph_passes import Plan
 
 
@@ -183,8 +183,8 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
     # What is learned before a distillation has a folder of its own.
-    if (maps := next(run.work.learning.rglob(str(MAPS)), None)) is not None:
-        shutil.copyfile(maps, folder / "maps.safetensors")
+    if (maps := next(run.work.learning.rglob(MAPS_FILE), None)) is not None:
+        shutil.copyfile(maps, folder / MAPS_FILE)
     return report
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from compressor import store
 from compressor.errors import ErrorCode, UsageError
 
 logger = logging.getLogger(__name__)
 
-_RUN = "run.json"
 _STATE = "trainer_state.json"
 _LISTED = 3
 """Maximum number of differences between two runs that a message names."""
@@ -59,15 +59,11 @@ def claim(
     Raises:
         UsageError: the folder has checkpoints of another run (`refuse_others`).
     """
-    description = json.dumps(settings, indent=1, sort_keys=True, default=str)
-    run = folder / _RUN
-    former = run.read_text(encoding="utf-8") if run.exists() else None
-    if former != description:
-        if refuse_others and former is not None and any(folder.glob("checkpoint-*")):
-            raise _settings_differ_error(folder, json.loads(former), json.loads(description))
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        run.write_text(description, encoding="utf-8")
+    key = json.loads(json.dumps(settings, default=str))
+    former = store.begun_key(folder)
+    if refuse_others and former != key and any(folder.glob("checkpoint-*")):
+        raise _settings_differ_error(folder, former or {}, key)
+    store.begin(folder, key)
     checkpoint = newest_checkpoint(folder, memory_files)
     if checkpoint is not None:
         logger.debug("resuming %s", checkpoint)

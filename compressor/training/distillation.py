@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.store import Store, digest, versioned
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import are_numbers, divergence, variances
 from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
@@ -143,14 +143,13 @@ class Distillation:
             rows: number of training rows.
             tokens: number of tokens in the training rows.
         """
-        name = hashlib.sha256(
-            json.dumps([self._teacher_key, self.outputs, self.hidden_weight > 0, self.teacher_precision]).encode()
-        ).hexdigest()[:16]
+        inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.teacher_precision]
+        store = Store(folder / digest(inputs)[:16], {"teacher": inputs})
 
         def by_position(name: str, value: Tensor) -> bool:
             return value.dim() > 2 or name in SPAN_ENDS
 
-        return replace(self, kept=KeptOutputs(self._teach, folder / name, rows, tokens, by_position))
+        return replace(self, kept=KeptOutputs(self._teach, store, rows, tokens, by_position))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch `[batch, ...]`, a scalar.
@@ -266,6 +265,7 @@ class Distillation:
                 self._evaluated.setdefault(key, {name: value[row] for name, value in target.items()})
         return target
 
+    @versioned(1)
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         device, is_half = self.teacher.device.type, self.teacher_precision == "bf16"
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=is_half):

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shutil
-import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.file_lock import file_lock
+from compressor.store import Store
 from compressor.tasks.forwards import DECODER_IDS, LABELS
 from graph_passes.files import atomic_replace
 
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[batch, ...]` each."""
-_VALUES, _INDEX, _LOCK = "outputs.float16", "outputs.npz", ".lock"
+_NAME, _VALUES, _INDEX = "teacher", "outputs.float16", "outputs.npz"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take."""
 _MASK = "attention_mask"
@@ -64,7 +63,7 @@ class KeptOutputs:
 
     Args:
         compute: outputs of the model on a batch.
-        folder: folder of the file, for one model and one set of outputs.
+        store: folder of the file, and what the outputs depend on: the model and the names of the outputs.
         rows: number of rows that will be kept at most.
         tokens: their number of tokens.
         by_position: whether an output has an axis of positions, which follows that of rows.
@@ -76,19 +75,20 @@ class KeptOutputs:
     def __init__(
         self,
         compute: Callable[[Mapping[str, Tensor]], Outputs],
-        folder: Path,
+        store: Store,
         rows: int,
         tokens: int,
         by_position: Callable[[str, Tensor], bool],
     ) -> None:
-        self._compute, self._folder, self._rows, self._tokens = compute, folder, rows, tokens
+        self._compute, self._store, self._rows, self._tokens = compute, store, rows, tokens
+        self._folder = store.path
         self._by_position = by_position
         self.refusal: str | None = None
         self._layout: _Layout | None = None
         self._index: dict[bytes, tuple[int, int]] = {}
         self._values: np.memmap | None = None
         self._end = 0
-        self._unlock: Callable[[], object] = _nothing
+        self._lock = contextlib.ExitStack()
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
@@ -115,7 +115,7 @@ class KeptOutputs:
     def close(self) -> None:
         """Store the index, for later runs, which may use the folder from now on."""
         self.save()
-        self._unlock()
+        self._lock.close()
 
     def save(self) -> None:
         """Store the index beside the values: a run that is interrupted afterwards reads these outputs again."""
@@ -157,16 +157,13 @@ class KeptOutputs:
         per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
         per_token = sum(layout.numbers(1).values()) - per_row
         numbers = self._rows * per_row + self._tokens * per_token
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file, index = self._folder / _VALUES, self._folder / _INDEX
-        stack = contextlib.ExitStack()
-        self._unlock = weakref.finalize(self, stack.close)
         try:
-            stack.enter_context(file_lock(self._folder / _LOCK, wait=False, create=True))
+            self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks
-            raise _NotKeptError(f"{self._folder} cannot be locked ({error.strerror})") from error
+            raise _NotKeptError(f"{self._folder} cannot be locked or written ({error.strerror})") from error
+        file, index = self._folder / _VALUES, self._folder / _INDEX
         free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
         if 2 * numbers > _DISK_SHARE * free:
             raise _NotKeptError(
@@ -206,10 +203,6 @@ class KeptOutputs:
                 else:
                     outputs[name][row] = part.reshape(shape)
         return {name: value.to(device) for name, value in outputs.items()}
-
-
-def _nothing() -> None:
-    """No lock is held."""
 
 
 def _read_index(path: Path) -> dict[bytes, tuple[int, int]] | None:

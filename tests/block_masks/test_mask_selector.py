@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressor.block_masks import mask_selector
 from compressor.block_masks.attention_timer import AttentionTimer, SiteTimes
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of
 from compressor.results import NoteCode
-from compressor.workdir import write_json
+from compressor.store import Store
 from graph_passes import BlockMask, Plan, SitePlan
 
 LONGEST = 16
@@ -118,8 +119,9 @@ def test_times_of_an_interrupted_run_are_reused(tmp_path: Path) -> None:
     timer = TableTimer(GAINS)
     first, second = selector_of(GAINS), MaskSelector(selector_of({}).recipe, (), LONGEST, timer=timer)
     expected = first.times(PLAN.sites[0], MASKS["a"])
-    write_json(tmp_path / "planned.json", {"notes": [], "times": first.timed})
-    second.recall(tmp_path / "planned.json")
+    store = Store(tmp_path, version=1)
+    store.memo(mask_selector.MASKS, {}, lambda _: SelectedMasks((), (), first.timed), MASKS_FILE)
+    second.recall(store)
     assert second.times(PLAN.sites[0], MASKS["a"]) == expected
     assert timer.calls == []
-    second.recall(tmp_path / "missing.json")
+    second.recall(Store(tmp_path / "missing"))

@@ -14,7 +14,6 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
 from compressor.block_masks import AttentionMaps
-from compressor.block_masks.collect_maps import store_copy
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load
@@ -176,19 +175,3 @@ def test_masks_stay_as_planned_while_what_they_keep_is_distilled(
 def test_maps_are_delivered_with_a_distilled_model(inputs: Path, tmp_path: Path) -> None:
     compressor.compress(masked_recipe(inputs, tmp_path / "out", distill=True, distill_steps=2))
     assert AttentionMaps.load(tmp_path / "out" / "maps.safetensors").length == 16
-
-
-def test_an_interrupted_copy_of_maps_is_made_again(
-    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(source: Path, path: Path) -> None:
-        Path(path).write_bytes(source.read_bytes()[:100])
-        raise KeyboardInterrupt
-
-    source, path = finished.out / "maps.safetensors", tmp_path / "blocks" / "maps.safetensors"
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfile", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store_copy(source, path)
-    store_copy(source, path)
-    assert path.read_bytes() == source.read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector
 from compressor.errors import ErrorCode, UsageError
-from compressor.results import NoteCode
+from compressor.results import Note, NoteCode
 from compressor.training.checkpoints import digest
 from compressor.units import keep_all
 from tests.block_masks.test_mask_selector import TableTimer, gains
@@ -33,12 +33,12 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(entmax: bool, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         train(store, recipe, on_progress=interrupt)
-    assert [path.name for path in store.iterdir() if path.is_dir()] == (["entmax"] if entmax else ["checkpoints"])
-    maps = store / "maps.safetensors"
+    assert {path.name for path in store.iterdir()} == ({"maps.unfinished"} if entmax else {"maps", "masks", "work"})
+    maps = store / "maps" / "maps.safetensors"
     written = None if entmax else maps.stat().st_mtime_ns
     assert train(store, recipe) == train(tmp_path / "whole", recipe)
     assert written in (None, maps.stat().st_mtime_ns)
-    assert not (store / "entmax").exists()
+    assert not (store / "maps.unfinished").exists()
 
 
 def test_entmax_changes_the_maps_and_not_the_weights(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_entmax_changes_the_maps_and_not_the_weights(tmp_path: Path) -> None:
         recipe = masked_recipe(drop_blocks=0.0, drop_blocks_by_kind={"bidirectional": 0.0}, keep=8, entmax=entmax)
         store = tmp_path / str(entmax)
         assert train(store, recipe.updated(learning_rate=1e-9)).weights == digest(tiny.classifier())
-        maps.append(AttentionMaps.load(store / "maps.safetensors").maps)
+        maps.append(AttentionMaps.load(store / "maps" / "maps.safetensors").maps)
     plain, sharp = maps
     assert all(np.abs(sharp[site] - plain[site]).max() > 1e-4 for site in plain)
 
@@ -77,7 +77,7 @@ def test_training_can_start_from_other_weights_than_the_maps(tmp_path: Path) -> 
 )
 def test_settings_of_masks_apply(field: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     plan = train(tmp_path / "store", masked_recipe(training_steps=1, seed=7, **{field: True})).plan
-    maps = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
+    maps = AttentionMaps.load(tmp_path / "store" / "maps" / "maps.safetensors")
     expected = build_masks(maps, plan.masked({}), {"bidirectional": 0.5}, 1, **arguments)
     assert plan.masks.keys() == expected.keys()
     for name, mask in expected.items():
@@ -97,7 +97,7 @@ def test_maps_of_an_earlier_run_are_cropped_and_stored(tmp_path: Path) -> None:
     ]
     assert "other weights" in trained.notes[0].text
     assert "rows" not in trained.notes[0].text.partition("(")[0], "the rows are the same"
-    assert AttentionMaps.load(tmp_path / "store" / "maps.safetensors").length == 14
+    assert AttentionMaps.load(tmp_path / "store" / "maps" / "maps.safetensors").length == 14
     with fails_with(ErrorCode.TOO_LONG, path=path, maximum=14, length=15):
         train(tmp_path / "longer", masked_recipe(training_steps=1, maps=path, max_length=15))
 
@@ -127,10 +127,9 @@ def test_the_model_is_not_trained_if_no_mask_saves_time(tmp_path: Path) -> None:
 def test_selected_masks_are_read_with_their_notes(tmp_path: Path) -> None:
     recipe, store = masked_recipe(training_steps=1), tmp_path / "store"
     expected = train(store, recipe)
-    stored = json.loads((store / "planned.json").read_text())
-    assert stored["notes"] == [note.model_dump(mode="json") for note in expected.notes]
-    stored["notes"] = [{"text": "a text", "code": NoteCode.UNSPECIFIED}]
-    (store / "planned.json").write_text(json.dumps(stored))
+    selected = MASKS_FILE.load(store / "masks")
+    assert selected.notes == expected.notes
+    MASKS_FILE.save(replace(selected, notes=(Note(text="a text"),)), store / "masks")
     resumed = train(store, recipe)
     assert resumed.plan == expected.plan
     assert [(note.text, note.code) for note in resumed.notes] == [("a text", NoteCode.UNSPECIFIED)]

@@ -16,6 +16,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
+from compressor.store import Store
 from compressor.training.checkpoints import digest
 from compressor.units import keep_all
 from graph_passes import Plan
@@ -72,7 +73,8 @@ def train(
     step = blocks_of(recipe.updated(drop_blocks=1.0)).model_copy(update={"share": share})
     length = mask_length(model, tiny.data(), recipe.rows.max_length)
     selector = selector or MaskSelector(recipe, (), recipe.rows.max_length, blocks=step)
+    kept, work = Store(store, version=1), store / "work"
     masked = learn_blocks(
-        model, sites, tiny.data(), step, keep_all(sites), length, store, selector, on_progress, start=start
+        model, sites, tiny.data(), step, keep_all(sites), length, kept, work, selector, on_progress, start=start
     )
     return Trained(masked.plan, digest(model), masked.notes)

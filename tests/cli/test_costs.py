@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.errors import ErrorCode
-from compressor.measure.costs import read_tables
+from compressor.measure.costs import CostTable
 from compressor.pruning import measure
 from tests import folders
 from tests.command import CommandResult, compress
@@ -57,11 +58,10 @@ def test_costs_are_measured_once_and_written(
     assert rows["neurons"]["groups"] == [f"{layer}.output.dense"]
     assert (rows["heads"]["counts"][0], rows["heads"]["counts"][-1]) == (0, 2)
     assert isinstance(rows["heads"]["cliffs"], list)
-    (file,) = cache.rglob("costs-*.json")
-    stored = read_tables(file)
-    assert stored is not None
+    (file,) = cache.rglob("costs-*/result.json")
+    stored = CostTable.model_validate(json.loads(file.read_text())[0])
     listed = compress(capfd, "sites", model, "--no-count", "--json").json
-    assert [row["ms"] for row in listed] == [stored.tables[0].saving(row["name"], 0) for row in listed]
+    assert [row["ms"] for row in listed] == [stored.saving(row["name"], 0) for row in listed]
     refused = costs(capfd, model, "-o", page)
     assert (refused.code, refused.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
 

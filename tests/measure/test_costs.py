@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.measure.costs import CostTable, GroupCosts, fit_times, load_tables, save_tables, with_curve
+from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.pruning.measure import measured_counts, timed_plans
 from compressor.units import PrunableGroup
 
@@ -69,17 +68,6 @@ def test_a_cliff_is_a_number_of_units_that_is_slower_than_a_larger_one() -> None
 def test_a_cliff_exceeds_four_standard_errors(error: float, cliffs: tuple[int, ...]) -> None:
     row = group([10.0, 4.0, 6.0, 2.0]).with_savings([10.0, 4.0, 6.0, 2.0, 0.0], [0.0, error, 0.0, 0.0])
     assert row.cliffs == row.scaled(3.0).cliffs == cliffs
-
-
-def test_tables_are_read_only_under_their_own_key(tmp_path: Path) -> None:
-    path, key = tmp_path / "cache" / "costs.json", {"machine": "a", "threads": "2"}
-    assert load_tables(path, key) == ((), ())
-    tables = (table(group([2.0, 1.0])),)
-    save_tables(path, key, tables)
-    assert load_tables(path, key) == (tables, ())
-    assert load_tables(path, {**key, "threads": "4"}) == ((), ("threads",))
-    path.write_text("{")
-    assert load_tables(path, key) == ((), ())
 
 
 def test_a_group_without_a_row_has_no_saving() -> None:

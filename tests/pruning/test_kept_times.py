@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.pruning.measure import CostSource, KeptTimes, PartialShares
+from compressor.pruning.measure import CostSource, KeptTimes
 from compressor.results import NoteCode
+from compressor.store import Store
 
 
 class Source:
@@ -56,7 +57,7 @@ def source() -> Source:
 
 
 def times_of(source: Source, tmp_path: Path) -> KeptTimes:
-    return KeptTimes(cast(CostSource, source), tmp_path / "times.json")
+    return KeptTimes(cast(CostSource, source), Store(tmp_path, version=1))
 
 
 def test_measured_times_are_not_measured_again(source: Source, tmp_path: Path) -> None:
@@ -79,19 +80,7 @@ def test_times_of_another_machine_and_damaged_ones_are_measured_anew(
     if change == "machine":
         source.machine = "two"
     else:
-        (tmp_path / "times.json").write_text("{")
+        (result,) = tmp_path.glob("times-*/result.json")
+        result.write_text("{")
     assert times_of(source, tmp_path).time_tables(counted()) != tables
     assert source.log.codes == []
-
-
-def test_the_first_plans_of_a_table_are_kept_until_it_is_complete(tmp_path: Path) -> None:
-    kept = PartialShares(tmp_path / "cache" / "partial.json", {"machine": "one"})
-    assert kept.load() == []
-    shares = [((0.5, 0.01), (0.25, 0.02)), ((1.5, 0.01), (1.25, 0.02))]
-    kept.store(shares)
-    assert kept.load() == shares
-    assert PartialShares(kept.path, {"machine": "two"}).load() == []
-    kept.path.write_text("[")
-    assert kept.load() == []
-    kept.remove()
-    assert not kept.path.exists()

@@ -16,8 +16,10 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.model_folder import load
 from compressor.results import NoteCode
+from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import SelectedPlan
-from compressor.run.step_store import StepStore
+from compressor.run.steps.base import PLAN
+from compressor.store import Store
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
@@ -93,8 +95,8 @@ def learn(recipe: Recipe, before: str = "compressed: exporting", part: str | Non
     listener = RecordingListener(before, interrupt)
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(recipe, listener)
-    store = StepStore(WorkDir(recipe.output.out).learning / (part or steps_of(recipe)[-1].name))
+    store = Store(WorkDir(recipe.output.out).learning / (part or steps_of(recipe)[-1].name))
     model = load(recipe.source.model).model
-    selected = store.load_finished_plan(model)
+    selected = store.load(PLAN, PlanFiles(model))
     assert selected is not None
     return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener.stages)

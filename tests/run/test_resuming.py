@@ -25,15 +25,23 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import NoteCode
 from compressor.run.load import load_model, read_rows
+from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import LoadedModel, SelectedPlan
-from compressor.run.step_store import StepStore, open_stores
-from compressor.run.steps.base import store_learned
+from compressor.run.step_stores import open_stores
+from compressor.run.steps.base import PLAN, signed
 from compressor.selection.learn import learn
+from compressor.store import FORM, Store
 from compressor.tasks import Data
+from compressor.workdir import write_json
 from tests import folders
 from tests.command import enable_ctrl_c
+from tests.faults import fails_with
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
+
+ANOTHER = {"form": FORM, "step": "another"}
+"""Key of a step of another recipe."""
+STATE = '{"global_step": 3, "max_steps": 9}'
 
 
 @pytest.mark.parametrize("stage", ["loading", "dense: building", "learning"])
@@ -51,7 +59,7 @@ def model(inputs: Path) -> tuple[LoadedModel, Data]:
     return loaded, read_rows(recipe, steps, loaded)
 
 
-def open_store(recipe: Recipe, model: tuple[LoadedModel, Data], path: Path) -> tuple[StepStore, list[NoteCode]]:
+def open_store(recipe: Recipe, model: tuple[LoadedModel, Data], path: Path) -> tuple[Store, list[NoteCode]]:
     """The store of the only step of a recipe, and the codes of notes."""
     (store,), notes = open_stores(steps_of(recipe), recipe, *model, path, PartialState())
     return store, [note.code for note in notes]
@@ -60,11 +68,11 @@ def open_store(recipe: Recipe, model: tuple[LoadedModel, Data], path: Path) -> t
 @pytest.mark.parametrize(
     ("file", "content", "progress"),
     [
-        ("done.json", "{}", "learning had finished"),
-        ("checkpoints/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
-        ("blocks/entmax/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
-        ("blocks/maps.safetensors", "", "attention maps"),
-        ("checkpoints/checkpoint-search.npz", "", "a search"),
+        ("plan/done.json", "{}", "learning had finished"),
+        ("plan.unfinished/checkpoints/checkpoint-3/trainer_state.json", STATE, "step 3 of 9"),
+        ("maps.unfinished/checkpoints/checkpoint-3/trainer_state.json", STATE, "step 3 of 9"),
+        ("maps/done.json", "{}", "attention maps"),
+        ("plan.unfinished/checkpoints/checkpoint-search.npz", "", "a search"),
     ],
 )
 def test_the_work_of_another_recipe_is_discarded_only_with_force(
@@ -72,7 +80,7 @@ def test_the_work_of_another_recipe_is_discarded_only_with_force(
 ) -> None:
     folder = tmp_path / "learning" / "heads"
     (folder / file).parent.mkdir(parents=True)
-    (folder / "key").write_text("another")
+    write_json(folder / "key.json", ANOTHER)
     (folder / file).write_text(content)
     recipe = learning_recipe(inputs, tmp_path / "out")
     with pytest.raises(UsageError, match=progress) as caught:
@@ -81,22 +89,37 @@ def test_the_work_of_another_recipe_is_discarded_only_with_force(
     assert (folder / file).read_text() == content
     _, codes = open_store(recipe.updated(force=True), model, folder.parent)
     assert codes == [NoteCode.STARTED_AFRESH]
-    assert [path.name for path in folder.iterdir()] == ["key"]
+    assert [path.name for path in folder.iterdir()] == ["key.json"]
+
+
+def test_the_work_of_another_version_is_discarded_only_with_force(
+    inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
+) -> None:
+    file = tmp_path / "learning" / "heads" / "file of another form"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    write_json(file.with_name("key.json"), {**ANOTHER, "form": FORM + 1})
+    recipe = learning_recipe(inputs, tmp_path / "out")
+    with fails_with(ErrorCode.RUN_DIFFERS, UsageError, path=tmp_path / "learning"):
+        open_store(recipe, model, tmp_path / "learning")
+    assert file.exists()
+    open_store(recipe.updated(force=True), model, tmp_path / "learning")
+    assert not file.exists()
 
 
 def test_statistics_outlive_a_change_of_the_recipe(
     inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "learning" / "heads"
-    kept = folder / "pruning" / "0123" / "checkpoint-statistics.npz"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    (folder / "times.json").touch()
-    (folder / "key").write_text("another")
-    store, codes = open_store(learning_recipe(inputs, tmp_path / "out"), model, folder.parent)
+    learning = tmp_path / "learning"
+    kept, times = learning / "statistics" / "0123" / "grams", learning / "units" / "plan.unfinished" / "times"
+    for folder in (kept, times):
+        folder.mkdir(parents=True)
+    write_json(learning / "units" / "key.json", ANOTHER)
+    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, training_steps=None, macs="60%")
+    _, codes = open_store(recipe, model, learning)
     assert codes == [NoteCode.STARTED_AFRESH, NoteCode.RESUMED]
     assert kept.exists()
-    assert not store.times.exists()
+    assert not times.exists()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +139,7 @@ def test_steps_that_do_not_depend_on_a_change_are_kept(
 ) -> None:
     fields = {"macs": "60%", "distill": True, "distill_steps": 9, "force": True}
 
-    def opened(**fields: Any) -> tuple[StepStore, ...]:
+    def opened(**fields: Any) -> tuple[Store, ...]:
         if not fields["distill"]:
             fields.pop("distill_steps")
         recipe = learning_recipe(inputs, tmp_path / "out", **fields)
@@ -125,10 +148,9 @@ def test_steps_that_do_not_depend_on_a_change_are_kept(
     stores = opened(**fields)
     assert [store.path.name for store in stores] == ["heads", "units", "distill"]
     for store in stores:
-        store.checkpoints.mkdir()
-        (store.checkpoints / "checkpoint-1.npz").write_text("")
+        store.unfinished(PLAN).mkdir()
     opened(**{**fields, **changed})
-    assert {store.path.name for store in stores if store.checkpoints.is_dir()} == kept
+    assert {store.path.name for store in stores if store.unfinished(PLAN).is_dir()} == kept
 
 
 def test_progress_is_read_from_the_last_complete_checkpoint(
@@ -142,7 +164,7 @@ def test_progress_is_read_from_the_last_complete_checkpoint(
         (10, '{"global_step": 10, "max_steps": 40}'),
         (20, "{"),
     ):
-        folder = store.checkpoints / f"checkpoint-{step}"
+        folder = store.unfinished(PLAN) / "checkpoints" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
         (folder / "trainer_state.json").write_text(state)
     _, (note,) = open_stores(steps_of(recipe), recipe, *model, path, PartialState())
@@ -152,20 +174,20 @@ def test_progress_is_read_from_the_last_complete_checkpoint(
 
 def test_a_run_refuses_the_work_of_another_recipe(inputs: Path, tmp_path: Path) -> None:
     store = tmp_path / "out.partial" / "learning" / "heads"
-    store.mkdir(parents=True)
+    (store / "plan").mkdir(parents=True)
     (tmp_path / "out.partial" / ".compress").touch()
-    (store / "key").write_text("another")
-    (store / "done.json").write_text("{}")
+    write_json(store / "key.json", ANOTHER)
+    (store / "plan" / "done.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
         compressor.compress(learning_recipe(inputs, tmp_path / "out"))
     assert caught.value.code is ErrorCode.RUN_DIFFERS
-    assert (store / "done.json").is_file()
+    assert (store / "plan" / "done.json").is_file()
 
 
 def test_a_store_without_progress_is_replaced(inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path) -> None:
     folder = tmp_path / "learning" / "heads"
     folder.mkdir(parents=True)
-    (folder / "key").write_text("another")
+    write_json(folder / "key.json", ANOTHER)
     _, codes = open_store(learning_recipe(inputs, tmp_path / "out"), model, folder.parent)
     assert codes == [NoteCode.STARTED_AFRESH]
 
@@ -216,7 +238,7 @@ def test_ctrl_c_and_kill_leave_no_output(
             text=True,
             preexec_fn=enable_ctrl_c,
         )
-        wait_until(lambda: any(partial.glob("learning/heads/checkpoints/checkpoint-*/trainer_state.json")))
+        wait_until(lambda: any(partial.glob("learning/heads/*/checkpoints/checkpoint-*/trainer_state.json")))
         process.send_signal(signal_number)
         _, error = process.communicate(timeout=600)
         assert process.returncode == code, error
@@ -233,8 +255,11 @@ def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_p
     loaded = load_model(recipe, steps)
     data, folder = read_rows(recipe, steps, loaded), loaded.folder
     opened, _ = open_store(recipe, (loaded, data), store)
-    learned = learn(folder.model, loaded.sites, data, heads_of(recipe), opened.checkpoints, on_progress)
-    return store_learned(learned, folder, opened)
+
+    def select(work: Path) -> SelectedPlan:
+        return signed(learn(folder.model, loaded.sites, data, heads_of(recipe), work, on_progress), folder)
+
+    return opened.memo(PLAN, {}, select, PlanFiles(folder.model))
 
 
 def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_path: Path) -> None:
@@ -251,7 +276,7 @@ def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         search(recipe, tmp_path / "store", stop)
-    assert not StepStore(tmp_path / "store" / "heads").is_finished
+    assert not Store(tmp_path / "store" / "heads").has(PLAN)
     resumed = search(recipe, tmp_path / "store")
     assert resumed.plan == expected.plan
     once, again = (selected.curves[-1].values for selected in (expected, resumed))

@@ -10,7 +10,7 @@ import pytest
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within
-from compressor.run.step_store import step_keys
+from compressor.run.step_stores import step_keys
 
 EXAMPLES: dict[type[Step], Step] = {
     Follow: Follow(plan=Path("plan.json")),

@@ -17,6 +17,7 @@ import transformers as hf
 from torch import Tensor
 
 from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.store import Store
 from compressor.training.distillation import Distillation
 from compressor.training.teacher_outputs import KeptOutputs, Outputs
 from tests import folders, zoo
@@ -51,7 +52,7 @@ def by_position(name: str, value: Tensor) -> bool:
 
 
 def kept(teacher: Teacher, folder: Path) -> KeptOutputs:
-    return KeptOutputs(teacher, folder, len(ROWS), sum(map(len, ROWS)), by_position)
+    return KeptOutputs(teacher, Store(folder, version=1), len(ROWS), sum(map(len, ROWS)), by_position)
 
 
 def test_every_row_is_computed_once_whatever_its_padding(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, mo
             outputs["hidden_states.0"] = outputs["hidden_states.0"][:, :1]
         return outputs
 
-    outputs = KeptOutputs(teach, tmp_path, len(ROWS), sum(map(len, ROWS)), by_position)
+    outputs = KeptOutputs(teach, Store(tmp_path, version=1), len(ROWS), sum(map(len, ROWS)), by_position)
     for inputs in (batch(0, 1), batch(1, 2)):
         if cause == "decoder":
             inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
@@ -132,7 +133,7 @@ def test_outputs_that_are_stored_at_a_checkpoint_survive_the_process(tmp_path: P
     expected = first(batch(0, 1))
     first.save()
     first(batch(2))
-    first._unlock()  # as the end of a process that is killed does
+    first._lock.close()  # as the end of a process that is killed does
     teacher = Teacher()
     later = kept(teacher, tmp_path)
     later(batch(3))
@@ -170,7 +171,8 @@ def test_an_index_that_is_damaged_counts_as_none(content: bytes, tmp_path: Path)
     first = kept(Teacher(), tmp_path)
     expected = first(batch(0, 1))
     first.close()
-    (tmp_path / "outputs.npz").write_bytes(content)
+    (index,) = tmp_path.rglob("outputs.npz")
+    index.write_bytes(content)
     teacher = Teacher()
     torch.testing.assert_close(kept(teacher, tmp_path)(batch(0, 1)), expected)
     assert sum(teacher.rows.values()) == 2

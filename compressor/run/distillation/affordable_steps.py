@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,17 +16,13 @@ from transformers import PreTrainedModel
 
 from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
-from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
+from compressor.store import Json, Store
 from compressor.tasks import Data
 from compressor.tasks.calibration import draw_rows
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import fake_quantized
-from compressor.training.processes import process_state
-from compressor.workdir import write_json
 
-_LENGTH = "steps.json"
-"""File of the length, where it follows from a time."""
 _TIMED_STEPS = 5
 _EVALUATIONS = ScheduleOptions().evaluations
 _EVALUATED_SHARE = 0.2
@@ -51,7 +47,7 @@ def affordable_length(
     data: Data,
     distillation: Distillation,
     network: PreTrainedModel,
-    store: StepStore,
+    store: Store,
     evaluate: Callable[[], object],
 ) -> TrainingLength:
     """The length of the distillation: as configured, or as many steps as its minutes allow beside the evaluations.
@@ -64,17 +60,18 @@ def affordable_length(
         data: the rows.
         distillation: the loss of a step.
         network: the model that is trained.
-        store: folder of the length.
+        store: keeps the length, where it follows from a time.
         evaluate: compares the model with its teacher, which has evaluated these rows before.
 
     Raises:
         UsageError: the minutes do not suffice for one step and one evaluation.
     """
-    file, state = store.path / _LENGTH, process_state()
-    if step.minutes is None:
+    minutes = step.minutes
+    if minutes is None:
         return TrainingLength(step.training_steps)
-    if state.is_main_process and not file.is_file():
-        available, seconds = 60 * step.minutes, _step_seconds(step, data, distillation, network)
+
+    def measure(_: Path) -> TrainingLength:
+        available, seconds = 60 * minutes, _step_seconds(step, data, distillation, network)
         start = time.perf_counter()
         evaluate()
         evaluation_seconds = time.perf_counter() - start
@@ -82,15 +79,15 @@ def affordable_length(
         affordable = int((available - evaluations * evaluation_seconds) / seconds)
         if affordable < 1:
             raise UsageError(
-                f"--minutes {step.minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
+                f"--minutes {minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
                 f" {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
-                value=step.minutes,
+                value=minutes,
             )
-        write_json(file, asdict(TrainingLength(min(step.training_steps, affordable), evaluations)))
-    state.wait_for_everyone()
-    return TrainingLength(**json.loads(file.read_text()))
+        return TrainingLength(min(step.training_steps, affordable), evaluations)
+
+    return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
 
 
 def _step_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:

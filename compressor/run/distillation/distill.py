@@ -23,9 +23,9 @@ from compressor.run.distillation.affordable_steps import affordable_length
 from compressor.run.distillation.teacher import require_same_interface
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.run_context import LoadedModel, RunContext, RunInputs, SelectedPlan
-from compressor.run.step_store import StepStore
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import joined_curves, training_curves
+from compressor.store import Store
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.calibration import draw_rows
@@ -108,18 +108,17 @@ def _is_compressed(plan: Plan, folder: ModelFolder) -> bool:
 
 
 def distill(
-    step: Distill, run: RunContext, selected: SelectedPlan, store: StepStore, on_progress: ProgressCallback
+    step: Distill, run: RunContext, selected: SelectedPlan, store: Store, on_progress: ProgressCallback
 ) -> SelectedPlan:
     """Train the units that a plan keeps; the model has the weights of the best evaluation afterwards.
 
-    The teacher is loaded afresh. Under `accelerate launch` every process calls this, and only the main process writes
-    into the store.
+    The teacher is loaded afresh. Under `accelerate launch` every process calls this.
 
     Args:
         step: teacher, loss and schedule.
         run: the model, with the weights of the plan, and the rows, whose labels only score the evaluation rows.
         selected: the plan.
-        store: folder of the checkpoints and of the result.
+        store: keeps unfinished work: checkpoints, the length of the training, and outputs of the teacher.
         on_progress: called with (step, steps).
 
     Raises:
@@ -132,16 +131,13 @@ def distill(
     training = _train(step, run.model, data, selected.plan, precision, distillation, store, on_progress)
     network.to("cpu")  # type: ignore[arg-type]
     points = training_curves(training.log, data.task.metric if data.scores_eval else None)
-    distilled = replace(
+    return replace(
         selected,
         plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
         curves=joined_curves(selected.curves, points),
         trained=True,
         notes=(*selected.notes, *_notes(step, training)),
     )
-    if process_state().is_main_process:
-        store.finish(distilled, network)
-    return distilled
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,7 @@ def _train(
     plan: Plan,
     precision: str,
     distillation: Distillation,
-    store: StepStore,
+    store: Store,
     on_progress: ProgressCallback,
 ) -> _Training:
     """Train the kept units in place; the model has the weights of least divergence, which may be those before.
@@ -196,7 +192,7 @@ def _train(
         distillation, refusal = _with_kept_outputs(step, data, steps, distillation, store)
         rounding = _rounding(step, steps, precision)
         start = copy.deepcopy(network.state_dict())
-        checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
+        checkpoints = Checkpoints(store.path / "checkpoints", {"plan": plan.model_dump_json()})
         try:
             log = fit(
                 network,
@@ -229,7 +225,7 @@ def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:
 
 
 def _with_kept_outputs(
-    step: Distill, data: Data, steps: int, distillation: Distillation, store: StepStore
+    step: Distill, data: Data, steps: int, distillation: Distillation, store: Store
 ) -> tuple[Distillation, str | None]:
     """The distillation, with the teacher's outputs kept where rows are read again, in this run or in others.
 
@@ -241,7 +237,8 @@ def _with_kept_outputs(
         return distillation, None
     if process_count() > 1:
         return distillation, f"{process_count()} processes train, and only one can write the file"
-    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.input_counts(data.train)), None
+    teacher = folder or store.path / "teacher"
+    return distillation.keep_outputs(teacher, *data.task.input_counts(data.train)), None
 
 
 def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:

@@ -13,11 +13,18 @@ from compressor.engines.build import ExportedGraph, Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.engines.score import EvaluationScorer
 from compressor.model_folder import ModelFolder, fingerprint
+from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
-from compressor.run.step_store import StepStore
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.training.processes import process_state
+from compressor.store import Json, Store
 from graph_passes import Refusal
+
+PLAN, DELIVERED = "plan", "delivered"
+"""Names of results in the store of a step: the plan with its weights, and the engine that is delivered."""
+LABEL = Json[str](str)
+"""The label of an engine in a store."""
+STATISTICS = "statistics"
+"""Folder of statistics beside those of the steps."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,13 @@ class StepFunctions:
 
     Attributes:
         run: carries the step out, or takes its result from the store of an interrupted run. The model has the weights
-            of the returned state afterwards.
+            of the returned state afterwards. Its version (`versioned`) is part of the key of the step.
         check_options: raises for options that do not exist or contradict each other; no model is loaded yet.
         check: raises for what the model, the rows or an earlier step rule out; no graph is exported yet.
         rehearse: raises for what the graph of the whole model rules out.
     """
 
-    run: Callable[[Any, State, StepContext, StepStore], State]
+    run: Callable[[Any, State, StepContext, Store], State]
     check_options: Callable[[Any], None] = _accept
     check: Callable[[Any, RunInputs, Sequence[Step]], None] = _accept
     rehearse: Callable[[Any, StepContext, Sequence[Step]], None] = _accept
@@ -91,27 +98,24 @@ class StepContext:
         return self.whole
 
 
-def store_learned(learned: LearningResult, folder: ModelFolder, store: StepStore) -> SelectedPlan:
-    """The plan that was learned, signed for the weights of the model, which the main process stores with it."""
+def signed(learned: LearningResult, folder: ModelFolder) -> SelectedPlan:
+    """The plan that was learned, signed for the weights of the model."""
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     signature = fingerprint(folder.model) if learned.trained else folder.fingerprint
-    selected = SelectedPlan(
+    return SelectedPlan(
         plan=learned.plan.model_copy(update={"model": signature}),
         curves=learned.curves,
         trained=learned.trained,
         notes=learned.notes,
         certificate=learned.certificate,
     )
-    if process_state().is_main_process:
-        store.finish(selected, folder.model)
-    return selected
 
 
-def stored_state(store: StepStore, model: PreTrainedModel) -> State:
+def stored_state(store: Store, model: PreTrainedModel) -> State:
     """The state that a finished step left in its store; the model gets its weights."""
-    selected = store.load_finished_plan(model)
+    selected = store.load(PLAN, PlanFiles(model))
     assert selected is not None
-    return State(replace(selected, engine=store.delivered or selected.engine))
+    return State(replace(selected, engine=store.load(DELIVERED, LABEL) or selected.engine))
 
 
 def with_plan(state: State, selected: SelectedPlan) -> State:

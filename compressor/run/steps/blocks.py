@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from compressor.block_masks.attention_maps import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import learn_blocks
@@ -13,11 +14,12 @@ from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import takes_text
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
+from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunInputs, SelectedPlan
-from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
+from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
 from compressor.selection.checks import check_options
 from compressor.selection.plan_and_curves import joined_curves
+from compressor.store import Store, versioned
 from compressor.units.entmax import entmax_function
 from compressor.units.projections import require_interface
 
@@ -62,11 +64,12 @@ def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:
         )
 
 
-def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> State:
+@versioned(1, "compressor.block_masks.train_masked", "compressor.training.fit")
+def _run(step: Blocks, state: State, context: StepContext, store: Store) -> State:
     """The plan with masks where they make attention faster; the model is trained with them."""
     run, folder = context.run, context.run.model.folder
-    selected = store.load_finished_plan(folder.model)
-    if selected is None:
+
+    def drop(work: Path) -> SelectedPlan:
         heads = state.selected
         start = load_folder(run.recipe, folder.path).model.state_dict() if step.from_original_weights else None
         with run.log.stage("learning which blocks to drop") as on_progress:
@@ -77,7 +80,8 @@ def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> 
                 step,
                 heads.plan,
                 mask_length(folder.model, run.rows, run.recipe.rows.max_length),
-                store.blocks,
+                store,
+                work,
                 run.selector,
                 on_progress,
                 start=start,
@@ -89,8 +93,10 @@ def _run(step: Blocks, state: State, context: StepContext, store: StepStore) -> 
             trained=heads.trained or masked.trained,
             notes=(*heads.notes, *notes, *masked.notes),
         )
-        selected = store_learned(learned, folder, store)
-    run.selector.recall(store.blocks / "planned.json")
+        return signed(learned, folder)
+
+    selected = store.memo(PLAN, {}, drop, PlanFiles(folder.model))
+    run.selector.recall(store)
     return with_plan(state, replace(selected, certificate=state.selected.certificate))
 
 

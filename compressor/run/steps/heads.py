@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from compressor.config.steps import Heads, Step
 from compressor.errors import ErrorCode, UsageError
-from compressor.run.run_context import RunInputs
-from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
+from compressor.run.plan_source import PlanFiles
+from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
 from compressor.selection.checks import (
     check_certificate,
     check_max_drop,
@@ -18,6 +19,7 @@ from compressor.selection.checks import (
 )
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.store import Store, versioned
 from compressor.training.processes import process_count, refuse_processes
 
 
@@ -43,16 +45,22 @@ def _check(step: Heads, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     check_task_options(step, data.task.name)
 
 
-def _run(step: Heads, state: State, context: StepContext, store: StepStore) -> State:
+@versioned(
+    1,
+    *("compressor.selection.gates", "compressor.selection.train_gate", "compressor.training.fit"),
+    *("compressor.selection.search", "compressor.selection.run_search"),
+)
+def _run(step: Heads, state: State, context: StepContext, store: Store) -> State:
     """The heads that the method keeps. A joint method trains the model, which then has the trained weights."""
     run, folder = context.run, context.run.model.folder
-    selected = store.load_finished_plan(folder.model)
-    if selected is None:
+
+    def select(work: Path) -> SelectedPlan:
         known = step.model_copy(update={"options": known_options(step)})
         with run.log.stage(f"learning which heads to keep ({step.method})") as on_progress:
-            learned = learn(folder.model, run.model.sites, run.rows, known, store.checkpoints, on_progress)
-        selected = store_learned(learned, folder, store)
-    return with_plan(state, selected)
+            learned = learn(folder.model, run.model.sites, run.rows, known, work / "checkpoints", on_progress)
+        return signed(learned, folder)
+
+    return with_plan(state, store.memo(PLAN, {}, select, PlanFiles(folder.model)))
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,14 +22,24 @@ from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
 from compressor.results import Note, NoteCode
 from compressor.run.learn_units import learn_pool, make_pool, with_costs
-from compressor.run.plan_source import check_start
+from compressor.run.plan_source import PlanFiles, check_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
 from compressor.run.run_context import RunInputs, SelectedPlan
-from compressor.run.step_store import StepStore
-from compressor.run.steps.base import State, StepContext, StepFunctions, store_learned, with_plan
+from compressor.run.steps.base import (
+    DELIVERED,
+    LABEL,
+    PLAN,
+    STATISTICS,
+    State,
+    StepContext,
+    StepFunctions,
+    signed,
+    with_plan,
+)
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
+from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_rows
 from graph_passes import GraphPassError, Plan
@@ -68,70 +79,81 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
     timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
     if any(not isinstance(before, Follow) for before in earlier):  # which may learn for hours
-        check_reachable(budget_run(step, context, StepStore(run.work.learning / step.name)))
+        check_reachable(budget_run(step, context, Store(run.work.learning / step.name)))
 
 
-def _run(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+@versioned(
+    1,
+    *("compressor.pruning", "compressor.run.learn_units", "compressor.run.prune_units"),
+    *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),
+    *("compressor.selection.pruners", "compressor.training.fit"),
+)
+def _run(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that meet the budget; the model has their weights."""
-    return _learn(step, state, context, store) if step.learns else remove_units(step, state, context, store)
+    if step.learns:
+        return _learn(step, state, context, store)
+    removed = remove_units(step, state, context, store)
+    shutil.rmtree(context.run.work.learning / STATISTICS, ignore_errors=True)
+    return removed
 
 
-def remove_units(
-    step: Units, state: State, context: StepContext, store: StepStore, *, times_plans: bool = True
-) -> State:
+def remove_units(step: Units, state: State, context: StepContext, store: Store, *, times: Store | None = None) -> State:
     """The units that meet the budget, without training; the model has their weights.
 
     Args:
         step: the budget.
         state: the state before.
         context: the run.
-        store: the folder of the step.
-        times_plans: whether engines of plans are timed until one meets a budget of time; else cost tables decide.
+        store: the store of the step.
+        times: has cost tables, which alone tell whether a plan meets a budget of time; None: engines of plans are timed
+            until one meets it.
 
     Raises:
         BudgetError: no plan meets the budget.
     """
     scorer, engine = with_engine(step, state, context, store)
     earlier = None if state.selected.plan.method is None else state.selected
-    selected = prune_units(replace(budget_run(step, context, store, engine, earlier), times_plans=times_plans))
+
+    def remove(work: Path) -> SelectedPlan:
+        run = budget_run(step, context, store.within(work), engine, earlier)
+        if times is not None:  # whose notes are on the run that measured them
+            costs = replace(run.costs, log=run.log.without_notes())
+            run = replace(run, costs=costs, times=times, times_plans=False)
+        return prune_units(run)
+
+    selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.model))
     if engine.runner_up is not None:
         engine = _choose_last(context, scorer, engine, selected.plan, store)
     return State(replace(selected, engine=engine.choice.label), engine, scorer)
 
 
-def with_engine(
-    step: Units, state: State, context: StepContext, store: StepStore
-) -> tuple[EvaluationScorer, ChosenEngine]:
+def with_engine(step: Units, state: State, context: StepContext, store: Store) -> tuple[EvaluationScorer, ChosenEngine]:
     """The engine to remove units for, with what scored it: that of an earlier step, or it is chosen now."""
-    run = context.run
     if state.engine is not None and state.scorer is not None:
         return state.scorer, state.engine
-    scorer = run.scorer(context.graphs.dense)
-    engine = _choose_first(step, context, scorer, store.engines)
-    if run.built.engine.chooses:
-        nearest = (engine, engine.runner_up)
-        store.keep_engines([chosen.choice.label for chosen in nearest if chosen is not None])
-    return scorer, engine
+    scorer = context.run.scorer(context.graphs.dense)
+    return scorer, _choose_first(step, context, scorer, store)
 
 
-def _learn(step: Units, state: State, context: StepContext, store: StepStore) -> State:
+def _learn(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that a gate keeps; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
     budgets = None if context.whole is None else budget_run(step, context, store)
     tables = [] if budgets is None else make_pool(budgets)
     run.state.wait_for_everyone()
-    selected = store.load_finished_plan(folder.model)
-    if selected is None:
+
+    def learn(work: Path) -> SelectedPlan:
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
-            learned = learn_pool(step, run.model, run.rows, store, on_progress)
-        selected = store_learned(learned, folder, store)
+            return signed(learn_pool(step, run.model, run.rows, store, work, on_progress), folder)
+
+    selected = store.memo(PLAN, {}, learn, PlanFiles(folder.model))
     return with_plan(state, selected if budgets is None else with_costs(budgets, selected, tables))
 
 
 def budget_run(
     step: Units,
     context: StepContext,
-    store: StepStore,
+    store: Store,
     engine: ChosenEngine | None = None,
     selected: SelectedPlan | None = None,
 ) -> BudgetRun:
@@ -144,7 +166,8 @@ def budget_run(
     costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
     lost = 0.0 if engine is None else engine.lost(run.rows.task)
     refused = context.graphs.refused
-    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, store, run.log)
+    parts = (store, store, step.statistics or run.work.learning / STATISTICS)
+    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, *parts, run.log)
 
 
 def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized: Path | None) -> PlanEngines:
@@ -162,10 +185,10 @@ def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized
     )
 
 
-def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, decided: Sequence[str]) -> ChosenEngine:
+def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, store: Store) -> ChosenEngine:
     """The engine to prune for: the fastest, with about as many units as the budget leaves, that keeps the metric whole.
 
-    An interrupted run may have `decided` already, by the labels of the engine and of its runner-up; empty: it has not.
+    An interrupted run may have chosen it already. Times vary, so that a resumed run builds the same engine again.
     """
     run, reference = context.run, context.graphs.reference
     if not run.built.engine.chooses:
@@ -185,8 +208,14 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, d
             plan = keep_counts(reference.plan, groups, counts)
             return _build_plan(context, trial, Path(tempfile.mkdtemp(dir=pruned)), plan)
 
-        pruning = LaterPruning(partial(share_left, step), build_pruned)
-        return choose_engine(trials, pruning=pruning, decided=decided)
+        pruning, chosen = LaterPruning(partial(share_left, step), build_pruned), list[ChosenEngine]()
+
+        def choose(_: Path) -> list[str]:
+            chosen.append(choose_engine(trials, pruning=pruning))
+            return [engine.choice.label for engine in (chosen[0], chosen[0].runner_up) if engine is not None]
+
+        decided = store.memo("engine", {}, choose, Json[list[str]](list[str]))
+        return chosen[0] if chosen else choose_engine(trials, pruning=pruning, decided=decided)
 
 
 def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
@@ -204,7 +233,7 @@ def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: P
 
 
 def _choose_last(
-    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: StepStore
+    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: Store
 ) -> ChosenEngine:
     """The engine to deliver: that for which units were removed, or its runner-up if it is faster with this plan.
 
@@ -214,25 +243,26 @@ def _choose_last(
     run = context.run
     # The engine that is not delivered need not stay in memory during the training.
     nearest = {chosen.choice.label: replace(chosen, runner_up=None) for chosen in (engine, engine.runner_up)}
-    if store.delivered in nearest:
-        return nearest[store.delivered]
-    scratch = run.work.scratch / "nearest"
-    trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
-    built: dict[str, Engine] = {}
-    with run.log.stage("building the two fastest engines with the plan"):
-        for label, chosen in nearest.items():
-            folder = scratch / str(len(built))
-            with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
-                built[label] = _build_plan(context, chosen, folder, plan)
-    labels = list(built) or [engine.choice.label]
-    if len(built) > 1:
-        stage = "timing the two fastest engines with the plan"
-        labels = [labels[fastest_of(trials, list(built.values()), stage)]]
-    store.keep_delivered(labels[0])
-    if labels[0] != engine.choice.label:
-        text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
-        run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
-    return nearest[labels[0]]
+
+    def compare(_: Path) -> str:
+        scratch = run.work.scratch / "nearest"
+        trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
+        built: dict[str, Engine] = {}
+        with run.log.stage("building the two fastest engines with the plan"):
+            for label, chosen in nearest.items():
+                folder = scratch / str(len(built))
+                with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
+                    built[label] = _build_plan(context, chosen, folder, plan)
+        labels = list(built) or [engine.choice.label]
+        if len(built) > 1:
+            stage = "timing the two fastest engines with the plan"
+            labels = [labels[fastest_of(trials, list(built.values()), stage)]]
+        if labels[0] != engine.choice.label:
+            text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
+            run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+        return labels[0]
+
+    return nearest[store.memo(DELIVERED, {"engines": list(nearest)}, compare, LABEL)]
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check, _rehearse)

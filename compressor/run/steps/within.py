@@ -22,9 +22,9 @@ from compressor.results import MetricUnit, Note, NoteCode, is_within
 from compressor.run.budget_rows import predicted_rows
 from compressor.run.prune_units import time_tables
 from compressor.run.run_context import RunInputs
-from compressor.run.step_store import StepStore
 from compressor.run.steps import distill, units
-from compressor.run.steps.base import State, StepContext, StepFunctions, stored_state
+from compressor.run.steps.base import PLAN, STATISTICS, State, StepContext, StepFunctions, stored_state
+from compressor.store import Store, versioned
 from compressor.training.accelerator import on_accelerator
 from compressor.workdir import ATTEMPTS
 from graph_passes.files import write_text
@@ -94,7 +94,8 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-def _run(step: Within, state: State, context: StepContext, store: StepStore) -> State:
+@versioned(1)
+def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
     Every process of a distributed run calls this; the main process alone decides, and the others read its decisions.
@@ -121,22 +122,25 @@ def _run(step: Within, state: State, context: StepContext, store: StepStore) -> 
     network.load_state_dict(weights)
     if search is None:
         return state
+    shutil.rmtree(run.work.learning / STATISTICS, ignore_errors=True)
     return search.result(results)
 
 
-def _stores(step: Within, store: StepStore, number: int) -> list[StepStore]:
-    """The stores of the steps of an attempt."""
-    return [StepStore(store.path / f"attempt-{number + 1}" / part.name) for part in step.parts]
+def _stores(step: Within, store: Store, number: int) -> tuple[Store, Store]:
+    """The stores of an attempt: of its units, which the main process alone removes, and of its training."""
+    path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
+    pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
+    return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
 
-def _stored(store: StepStore) -> tuple[_Attempt, ...]:
+def _stored(store: Store) -> tuple[_Attempt, ...]:
     """The attempts so far."""
     file = store.path / ATTEMPTS
     return _ATTEMPTS.validate_json(file.read_bytes()) if file.is_file() else ()
 
 
 def _carry_out(
-    step: Within, number: int, start: State, context: StepContext, store: StepStore, search: _Search | None
+    step: Within, number: int, start: State, context: StepContext, store: Store, search: _Search | None
 ) -> State | None:
     """The state after an attempt, or None where no plan has its speed; the model has the weights of the attempt."""
     run, network = context.run, context.run.model.folder.model
@@ -144,18 +148,11 @@ def _carry_out(
     attempt, state, began = _stored(store)[number], start, time.perf_counter()
     if attempt.failure:
         return None
-    if not trained.is_finished:
+    if not trained.has(PLAN):
         if search is not None:
-            for part in (pruned, trained):
-                part.path.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(store.times, pruned.times)  # the same engine has the same times
-            options: dict[str, Any] = {"speedup": attempt.speedup, "max_drop": None}
-            if step.units.statistics is None:
-                options["statistics"] = store.path / "statistics"
-            try:
-                state = units.remove_units(
-                    step.units.model_copy(update=options), start, context, pruned, times_plans=False
-                )
+            budget = step.units.model_copy(update={"speedup": attempt.speedup, "max_drop": None})
+            try:  # the same engine has the same times
+                state = units.remove_units(budget, start, context, pruned, times=search.store)
                 search.allot(number, time.perf_counter() - began)
             except BudgetError as error:
                 search.update(number, failure=str(error), seconds=time.perf_counter() - began)
@@ -206,7 +203,7 @@ class _Search:
 
     step: Within
     context: StepContext
-    store: StepStore
+    store: Store
     base: State
     tables: Sequence[CostTable]
     scorer: TorchScorer
@@ -216,13 +213,14 @@ class _Search:
     _pruning_seconds: float = 0.0
 
     @classmethod
-    def begin(cls, step: Within, state: State, context: StepContext, store: StepStore) -> _Search:
+    def begin(cls, step: Within, state: State, context: StepContext, store: Store) -> _Search:
         """Choose the engine, measure the times of units, and score the model as it is.
 
         Raises:
             InputError: the model is no better than the same answer for every row, so that no loss would show.
         """
         run, began = context.run, time.perf_counter()
+        store = replace(store, processes=None)
         scorer, engine = units.with_engine(step.units, state, context, store)
         # The last stages of the run export, choose and build once more, for a smaller model.
         last = time.perf_counter() - run.log.start

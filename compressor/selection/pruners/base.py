@@ -22,6 +22,7 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
+from compressor.store import Store
 from compressor.units import PrunableGroup
 
 OptionsT = TypeVar("OptionsT", bound=MethodOptions)
@@ -87,12 +88,9 @@ class Pruner(ABC, Generic[OptionsT]):
         self.inputs = inputs
         self.options = options or self.options_class()
 
-    def stored_file(self, name: str, suffix: str) -> Path:
-        """The file of a finished part; its name holds a hash of all that the part depends on."""
-        return self.inputs.store / f"{name}-{self._key}{suffix}"
-
     @functools.cached_property
-    def _key(self) -> str:
+    def store(self) -> Store:
+        """Keeps finished parts, under keys of all that they depend on besides the code that computes them."""
         inputs = self.inputs
         settings = [
             fingerprint(inputs.model),
@@ -101,13 +99,14 @@ class Pruner(ABC, Generic[OptionsT]):
             inputs.seed,
             self.options.model_dump(mode="json"),
         ]
-        digest = hashlib.sha256(json.dumps(settings).encode())
+        content = hashlib.sha256(json.dumps(settings).encode())
         for batches in (inputs.statistics, inputs.held_out):
             for batch in batches:
                 for name, tensor in batch.items():
-                    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+                    content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                    content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        key = content.hexdigest()
+        return Store(inputs.store / key[:16], {"pruning": key}, is_shared=True)
 
     def require_counts(self, counts: Mapping[str, int]) -> None:
         """Check that there is a number of units for each group, and for no other name.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 import torch
+from safetensors.numpy import load_file, save_file
 from scipy.sparse.linalg import lsmr
 
 from compressor.progress import ProgressCallback, ignore_progress
@@ -16,14 +18,14 @@ from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.mask_gradients import mask_gradients, stored_gradients
+from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
+from compressor.store import File, versioned
 from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, linear_sizes, linear_weight, unit_columns
-from graph_passes.files import atomic_replace
 
-_GRADIENTS = "checkpoint-mask-gradients"
+_FILE = File[dict[str, np.ndarray]]("gradients.safetensors", save_file, load_file)
 DAMP = 1.0
 """Weight of the squared distance of the scales from one, against the squared residual of the normal equations."""
 LARGEST = 10.0
@@ -54,15 +56,13 @@ class FisherPruner(Pruner[MethodOptions]):
         self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, path = self.inputs, self.stored_file(_GRADIENTS, ".safetensors")
-        rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
-        gradients = stored_gradients(path, inputs.groups, rows)
-        if gradients is None:
-            gradients = mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_replace(path) as temporary:
-                safetensors.numpy.save_file(gradients, temporary)
+        gradients = self.store.memo("mask-gradients", {}, partial(self._measure, on_progress), _FILE)
         self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
+
+    @versioned(1, "compressor.selection.pruners.mask_gradients")
+    def _measure(self, on_progress: ProgressCallback, _: Path) -> dict[str, np.ndarray]:
+        inputs = self.inputs
+        return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -127,19 +124,3 @@ def _mask_hooks(
     for group, mask in zip(groups, masks, strict=True):
         hook = partial(multiply, str(group.linear), group.bundle * group.width, mask)
         yield model.get_submodule(str(group.linear)).register_forward_pre_hook(hook)
-
-
-def stored_gradients(path: Path, groups: Sequence[PrunableGroup], rows: int) -> dict[str, np.ndarray] | None:
-    """The gradients in a file.
-
-    None without the file, where it is damaged, and where its gradients are not those of these groups and of so many
-    rows.
-    """
-    try:
-        tensors = safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError):
-        return None
-    shapes = {group.name: (rows, group.bundles) for group in groups}
-    if any(name not in tensors or tensors[name].shape != shape for name, shape in shapes.items()):
-        return None
-    return {name: tensors[name] for name in shapes}

@@ -17,7 +17,7 @@ from tests import folders
 from tests.advice.world import SHORT, World, advice
 
 
-@advice("run.distillation.affordable_steps affordable_length out-of-range", zoo=True)
+@advice("run.distillation.affordable_steps affordable_length.measure out-of-range", zoo=True)
 def _(w: World) -> None:
     w.learns()
     distill = w.run("--plan", "plan.json", "--distill", "--distill-steps", "2", "--batch-size", "8")
@@ -128,20 +128,20 @@ def _(w: World) -> None:
     w.right(*ladder, "ladder")
 
 
-@advice("run.step_store _discard_others run-differs")
+@advice("run.step_stores _discard_others run-differs")
 def _(w: World) -> None:
-    from compressor.run.step_store import StepStore, _discard_others
+    from compressor.run.step_stores import _discard_others
+    from compressor.store import FORM, Store
 
     def open_store(key: str, folder: str = "store", **settings: bool) -> None:
-        list(
-            _discard_others(w.file(folder), [StepStore(w.file(folder) / "heads", key)], **{"force": False, **settings})
-        )
+        store = Store(w.file(folder) / "heads", {"step": key})
+        list(_discard_others(w.file(folder), [store], **{"force": False, **settings}))
 
     w.right(open_store, "first")
-    w.rows("store/heads/key", "first")
-    w.rows("store/heads/done.json", "{}")
+    w.rows("store/heads/key.json", json.dumps({"form": FORM, "step": "first"}))
+    w.rows("store/heads/plan/done.json", "{}")
     w.fails(open_store, "second")
-    w.right(open_store, "first\n")
+    w.right(open_store, "first")
     w.right(open_store, "second", "another")
     w.right(lambda: open_store("second", force=True))
 
@@ -727,14 +727,14 @@ def _(w: World) -> None:
 
 def _attempts(w: World, **attributes: Any) -> Any:
     """What decides on attempts, of which one is stored, with the deadline in the past."""
-    from compressor.run.step_store import StepStore
     from compressor.run.steps import within
+    from compressor.store import Store
 
     rows = SimpleNamespace(task=SimpleNamespace(metric="accuracy"), eval=range(10))
     search = object.__new__(within._Search)
     search.step = Within(max_drop=0.01, minutes=1, steps=[{"units": {}}, {"distill": {}}])
     search.context = SimpleNamespace(run=SimpleNamespace(rows=rows, log=SimpleNamespace(start=0.0)))  # type: ignore[assignment]
-    search.store, search.base = StepStore(w.path), SimpleNamespace(engine=None)  # type: ignore[assignment]
+    search.store, search.base = Store(w.path, version=1), SimpleNamespace(engine=None)  # type: ignore[assignment]
     search.deadline, search._score_seconds = 0.0, 0.0
     search._write([within._Attempt(speedup=2.0)])
     return search
@@ -768,7 +768,6 @@ def _(w: World) -> None:
         raise UsageError("one step takes longer", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=0.1)
 
     search = _attempts(w)
-    search.store.times.touch()
     search.context.run.model = SimpleNamespace(folder=SimpleNamespace(model=None))
     search.context.run.state = SimpleNamespace(wait_for_everyone=lambda: None)
     with pytest.MonkeyPatch.context() as patch:

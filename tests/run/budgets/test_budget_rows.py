@@ -11,8 +11,10 @@ from compressor.pruning.allocate import Allocation
 from compressor.pruning.constraints import Constraint
 from compressor.results import BudgetRow, CostShare, Latency, NoteCode, Speed
 from compressor.run.budget_rows import budget_rows, cost_shares, delivered_rows, predicted_rows
+from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import SelectedPlan
-from compressor.run.step_store import StepStore
+from compressor.run.steps.base import PLAN
+from compressor.store import Store
 from graph_passes import Plan, SitePlan
 from graph_passes.plan import NeuronPlan
 from tests import folders
@@ -97,8 +99,9 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())
     selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
     model = folders.bert()
-    StepStore(tmp_path).finish(selected, model)
-    assert StepStore(tmp_path).load_finished_plan(model) == selected
+    store = Store(tmp_path, version=1)
+    store.memo(PLAN, {}, lambda _: selected, PlanFiles(model))
+    assert store.load(PLAN, PlanFiles(model)) == selected
 
 
 @pytest.mark.parametrize(("ratio", "met"), [(2.0, True), (1.97, True), (1.9, False)])

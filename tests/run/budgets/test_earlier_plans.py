@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,10 @@ def test_a_resumed_run_delivers_the_engine_that_its_plan_was_made_for(inputs: Pa
     listener = RecordingListener("gathering statistics", interrupt)
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(budget_recipe(inputs, tmp_path / "out", **fields), listener)
-    (chosen,) = tmp_path.rglob("learning/units/engine.txt")
+    (chosen,) = tmp_path.rglob("learning/units/engine/result.json")
     # Whichever was faster by a little, the resumed run has to deliver this one.
-    label = {"ort fp32": "openvino fp32", "openvino fp32": "ort fp32"}[chosen.read_text().splitlines()[0]]
-    chosen.write_text(label)
+    label = {"ort fp32": "openvino fp32", "openvino fp32": "ort fp32"}[json.loads(chosen.read_text())[0]]
+    chosen.write_text(json.dumps([label]))
     report = run(inputs, tmp_path / "out", **fields)
     assert [row.label for row in report.candidates if row.chosen] == [label]
 

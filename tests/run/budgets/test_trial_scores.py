@@ -5,35 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import compressor
 from compressor.pruning import bisect
-from compressor.pruning.bisect import AttemptScores
 from compressor.pruning.model import ResampledScore
 from compressor.results import NoteCode
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learn
-
-
-def test_scores_are_kept_by_the_numbers_of_units(tmp_path: Path) -> None:
-    kept = AttemptScores(tmp_path / "trials.json", "one")
-    assert kept.find({"a": 8}) is None
-    for count, metric in ((8, 0.1 + 0.2), (16, np.nan)):
-        kept.keep({"a": count}, ResampledScore(metric, np.array([metric, 0.3]), np.inf))
-    score = AttemptScores(kept.path, "one").find({"a": 8})
-    assert score is not None
-    assert (score.metric, score.draws.tolist(), score.divergence) == (0.1 + 0.2, [0.1 + 0.2, 0.3], np.inf)
-    undefined = kept.find({"a": 16})
-    assert undefined is not None
-    assert not undefined.is_finite
-    assert kept.find({"a": 24}) is None
-    assert AttemptScores(kept.path, "two").find({"a": 8}) is None
-    kept.path.write_text("{")
-    assert kept.find({"a": 8}) is None
 
 
 @pytest.mark.usefixtures("times_by_macs")

@@ -17,8 +17,8 @@ from compressor.model_folder import load
 from compressor.pruning.model import ResampledScore
 from compressor.report import load as load_report
 from compressor.results import NoteCode
-from compressor.run.step_store import StepStore
 from compressor.run.steps import within
+from compressor.store import Store
 from graph_passes import Plan
 from tests.command import compress
 from tests.faults import fails_with
@@ -136,7 +136,7 @@ def test_minutes_bound_the_training_of_every_attempt(
 
 
 def test_attempts_are_stored_as_they_are(tmp_path: Path) -> None:
-    store = StepStore(tmp_path)
+    store = Store(tmp_path)
     score = within._Score(metric=0.1 + 0.2, draws=(float("nan"), 0.3), divergence=float("inf"))
     attempts = (within._Attempt(speedup=3.5), within._Attempt(speedup=2.0, start=0, score=score, failure="x"))
     (tmp_path / "attempts.json").write_bytes(within._ATTEMPTS.dump_json(attempts))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.distillation import affordable_steps
+from compressor.store import Store
 from tests import folders
 from tests.faults import fails_with
 
@@ -80,7 +81,7 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
         def length() -> affordable_steps.TrainingLength:
             distill = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
-            work: Any = (distill, data, SimpleNamespace(loss=loss), network, SimpleNamespace(path=Path(folder)))
+            work: Any = (distill, data, SimpleNamespace(loss=loss), network, Store(Path(folder), version=1))
             limit: Any = affordable_steps.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))
 

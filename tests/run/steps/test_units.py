@@ -14,8 +14,9 @@ from compressor.engines.choices import Choice
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
-from compressor.run.step_store import StepStore
 from compressor.run.steps import units
+from compressor.run.steps.base import DELIVERED, LABEL
+from compressor.store import Store
 
 CHOICES = [Choice(EngineConfig(precision=precision)) for precision in ("fp32", "int8")]
 FIRST, SECOND = (choice.label for choice in CHOICES)
@@ -28,7 +29,7 @@ class Chosen:
         variant: Any = object()
         first, second = (ChosenEngine(variant, choice) for choice in CHOICES)
         self.engine = ChosenEngine(variant, first.choice, runner_up=second)
-        self.store, self.notes, self.built = StepStore(path), list[Any](), list[str]()
+        self.store, self.notes, self.built = Store(path, version=1), list[Any](), list[str]()
         log = SimpleNamespace(stage=lambda name: nullcontext(), add_notes=self.notes.extend)
         run = SimpleNamespace(engine_trials=lambda *arguments: None, work=SimpleNamespace(scratch=path), log=log)
         self.context: Any = SimpleNamespace(run=run)
@@ -62,14 +63,14 @@ def test_the_faster_engine_that_can_be_built_is_delivered(
     fastest: int, failing: tuple[str, ...], label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = Chosen(tmp_path, monkeypatch, fastest, failing)
-    assert chosen.label() == label == chosen.store.delivered
+    assert chosen.label() == label == chosen.store.load(DELIVERED, LABEL)
     assert chosen.built == [FIRST, SECOND]
     assert [note.code for note in chosen.notes] == ([NoteCode.ENGINE_CHOSEN] if label == SECOND else [])
 
 
 @pytest.mark.parametrize("label", [FIRST, SECOND])
 def test_a_resumed_run_delivers_the_same_engine(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    StepStore(tmp_path).keep_delivered(label)
+    Store(tmp_path, version=1).memo(DELIVERED, {"engines": [FIRST, SECOND]}, lambda _: label, LABEL)
     chosen = Chosen(tmp_path, monkeypatch, fastest=1 - [FIRST, SECOND].index(label))
     assert chosen.label() == label
     assert not chosen.built

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.mask_gradients import answer_loss, mask_gradients, stored_gradients
+from compressor.selection.pruners.mask_gradients import answer_loss, mask_gradients
 from compressor.tasks.forwards import SPAN_ENDS
 from compressor.units import PrunableGroup, find_groups
-from tests.selection.pruners.pruning import family_inputs
 from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans
 from tests.unchanged import unchanged
 from tests.zoo import text
@@ -93,20 +90,6 @@ def test_gradients_equal_those_of_rows_alone(task: str) -> None:
                 expected.append(row_gradient(model, group, row, loss).numpy())
         np.testing.assert_allclose(gradients[group.name], np.stack(expected), rtol=2e-3, atol=1e-5)
         assert np.abs(gradients[group.name]).max() > 1e-4
-
-
-def test_gradients_of_fewer_rows_are_not_used(tmp_path: Path) -> None:
-    groups = family_inputs("bert", tmp_path).groups
-    path = tmp_path / "gradients.safetensors"
-    stored = {group.name: np.zeros((5, group.units), np.float32) for group in groups}
-    assert stored_gradients(path, groups, 5) is None
-    safetensors.numpy.save_file(stored, path)
-    assert set(stored_gradients(path, groups, 5) or {}) == set(stored)
-    assert stored_gradients(path, groups, 6) is None
-    path.write_bytes(path.read_bytes()[:-4])
-    assert stored_gradients(path, groups, 5) is None
-    safetensors.numpy.save_file({groups[0].name: stored[groups[0].name]}, path)
-    assert stored_gradients(path, groups, 5) is None
 
 
 def test_losses_of_several_outputs_are_those_of_each() -> None:

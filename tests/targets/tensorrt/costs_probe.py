@@ -16,7 +16,8 @@ from compressor.config.sections import EngineConfig
 from compressor.engines.choices import SYMMETRIC, Choice
 from compressor.pruning import measure as times_module
 from compressor.pruning.costs import PlanEngines, count_costs, keep_counts
-from compressor.pruning.measure import PartialShares, measure_times
+from compressor.pruning.measure import measure_times
+from compressor.store import Store
 from compressor.targets import BuildOptions, Engine, Feeds
 from compressor.units import keep_all
 from tests.law import references
@@ -56,7 +57,7 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     engines = PlanEngines(exported(groups, reference.path), choice, options, feeds, True, folder)
     _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
     built, unpruned = list[int](), (engines.whole, engines.whole)
-    partial = PartialShares(folder / "partial.json", {})
+    partial = Store(folder / "parts", version=1)
     (costs,) = measure_times(
         engines, groups, counted, unpruned, {SIZE: feeds}, partial, lambda finished, total: built.append(finished)
     )

@@ -1,11 +1,15 @@
-"""Gram matrices of the inputs of a linear, and their factors."""
+"""Gram matrices of the inputs of a linear, their factors, and their file."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from compressor.errors import ErrorCode, InputError
 
@@ -90,3 +94,38 @@ def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.
             raised = max(10 * damp, _LEAST_DAMP)
             _log.info("no Cholesky factor with damping %g; continuing with %g", damp, raised)
             damp = raised
+
+
+class StoredGrams(Mapping[str, Gram]):
+    """Module path of a linear -> Gram matrix of its inputs, read from the file at each access.
+
+    Together they may take more memory than the model.
+
+    Args:
+        path: the file; it must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with safetensors.safe_open(path, "numpy") as file:
+            keys: list[str] = list(file.keys())
+        self._linears = [key.removesuffix(".matrix") for key in keys if key.endswith(".matrix")]
+
+    def __getitem__(self, linear: str) -> Gram:
+        if linear not in self._linears:
+            raise KeyError(linear)
+        with safetensors.safe_open(self._path, "numpy") as file:
+            return Gram(file.get_tensor(f"{linear}.matrix"), bool(file.get_tensor(f"{linear}.has_ones")))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._linears)
+
+    def __len__(self) -> int:
+        return len(self._linears)
+
+
+def write_grams(grams: Mapping[str, Gram], path: Path) -> None:
+    """Write the file of `StoredGrams`."""
+    tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
+    tensors |= {f"{name}.has_ones": np.array(gram.has_ones) for name, gram in grams.items()}
+    safetensors.numpy.save_file(tensors, path)

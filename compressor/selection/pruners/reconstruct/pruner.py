@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 from pydantic import Field
 
@@ -13,6 +14,7 @@ from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
+from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
 from compressor.selection.pruners.layerwise.in_order import DenseSums
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
 from compressor.selection.pruners.reconstruct.choice import (
@@ -26,12 +28,13 @@ from compressor.selection.pruners.reconstruct.curves import PartialKL
 from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
-from compressor.selection.pruners.reconstruct.stored_grams import StoredGrams
+from compressor.store import File, Json, digest, versioned
 from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
-from compressor.workdir import read_json, write_json
 
-_GRAMS, _CURVES = "checkpoint-grams", "checkpoint-losses"
+_GRAMS = "grams"
+_GRAMS_FILE = File[Mapping[str, Gram]]("grams.safetensors", write_grams, StoredGrams)
+_CURVE = Json[Curve](dict[int, float])
 
 
 class ReconstructOptions(MethodOptions):
@@ -68,46 +71,47 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self._used: Mapping[str, Damping] = {}
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        inputs, path = self.inputs, self.stored_file(_GRAMS, ".safetensors")
+        inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
-        grams = StoredGrams.read(path)
-        has_grams = grams.keys() >= set(linears)
+
+        @versioned(1, "compressor.selection.pruners.layerwise")
+        def gather(_: Path) -> Mapping[str, Gram]:
+            return gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, progress_of(1))
+
+        passes = 1 if self.store.holds(_GRAMS, {}, gather) else 2
 
         def progress_of(number: int) -> ProgressCallback:
             """The progress of the first or the second pass over the batches."""
-            passes = 1 if has_grams else 2
             return lambda done, batches: on_progress(number * batches + done, passes * batches)
 
         sensitivity = sensitivity_of(
             inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed, progress_of(0)
         )
         self._weights = list(sensitivity.weights)
-        if not has_grams:
-            gathered = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, progress_of(1))
-            grams = StoredGrams.write(path, gathered)
+        self.store.memo(_GRAMS, {}, gather, _GRAMS_FILE)
+        grams = self.store.load(_GRAMS, _GRAMS_FILE)  # which need not stay in memory
+        assert grams is not None
         self._choices = choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
-        inputs, path = self.inputs, self.stored_file(_CURVES, ".json")
-        stored = read_json(path)
-        curves = {
-            name: {int(count): loss for count, loss in curve.items()}
-            for name, curve in (stored.items() if isinstance(stored, dict) else ())
-            if all(map(math.isfinite, curve.values()))
-        }
-        divergence = None
-        for number, group in enumerate(inputs.groups):
-            on_progress(number, len(inputs.groups))
-            if group.name in curves:
-                continue
+        inputs, curves = self.inputs, dict[str, Curve]()
+        divergence: PartialKL | None = None
+
+        @versioned(1, "compressor.selection.pruners.reconstruct", "compressor.selection.pruners.layerwise")
+        def measure(group: PrunableGroup, _: Path) -> Curve:
+            nonlocal divergence
             with native_autocast(inputs.model.device, inputs.model.dtype):
                 divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
                 curve = loss_curve(self._choices[group.name], divergence)
             require_finite_losses(group.name, curve)
-            curves[group.name] = curve
-            write_json(path, curves)
+            return curve
+
+        for number, group in enumerate(inputs.groups):
+            on_progress(number, len(inputs.groups))
+            name = f"loss-{digest(group.name)[:16]}"
+            curves[group.name] = self.store.memo(name, {"group": group.name}, partial(measure, group), _CURVE)
         on_progress(len(inputs.groups), len(inputs.groups))
-        return {group.name: curves[group.name] for group in inputs.groups}
+        return curves
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         group.require_count(count)

@@ -17,6 +17,7 @@ from compressor.selection.pruners.layerwise import in_order
 from compressor.selection.pruners.reconstruct import pruner as reconstruct
 from compressor.selection.pruners.reconstruct.choice import GroupChoice
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions, ReconstructPruner
+from compressor.workdir import RESULT_KEY
 from tests.faults import fails_with
 from tests.selection.pruners.pruning import (
     Interrupter,
@@ -154,11 +155,10 @@ def test_finished_parts_are_read_from_the_store(tmp_path: Path) -> None:
     pruner = ranked(ReconstructPruner, inputs)
     with pytest.raises(InterruptionError):
         pruner.losses(Interrupter(3))
-    (path,) = tmp_path.glob("*.json")
-    stored = json.loads(path.read_text())
-    assert list(stored) == [group.name for group in inputs.groups[:2]]
-    stored[inputs.groups[0].name]["0"] = 1234.5
-    path.write_text(json.dumps(stored))
+    stored = {part.inputs["group"]: part.folder / "result.json" for part in pruner.store.stored("loss-*")}
+    assert stored.keys() == {group.name for group in inputs.groups[:2]}
+    first = stored[inputs.groups[0].name]
+    first.write_text(json.dumps({**json.loads(first.read_text()), "0": 1234.5}))
     resumed = ReconstructPruner(inputs)
     passes = set[int]()
     resumed.rank(lambda finished, total: passes.add(total))
@@ -182,11 +182,7 @@ def test_losses_that_are_not_finite_are_refused_by_group_and_not_stored(
     monkeypatch.setattr(reconstruct, "loss_curve", curve)
     with fails_with(ErrorCode.NOT_FINITE, InputError, group=second):
         pruner.losses(ignore_progress)
-    (path,) = tmp_path.glob("*.json")
-    assert list(json.loads(path.read_text())) == [first]
-    path.write_text(json.dumps({first: {"0": loss}}))
-    with fails_with(ErrorCode.NOT_FINITE, InputError, group=second):  # the first curve is measured again
-        pruner.losses(ignore_progress)
+    assert [stored.inputs["group"] for stored in pruner.store.stored("loss-*")] == [first]
 
 
 def test_a_curve_covers_every_number_of_units(tmp_path: Path) -> None:
@@ -201,7 +197,8 @@ def test_a_curve_covers_every_number_of_units(tmp_path: Path) -> None:
 def test_damaged_files_of_the_store_are_made_again(tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path / "damaged")
     expected = result_of(ReconstructPruner, replace(inputs, store=tmp_path / "whole"))
-    inputs.store.mkdir()
-    for name in (path.name for path in (tmp_path / "whole").iterdir()):
-        (inputs.store / name).write_bytes(b'{"a')
+    result_of(ReconstructPruner, inputs)
+    for file in inputs.store.rglob("*"):
+        if file.is_file() and file.name != RESULT_KEY:
+            file.write_bytes(b'{"a')
     assert are_equal(result_of(ReconstructPruner, inputs), expected)
