@@ -240,7 +240,7 @@ def _check_units_after_heads(recipe: RecipeSections, steps: Sequence[Step]) -> N
 
 def _check_training_rows(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     # 8. Rows are settings of the run, since all steps share them, and a plan is followed without any.
-    learning = next((step for step in steps if not isinstance(step, Follow)), None)
+    learning = next((step for step in reversed(steps) if not isinstance(step, Follow)), None)
     if learning is not None and recipe.rows.data is None:
         labels = "" if learning.reads_labels else ", whose labels are not needed"
         plan = " or a plan (<plan>)" if isinstance(learning, Heads) else ""
