@@ -277,10 +277,11 @@ class _Search:
         self._pruning_seconds = seconds
         if self.step.minutes is None or _stored(self.store)[number].minutes is not None:
             return
-        left, later = self.deadline - time.perf_counter() - self._score_seconds, self.step.attempts - number - 1
-        each = (left - later * (seconds + self._score_seconds)) / (later + 1)
+        left, untrained = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
+        # A training shorter than the pruning before it is wasted: there are as many attempts as leave it that long.
+        shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left > 0:
-            self.update(number, minutes=max(each, left / 2 if each <= 0 else 0.0) / 60)
+            self.update(number, minutes=next((share for share in shares if share >= seconds), left) / 60)
         elif number:
             self.update(number, failure="no time is left for its training", seconds=seconds)
         else:
