@@ -29,9 +29,9 @@ from compressor.tasks import Data, Task
 from compressor.tasks.scoring import uninformed_text
 
 _BISECTIONS = 5
-_LEAST_SHARE = 0.08
+LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
-_MARGIN_ABOVE_LEAST = 1.02
+MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _CLOSE = 1.01
 """Ratio of two shares between which no further plan is tried."""
@@ -167,7 +167,7 @@ def _bisect(
     scorer = model.scorer(rows, bound.seed, log)
     dense, original = scorer.score_whole(), scorer.whole_weights
     require_informed(dense, task)
-    least = max(_LEAST_SHARE, _MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
+    least = max(LEAST_SHARE, MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
     attempts: list[_Attempt] = []
     while len(attempts) < _BISECTIONS:
         share = _next_share(attempts, _holding(bound, task, dense, attempts), least)

@@ -307,9 +307,6 @@ def _loaded_once(path: Path, *, task: str | None = None, example_inputs: Path | 
 
 def _command(arguments: tuple[Any, ...]) -> CompressorError | GraphPassError | None:
     """Run a command in this process; its error, or None if it succeeds."""
-    import logging
-
-    disabled = logging.root.manager.disable
     try:
         main([str(argument) for argument in arguments])
     except _LoadedError:
@@ -320,8 +317,6 @@ def _command(arguments: tuple[Any, ...]) -> CompressorError | GraphPassError | N
             return cause
         if end.code:
             raise AssertionError(f"exit code {end.code}: {cause!r}") from cause
-    finally:
-        logging.disable(disabled)
     return None
 
 

@@ -16,7 +16,15 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.measure.costs import CostTable
-from compressor.pruning.bisect import MARGIN, LossEstimate, estimate_losses, require_informed, upper_losses
+from compressor.pruning.bisect import (
+    LEAST_SHARE,
+    MARGIN,
+    MARGIN_ABOVE_LEAST,
+    LossEstimate,
+    estimate_losses,
+    require_informed,
+    upper_losses,
+)
 from compressor.pruning.model import ResampledScore, TorchScorer
 from compressor.results import MetricUnit, Note, NoteCode, is_within
 from compressor.run.budget_rows import predicted_rows
@@ -29,10 +37,6 @@ from compressor.training.accelerator import on_accelerator
 from compressor.workdir import ATTEMPTS
 from graph_passes.files import write_text
 
-_LEAST_SHARE = 0.08
-"""Smallest share of the whole model's time that is tried."""
-_MARGIN_ABOVE_LEAST = 1.02
-"""Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
 _CLOSE = 1.05
 """Ratio of two speeds between which no further attempt is made."""
 _SHORTEST = 1.5
@@ -137,6 +141,11 @@ def _stored(store: Store) -> tuple[_Attempt, ...]:
     """The attempts so far."""
     file = store.path / ATTEMPTS
     return _ATTEMPTS.validate_json(file.read_bytes()) if file.is_file() else ()
+
+
+def _scores(attempts: Sequence[_Attempt]) -> dict[int, ResampledScore]:
+    """Number of each attempt that has a score -> the score."""
+    return {number: score for number, attempt in enumerate(attempts) if (score := attempt.resampled)}
 
 
 def _carry_out(
@@ -265,8 +274,8 @@ class _Search:
     @property
     def _highest_speed(self) -> float:
         """The highest speed that is tried."""
-        least = [table.dense / (_MARGIN_ABOVE_LEAST * table.least) for table in self.tables if table.least > 0]
-        return min(self._speed_of_whole / _LEAST_SHARE, *least, math.inf)
+        least = (table.dense / (MARGIN_ABOVE_LEAST * table.least) for table in self.tables if table.least > 0)
+        return min([self._speed_of_whole / LEAST_SHARE, *least])
 
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
@@ -323,8 +332,8 @@ class _Search:
         unit, loss = run.rows.task.metric_unit, losses[best]
         numbers = [f"{unit.scale * value:.2g}" for value in loss]
         text = (
-            f"of {len(attempts)} attempts, the fastest that is expected to keep the metric within"
-            f" {self._allowed_text}, with a margin, was to be {attempts[best].speedup:.3g} times as fast as the whole"
+            f"of {len(attempts)} attempts, the fastest that is expected to keep the metric within a loss of"
+            f" {self.step.max_drop:g}, with a margin, was to be {attempts[best].speedup:.3g} times as fast as the whole"
             f" model; expected loss of {run.rows.task.metric} after its training: {numbers[0]}"
             f"{' points' if unit is MetricUnit.POINTS else ''}, standard error {numbers[1]}"
         )
@@ -333,15 +342,11 @@ class _Search:
         notes = (Note(code=NoteCode.BUDGET_MET, text=text), *selected.notes)
         return replace(state, selected=replace(selected, budget=rows, notes=notes))
 
-    @property
-    def _allowed_text(self) -> str:
-        return f"a loss of {self.step.max_drop:g}"
-
     def _nothing_holds(self, losses: Mapping[int, LossEstimate]) -> Note:
         """That no attempt holds the metric, and which came closest."""
         attempts, metric = _stored(self.store), self.context.run.rows.task.metric
         text = f"no unit is removed: none of {len(attempts)} attempts is expected to keep the metric within"
-        text += f" {self._allowed_text}, with a margin"
+        text += f" a loss of {self.step.max_drop:g}, with a margin"
         advice = "allow more loss (--max-drop)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
@@ -357,7 +362,7 @@ class _Search:
 
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
-        scores = {number: score for number, attempt in enumerate(attempts) if (score := attempt.resampled)}
+        scores = _scores(attempts)
         higher = self.context.run.rows.task.higher_is_better
         estimates = estimate_losses(self.whole, list(scores.values()), higher_is_better=higher)
         return dict(zip(scores, estimates, strict=True))
@@ -365,7 +370,7 @@ class _Search:
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows."""
         task = self.context.run.rows.task
-        scores = {number: score for number, attempt in enumerate(attempts) if (score := attempt.resampled)}
+        scores = _scores(attempts)
         upper = upper_losses(self.whole, list(scores.values()), higher_is_better=task.higher_is_better)
         return [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
 
