@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.network import GraphNetwork
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
@@ -60,7 +62,7 @@ def export_reference(
     of dynamic length, if `memory_0`, ... are among the inputs. Weights are in `<path>.data`.
 
     Args:
-        model: a transformers model; its state is restored.
+        model: a transformers model, whose state is restored; or a `GraphNetwork`, whose file gets gates as it is.
         plan: one entry for each site of the model.
         inputs: keyword arguments of its forward, tensors only, e.g. `input_ids` `[batch, position]` with at least two
             positions; their names become the inputs of the graph.
@@ -84,6 +86,9 @@ def export_reference(
         text = f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}"
         raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="fixed", value=unknown)
     bare = unwrap(model)
+    if isinstance(bare, GraphNetwork):
+        bare.write_gated(plan, Path(path), example)
+        return
     with _deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
         sample = _dynamic_sample(inputs)
@@ -138,7 +143,7 @@ def rewrite_reference(
     Raises:
         OSError: the disk is full or the folder cannot be written; no file remains.
     """
-    if plan.masks:
+    if plan.masks or isinstance(unwrap(model), GraphNetwork):  # a graph is written as fast as it is rewritten
         return False
     program = load(source)
     gates = find_gates(program.graph)

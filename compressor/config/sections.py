@@ -55,6 +55,12 @@ class SourceConfig(Config):
         decides_plan=True,
         is_basic=True,
     )
+    tokenizer: Path | None = config_field(
+        MODEL,
+        "folder of the tokenizer, for an ONNX file that has none beside it",
+        decides_plan=True,
+        is_path=True,
+    )
     allow_pickle: bool = config_field(
         MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
     )

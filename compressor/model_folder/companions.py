@@ -126,6 +126,8 @@ def link_library_files(out: Path) -> None:
 
 def _save_labels(folder: ModelFolder, file: Path) -> None:
     """Write class names that were learned from labels, so that later runs map them alike, and a `problem_type`."""
+    if not file.is_file():  # a graph without configuration
+        return
     config = read_json(file)
     names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
     has_names = not has_default_names(folder.config) and config.get("id2label") != names

@@ -265,6 +265,19 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
         InputError: the folder cannot be used.
         UsageError: the task does not exist, or transformers has no class of this family for it.
     """
+    from compressor.graph.source import graph_of, load_graph  # which loads a folder by the modules of this package
+
+    tokenizer, arrays = options.pop("tokenizer", None), options.pop("arrays", False)
+    graph = graph_of(Path(path))
+    if graph is not None:
+        return load_graph(
+            Path(path),
+            graph,
+            task=options.get("task"),
+            tokenizer=tokenizer,
+            example_inputs=options.get("example_inputs"),
+            arrays=arrays,
+        )
     folder = load_unchanged(path, **options)
     notes = attend_by_masks(folder.model)
     return replace(folder, notes=(*folder.notes, *notes), load_again=partial(load_unchanged, path, **options))

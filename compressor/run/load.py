@@ -58,6 +58,8 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
         trust_remote_code=source.trust_remote_code,
         example_inputs=source.example_inputs,
         pool_in_graph=recipe.export.pool_in_graph,
+        tokenizer=source.tokenizer,
+        arrays=any(map(names_arrays, recipe.rows.sources)),
     )
 
 

@@ -17,6 +17,7 @@ from compressor.config.steps import Blocks
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.environment import machine
+from compressor.graph.network import GraphNetwork
 from compressor.model_folder import link_library_files, save_companions
 from compressor.results import (
     BudgetRow,
@@ -176,7 +177,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)
-    if selected.trained or model.folder.needs_weights:
+    if (selected.trained or model.folder.needs_weights) and not isinstance(model.folder.model, GraphNetwork):
         with quiet_transformers():
             model.folder.model.save_pretrained(folder)
     report = report.model_copy(update={"graphs": graphs})

@@ -89,6 +89,8 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
+    if (sites := getattr(bare, "sites", None)) is not None:  # a graph, whose groups are those that can be cut
+        return Units(list(sites), frozenset(bare.feed_forwards))
     for observe, follow in ((True, True), (True, False), (False, True), (False, False)):
         try:
             units = _units_of_forward(bare, inputs, attention, observe=observe, follow=follow)

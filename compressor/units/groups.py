@@ -175,10 +175,15 @@ def find_groups(
         )
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)
+    if (feed_forwards := getattr(bare, "feed_forwards", None)) is not None:
+        groups = [_heads(site, site.name, group_by) for site in units.sites]
+        groups += [_neurons(name, count) for name, count in feed_forwards.items()]
+        return sorted(groups, key=lambda group: bare.group_names.index(group.name))
     with evaluation_mode(bare), torch.no_grad():
         trace = trace_calls(bare, units.sites, inputs, attention)
         groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
-        groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace, units.read)]
+        ends = _feed_forward_ends(bare, inputs, trace, units.read)
+        groups += [_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
     if not groups:
         raise SiteRefusedError(
             f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"
@@ -222,10 +227,9 @@ def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
     return PrunableGroup(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
 
 
-def _neurons(call: TracedLinear) -> PrunableGroup:
-    units, _ = linear_sizes(call.module)
+def _neurons(linear: str, units: int) -> PrunableGroup:
     multiple = next((multiple for minimum, multiple in _MULTIPLES if units >= minimum), 1)
-    return PrunableGroup(call.name, "neurons", units, 1, multiple, call.name)
+    return PrunableGroup(linear, "neurons", units, 1, multiple, linear)
 
 
 def _feed_forward_ends(

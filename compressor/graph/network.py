@@ -1,0 +1,642 @@
+"""An ONNX graph as a model of PyTorch: its nodes run one by one, and its weights are parameters.
+
+What reads the modules of a model works on a graph too, because the network has the modules that it expects:
+
+- every matmul with a weight of two axes is an `nn.Linear`, whose path is the name of the group that ends in it;
+- the nodes between two sums of the residual stream are one layer of a module list;
+- every sum of two activations passes through an `nn.Identity`, where it can be observed.
+
+Nodes that depend on inputs and constants alone, such as those of an attention mask, run before the first layer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+import graph_passes
+from compressor.graph.operators import executor
+from compressor.graph.program import Program
+from compressor.models.classifiers import AnswerKind, answer_kind
+from compressor.targets.base import Feeds
+from compressor.targets.example_rows import ExampleRows
+from compressor.targets.relative_error import Outputs as Arrays
+from graph_passes import Plan
+from graph_passes.passes import Normalize
+
+Outputs = tuple[Tensor | None, ...]
+Execute = Callable[[Sequence[Tensor | None]], Outputs]
+_LARGEST = 1e4
+"""Magnitude of a constant above which it is a mask, and no weight."""
+_LONG_LIVED = 3
+"""Sums of the residual stream that a value outlives if it belongs to no single layer, such as an encoder's output."""
+_SUMS = ("Add", "Sum")
+_MATMULS = ("MatMul", "Gemm")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The parameter or buffer that holds an initializer of a graph.
+
+    Attributes:
+        owner: its module.
+        name: its name there.
+        is_transposed: whether it holds the transposed values, as the weight of a linear does.
+    """
+
+    owner: nn.Module
+    name: str
+    is_transposed: bool = False
+
+    @property
+    def value(self) -> Tensor:
+        """The values, in the layout of the initializer."""
+        stored: Tensor = getattr(self.owner, self.name)
+        return stored.T if self.is_transposed else stored
+
+
+Operand = int | Weight | None
+"""Number of a computed value, or a weight; None: an optional input that is left out."""
+
+
+@dataclass
+class Step:
+    """One node, ready to run.
+
+    Attributes:
+        run: computes the outputs.
+        operands: the inputs.
+        results: numbers of the outputs.
+        node: the node.
+        drops: numbers of values that no later node of the same layer reads.
+    """
+
+    run: Execute
+    operands: tuple[Operand, ...]
+    results: tuple[int, ...]
+    drops: tuple[int, ...] = ()
+
+
+@dataclass
+class _Shared:
+    """Values of the current forward that every layer may read: the inputs, and what depends on them alone."""
+
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+
+class GraphLayer(nn.Module):
+    """The nodes between two sums of the residual stream.
+
+    Args:
+        steps: the nodes.
+        shared: values that nodes of several layers read.
+        operands: numbers of the values that earlier layers compute, the residual stream first.
+        results: numbers of the values that later layers read, the residual stream first.
+    """
+
+    def __init__(self, steps: Sequence[Step], shared: _Shared, operands: Sequence[int], results: Sequence[int]) -> None:
+        super().__init__()
+        self._steps, self._shared = list(steps), shared
+        self.operands, self.results = tuple(operands), tuple(results)
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """The values of `results`, from those of `operands`."""
+        computed = dict(zip(self.operands, values, strict=True))
+        execute(self._steps, computed, self._shared.values)
+        return tuple(computed[number] for number in self.results)
+
+
+def execute(steps: Sequence[Step], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
+    """Run nodes in order.
+
+    Args:
+        steps: the nodes.
+        computed: number -> value; results are added, and values that are not read any more are removed.
+        shared: further values.
+    """
+    for step in steps:
+        operands = [
+            operand.value
+            if isinstance(operand, Weight)
+            else None
+            if operand is None
+            else computed[operand]
+            if operand in computed
+            else shared[operand]
+            for operand in step.operands
+        ]
+        for number, value in zip(step.results, step.run(operands), strict=False):
+            if value is not None:
+                computed[number] = value
+        for number in step.drops:
+            computed.pop(number, None)
+
+
+class GraphNetwork(PreTrainedModel):
+    """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
+
+    Attributes:
+        layers: the stretches between sums of the residual stream, in order.
+        weights: initializer of the graph -> its parameter or buffer.
+        file: the file of the graph.
+        sites: the attentions, named by the linears that mix their heads.
+        feed_forwards: path of each linear that reads neurons -> their number.
+        group_names: names of all groups, in the order of the graph.
+        graph_inputs: type and shape of each input by name.
+        graph_outputs: type and shape of each output by name.
+    """
+
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    def __init__(self, config: PretrainedConfig, program: Program) -> None:
+        super().__init__(config)
+        self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
+        self.group_names = [group.name for group in program.found.groups]
+        if self.main_input_name not in program.inputs:
+            self.main_input_name = program.inputs[0]
+        self.constants, self.sums = _Constants(), nn.ModuleDict()
+        builder = _Builder(self, program)
+        self.weights = builder.weights
+        self._shared = builder.shared
+        self._inputs, self._results = builder.inputs, builder.outputs
+        self._before, self._after = builder.before, builder.after
+        self.layers = nn.ModuleList(builder.layers)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights are those of the graph."""
+
+    def read_graph(self) -> ir.Model:
+        """The graph as its file has it now, normalized, so that initializers have the names of `weights`."""
+        model = graph_passes.load(self.file)
+        Normalize()(model)
+        return model
+
+    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
+        """Write the graph with the gates of a plan; see `compressor.graph.write.write_gated`."""
+        from compressor.graph.write import write_gated
+
+        write_gated(self, plan, path, example)
+
+    def reference_run(self, plan: Plan) -> Callable[[Feeds], Arrays]:
+        """Runs the file in ONNX Runtime; see `compressor.graph.write.reference_run`."""
+        from compressor.graph.write import reference_run
+
+        return reference_run(self, plan)
+
+    def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of the graph by name.
+
+        Args:
+            inputs: the inputs of the graph by name.
+        """
+        shared = self._shared.values
+        shared.clear()
+        for name, number in self._inputs.items():
+            value = inputs[name]
+            shared[number] = value.float() if value.is_floating_point() else value
+        try:
+            execute(self._before, shared, {})
+            computed: dict[int, Tensor] = {}
+            for layer in self.layers:
+                results = layer(*(computed[number] for number in layer.operands))
+                computed.update(zip(layer.results, results, strict=True))
+            execute(self._after, computed, shared)
+            return {
+                name: operand.value if isinstance(operand, Weight) else {**shared, **computed}[operand]
+                for name, operand in self._results.items()
+            }
+        finally:
+            shared.clear()
+
+    def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
+        """The outputs, and the loss of the first one where there are labels."""
+        outputs = self.compute(inputs)
+        if labels is not None:
+            outputs = {"loss": self._loss(next(iter(outputs.values())), labels), **outputs}
+        return ModelOutput(outputs)
+
+    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        kind = answer_kind(self.config)
+        if kind is AnswerKind.NUMBERS or labels.is_floating_point() and kind is AnswerKind.CLASS:
+            return nn.functional.mse_loss(output.reshape(labels.shape), labels.to(output))
+        if kind is AnswerKind.CLASSES:
+            return nn.functional.binary_cross_entropy_with_logits(output, labels.to(output))
+        return nn.functional.cross_entropy(output.flatten(0, -2), labels.flatten())
+
+
+class _Constants(nn.Module):
+    """The weights and constants of a graph that belong to no linear."""
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A matmul with a weight of two axes, and the addition of its bias.
+
+    Attributes:
+        activation: what it reads.
+        weight: the initializer.
+        is_transposed: whether the initializer is `[inputs, outputs]`.
+        bias: the initializer of the bias.
+        output: what it returns.
+    """
+
+    activation: ir.Value
+    weight: ir.Value
+    is_transposed: bool
+    bias: ir.Value | None
+    output: ir.Value
+
+
+class _Builder:
+    """Makes the modules and steps of a network from a graph."""
+
+    def __init__(self, network: GraphNetwork, program: Program) -> None:
+        self._network, self._program = network, program
+        self.weights: dict[str, Weight] = {}
+        self.shared = _Shared()
+        self._numbers: dict[ir.Value, int] = {}
+        self._linears: dict[tuple[ir.Value, bool, ir.Value | None], nn.Linear] = {}
+        nodes = list(program.graph)
+        matmuls = {linear.output: linear for linear in _linears(nodes)}
+        absorbed = {node for linear in matmuls.values() for node in _nodes_of(linear)}
+        self._parameters = _parameters(program.graph)
+        self._used = Counter(
+            value for node in nodes if node not in absorbed for value in node.inputs if value is not None
+        )
+        depends = _dependent(nodes, self._parameters)
+        units = [
+            (node, matmuls.get(next(iter(node.outputs))))
+            for node in nodes
+            if node not in absorbed or node.outputs[0] in matmuls
+        ]
+        for linear in matmuls.values():  # groups first: their paths are names in plans
+            if (linear.weight.name or "") in program.paths:
+                self._module_of(linear)
+        self.before = [self._step(node, linear) for node, linear in units if node.outputs[0] not in depends]
+        self.inputs = {
+            value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
+        }
+        main = [(node, linear) for node, linear in units if node.outputs[0] in depends]
+        self.layers, self.after = self._divide(main, depends)
+        self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in program.graph.outputs}
+
+    def _number(self, value: ir.Value) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def _operand(self, value: ir.Value | None) -> Operand:
+        if value is None:
+            return None
+        return self._weight(value) if value.is_initializer() else self._number(value)
+
+    def _weight(self, value: ir.Value) -> Weight:
+        """The parameter or buffer of an initializer."""
+        name = value.name or ""
+        if name not in self.weights:
+            constants, stored = self._network.constants, tensor_of(value)
+            attribute = _attribute(name, constants)
+            if value in self._parameters:
+                constants.register_parameter(attribute, nn.Parameter(stored))
+            else:
+                constants.register_buffer(attribute, stored)
+            self.weights[name] = Weight(constants, attribute)
+        return self.weights[name]
+
+    def _step(self, node: ir.Node, linear: _Linear | None) -> Step:
+        if linear is not None:
+            run, operands = _call(self._module_of(linear)), (self._operand(linear.activation),)
+            return Step(run, operands, (self._number(linear.output),))
+        run = executor(node, self._program.opset(node))
+        results = tuple(self._number(value) for value in node.outputs)
+        return Step(run, tuple(self._operand(value) for value in node.inputs), results)
+
+    def _module_of(self, linear: _Linear) -> nn.Linear:
+        """The module of a matmul; matmuls with the same weight and bias share it."""
+        key = linear.weight, linear.is_transposed, linear.bias
+        if key not in self._linears:
+            name = linear.weight.name or ""
+            known = self.weights.get(name)
+            module = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
+            if known is not None and known.is_transposed == linear.is_transposed:
+                module.weight = getattr(known.owner, known.name)  # tied weights
+            else:
+                stored = tensor_of(linear.weight)
+                module.weight = nn.Parameter(stored.T.contiguous() if linear.is_transposed else stored)
+            module.out_features, module.in_features = module.weight.shape
+            if linear.bias is not None:
+                bias = self._weight(linear.bias) if self._used[linear.bias] else None
+                module.bias = nn.Parameter(tensor_of(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
+                self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
+            _attach(self._network, self._program.paths.get(name) or _readable(name), module)
+            self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
+            self._linears[key] = module
+        return self._linears[key]
+
+    def _divide(
+        self, units: Sequence[tuple[ir.Node, _Linear | None]], depends: set[ir.Value]
+    ) -> tuple[list[GraphLayer], list[Step]]:
+        """The layers, and the steps after the last one."""
+        last_use: dict[ir.Value, int] = {}
+        for position, (node, linear) in enumerate(units):
+            for value in node.inputs if linear is None else (linear.activation,):
+                if value in depends:
+                    last_use[value] = position  # type: ignore[index]
+        returned = [value for value in self._program.graph.outputs if value in depends]
+        cuts = self._cuts(units, depends, last_use)
+        layers: list[GraphLayer] = []
+        held: list[ir.Value] = []
+        start = 0
+        for cut in cuts:
+            part = units[start : cut + 1]
+            stream = part[-1][0].outputs[0]
+            produced = [*held, *(value for node, _ in part for value in node.outputs)]
+            alive = [value for value in produced if last_use.get(value, -1) > cut or value in returned]
+            results = [stream, *(value for value in dict.fromkeys(alive) if value is not stream)]
+            steps = self._steps(part, {*results}, last_use, start)
+            operands = [self._number(value) for value in held]
+            layers.append(GraphLayer(steps, self.shared, operands, [self._number(value) for value in results]))
+            held, start = results, cut + 1
+        return layers, self._steps(units[start:], set(returned), last_use, start)
+
+    def _steps(
+        self,
+        units: Sequence[tuple[ir.Node, _Linear | None]],
+        kept: set[ir.Value],
+        last_use: Mapping[ir.Value, int],
+        start: int,
+    ) -> list[Step]:
+        """The steps of a stretch, each with the values that are not read any more after it."""
+        steps = []
+        for position, (node, linear) in enumerate(units, start):
+            step = self._step(node, linear)
+            if linear is None and _is_sum(node):
+                step.run = _observed(step.run, self._identity(len(self._network.sums)))
+            read = node.inputs if linear is None else (linear.activation,)
+            step.drops = tuple(
+                self._number(value)
+                for value in dict.fromkeys(read)
+                if value is not None and last_use.get(value) == position and value not in kept
+            )
+            steps.append(step)
+        return steps
+
+    def _identity(self, number: int) -> nn.Identity:
+        module = nn.Identity()
+        self._network.sums[str(number)] = module
+        return module
+
+    def _cuts(
+        self,
+        units: Sequence[tuple[ir.Node, _Linear | None]],
+        depends: set[ir.Value],
+        last_use: Mapping[ir.Value, int],
+    ) -> list[int]:
+        """Positions of the sums at which layers end: what crosses them is the sum, or outlives several sums."""
+        crossings: dict[int, list[ir.Value]] = {}
+        alive: dict[ir.Value, int] = {}
+        for position, (node, linear) in enumerate(units):
+            alive = {value: end for value, end in alive.items() if end > position}
+            is_sum = linear is None and _is_sum(node) and all(value in depends for value in node.inputs)
+            if is_sum and last_use.get(node.outputs[0], -1) > position:
+                crossings[position] = list(alive)
+            for value in node.outputs:
+                if _is_float(value, node) and last_use.get(value, -1) > position:
+                    alive[value] = last_use[value]
+        crossed = Counter(value for values in crossings.values() for value in values)
+        return [
+            position
+            for position, values in crossings.items()
+            if all(crossed[value] >= _LONG_LIVED for value in values)
+        ]
+
+
+def network_of(program: Program, config: GraphConfig) -> GraphNetwork:
+    """The network of a graph, in evaluation mode.
+
+    Args:
+        program: the graph.
+        config: the configuration of the network.
+
+    Raises:
+        InputError: the graph has an operator that is not supported.
+    """
+    names = [*program.inputs, "labels"]
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **({"default": None} if name == "labels" else {}))
+        for name in names
+    ]
+
+    def forward(self: GraphNetwork, labels: Tensor | None = None, **inputs: Tensor) -> ModelOutput:
+        return self.answer(inputs, labels)
+
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    graph_class = type(GraphNetwork.__name__, (GraphNetwork,), {"forward": forward, "__module__": __name__})
+    network: GraphNetwork = graph_class(config, program)
+    return network.eval()
+
+
+def tensor_of(value: ir.Value) -> Tensor:
+    """The values of an initializer; floating-point numbers of any width as float32.
+
+    Args:
+        value: the initializer.
+    """
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    if value.const_value.dtype.is_floating_point() and array.dtype != np.float64:
+        array = array.astype(np.float32)
+    return torch.from_numpy(np.array(array, copy=True))
+
+
+def _call(module: nn.Linear) -> Execute:
+    """Runs a linear."""
+    return _LinearCall(module)
+
+
+@dataclass
+class _LinearCall:
+    """Runs a linear; an object, which is copied with its module."""
+
+    module: nn.Linear
+
+    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
+        return (self.module(operands[0]),)
+
+
+@dataclass
+class _ObservedSum:
+    """Runs a sum, which passes through a module where it can be observed."""
+
+    run: Execute
+    module: nn.Identity
+
+    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
+        return (self.module(self.run(operands)[0]),)
+
+
+def _observed(run: Execute, module: nn.Identity) -> Execute:
+    return _ObservedSum(run, module)
+
+
+def _is_sum(node: ir.Node) -> bool:
+    """Whether a node adds activations."""
+    return (
+        node.op_type in _SUMS
+        and len(node.inputs) == 2
+        and all(value is not None and not value.is_initializer() for value in node.inputs)
+        and _is_float(node.outputs[0], node)
+    )
+
+
+def _is_float(value: ir.Value, node: ir.Node) -> bool:
+    """Whether a value has floating-point numbers; one of unknown type has, unless its node computes shapes."""
+    if value.dtype is not None:
+        return value.dtype.is_floating_point()
+    return node.op_type not in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin")
+
+
+def _parameters(graph: ir.Graph) -> set[ir.Value]:
+    """The initializers that are weights: floating-point numbers, several of them, which are no mask."""
+    found = set()
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point() or tensor.size < 2:
+            continue
+        array = tensor.numpy()
+        largest = np.abs(array.astype(np.float32)).max()
+        if np.isfinite(largest) and largest < _LARGEST:
+            found.add(value)
+    return found
+
+
+def _dependent(nodes: Sequence[ir.Node], parameters: set[ir.Value]) -> set[ir.Value]:
+    """The values that are computed from a weight."""
+    dependent: set[ir.Value] = set()
+    for node in nodes:
+        if any(value in parameters or value in dependent for value in node.inputs if value is not None):
+            dependent.update(node.outputs)
+    return dependent
+
+
+def _linears(nodes: Sequence[ir.Node]) -> Iterator[_Linear]:
+    """The matmuls of an activation with a weight of two axes."""
+    for node in nodes:
+        if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
+            activation, operand = node.inputs
+            weight, is_transposed = _weight_behind(operand)
+            if activation is None or activation.is_initializer() or weight is None:
+                continue
+            if is_transposed and any(reader.op_type not in _MATMULS for reader, _ in weight.uses()):
+                continue  # tied to a table in the other layout, of which it is no view
+            add = _bias_addition(node.outputs[0])
+            bias = None if add is None else next(value for value in add.inputs if value is not node.outputs[0])
+            yield _Linear(activation, weight, is_transposed, bias, (node if add is None else add).outputs[0])
+        elif node.op_type == "Gemm":
+            activation, weight = node.inputs[:2]
+            bias = node.inputs[2] if len(node.inputs) > 2 else None
+            plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+            if (
+                plain
+                and activation is not None
+                and not activation.is_initializer()
+                and not node.attributes.get_int("transA", 0)
+                and weight is not None
+                and _is_matrix(weight)
+                and (bias is None or _is_vector(bias))
+            ):
+                yield _Linear(activation, weight, not node.attributes.get_int("transB", 0), bias, node.outputs[0])
+
+
+def _nodes_of(linear: _Linear) -> Iterator[ir.Node]:
+    """The nodes that a linear replaces: the matmul, the addition, and the transposition of the weight if only it reads."""
+    node = linear.output.producer()
+    assert node is not None
+    yield node
+    if node.op_type == "Add":
+        source = next(value for value in node.inputs if value is not linear.bias)
+        producer = None if source is None else source.producer()
+        assert producer is not None
+        yield producer
+        node = producer
+    if node.op_type == "MatMul":
+        transposition = node.inputs[1].producer() if node.inputs[1] is not None else None
+        if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
+            yield transposition
+
+
+def _weight_behind(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
+    """The matrix that a matmul reads, and whether it is `[inputs, outputs]`; None: it reads something else."""
+    if value is None:
+        return None, True
+    if value.is_initializer():
+        return (value, True) if _is_matrix(value) else (None, True)
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        source = node.inputs[0]
+        if source.is_initializer() and _is_matrix(source):
+            return source, False
+    return None, True
+
+
+def _bias_addition(value: ir.Value) -> ir.Node | None:
+    """The node that adds a bias to the output of a matmul, if nothing else reads that output."""
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node = uses[0][0]
+    if node.op_type != "Add":
+        return None
+    others = [operand for operand in node.inputs if operand is not value]
+    return node if len(others) == 1 and others[0] is not None and _is_vector(others[0]) else None
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return value.is_initializer() and tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
+
+
+def _is_vector(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return value.is_initializer() and tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
+
+
+def _readable(name: str) -> str:
+    """The path of a module by the name of its weight."""
+    return name.removesuffix(".weight").strip(".") or "linear"
+
+
+def _attribute(name: str, module: nn.Module) -> str:
+    """A name for a parameter of a module, which has no dots and is not taken."""
+    attribute = name.replace(".", "_") or "constant"
+    while hasattr(module, attribute):
+        attribute += "_"
+    return attribute
+
+
+def _attach(network: nn.Module, path: str, module: nn.Module) -> None:
+    """Add a module at a path, or at a similar one if the path is taken."""
+    *parents, leaf = [part for part in path.split(".") if part]
+    owner = network
+    for part in parents:
+        while isinstance(getattr(owner, part, None), nn.Linear) or (
+            hasattr(owner, part) and not isinstance(getattr(owner, part), nn.Module)
+        ):
+            part += "_"
+        if not hasattr(owner, part):
+            owner.add_module(part, _Constants())
+        owner = getattr(owner, part)
+    while hasattr(owner, leaf):
+        leaf += "_"
+    owner.add_module(leaf, module)

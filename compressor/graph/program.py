@@ -1,0 +1,137 @@
+"""A graph that is ready to become a network: its nodes, its groups of units, and what its shapes say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from transformers import PretrainedConfig
+
+import graph_passes
+from compressor.graph.fusions import fuse
+from compressor.units.projections import Site
+from graph_passes import FoundGroups
+from graph_passes.passes import Normalize
+
+_TOKENS, _TYPES = "input_ids", "token_type_ids"
+
+
+class GraphConfig(PretrainedConfig):
+    """The configuration of a graph without a `config.json`: what tasks read of that of a model folder.
+
+    Args:
+        graph: hash of the operators of the graph.
+        options: entries of a configuration of transformers, e.g. `vocab_size`.
+    """
+
+    model_type = "onnx"
+
+    def __init__(self, graph: str = "", **options: Any) -> None:
+        self.graph = graph
+        super().__init__(**options)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph that is ready to become a network.
+
+    Attributes:
+        file: the file of the graph.
+        model: the graph as it is executed: local functions are inlined, constants are initializers, and operators are
+            fused.
+        found: the groups of units of the graph in the file.
+    """
+
+    file: Path
+    model: ir.Model
+    found: FoundGroups
+
+    @classmethod
+    def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
+        """Read a graph and find its groups.
+
+        Args:
+            file: the file.
+            sizes: shapes of an example of the inputs by name, where some axes fit no other size; None: any fit.
+
+        Raises:
+            GraphError: the file cannot be read.
+        """
+        model = graph_passes.load(file)
+        Normalize()(model)
+        if sizes:
+            graph_passes.record_example_sizes(model, sizes)
+        return cls(file, fuse(model), graph_passes.find_groups(model))
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The nodes."""
+        return self.model.graph
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+        return [value.name or "" for value in self.graph.inputs if not value.is_initializer()]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [value.name or "" for value in self.graph.outputs]
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Initializer of the weight that a group ends in -> name of the group, the path of its linear."""
+        return {group.weight: group.name for group in self.found.groups}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The attentions, named by the linears that mix their heads."""
+        return tuple(
+            Site(group.name, group.kind, group.units, group.kv_heads, group.width)
+            for group in self.found.groups
+            if group.type == "heads"
+        )
+
+    @property
+    def feed_forwards(self) -> dict[str, int]:
+        """Path of each linear that reads neurons -> their number."""
+        return {group.name: group.units for group in self.found.groups if group.type == "neurons"}
+
+    @property
+    def digest(self) -> str:
+        """Hash of the operators, without weights."""
+        digest = hashlib.sha256()
+        for node in self.graph:
+            digest.update(f"{node.domain} {node.op_type} {[value and value.name for value in node.inputs]}".encode())
+        return digest.hexdigest()[:16]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Entries of a configuration that the tables and outputs of a graph of texts show."""
+        tables = {
+            node.inputs[1].name: int(node.inputs[0].const_value.shape[0])
+            for node in self.graph
+            if node.op_type == "Gather"
+            and len(node.inputs) == 2
+            and node.inputs[0].is_initializer()
+            and node.inputs[0].const_value is not None
+            and len(node.inputs[0].const_value.shape) == 2
+        }
+        settings: dict[str, Any] = {}
+        if _TOKENS in tables:
+            settings["vocab_size"] = tables[_TOKENS]
+        if _TYPES in self.inputs:
+            settings["type_vocab_size"] = tables.get(_TYPES, 2)
+        shape = self.graph.outputs[0].shape
+        if shape is not None and isinstance(shape[-1], int):
+            settings["num_labels"] = shape[-1]
+        return settings
+
+    def opset(self, node: ir.Node) -> int:
+        """Version of the operator set of a node."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return node.version or self.model.opset_imports.get(domain, 1)

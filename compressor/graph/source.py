@@ -1,0 +1,138 @@
+"""Load an ONNX file as a model: the file alone, or in the layout of a library, with its configuration and tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from compressor.errors import ErrorCode, InputError
+from compressor.graph.network import network_of
+from compressor.graph.program import GraphConfig, Program
+from compressor.model_folder.companions import COMPANIONS
+from compressor.model_folder.configuration import CONFIG, load_config, read_config
+from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.fingerprints import fingerprint
+from compressor.model_folder.folder import ModelFolder
+from compressor.model_folder.model_class import model_class
+from compressor.model_folder.processor import load_processor
+
+SUFFIX = ".onnx"
+_LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
+"""Graphs of a folder of optimum, and of one of sentence-transformers or transformers.js."""
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
+ARRAYS = "arrays"
+"""The task of a graph whose rows are arrays."""
+
+
+def graph_of(path: Path) -> Path | None:
+    """The graph that a path stands for: a file, or that of a folder without weights of PyTorch; None: it has none.
+
+    Args:
+        path: what the user names as the model.
+
+    Raises:
+        InputError: a folder has several graphs and none under the name of a layout.
+    """
+    if path.suffix == SUFFIX and not path.is_dir():
+        return path
+    if not path.is_dir() or any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+        return None
+    named = [path / name for name in _LAYOUTS if (path / name).is_file()]
+    graphs = named[:1] or sorted(path.glob(f"*{SUFFIX}")) or sorted(path.glob(f"onnx/*{SUFFIX}"))
+    if len(graphs) > 1:
+        names = ", ".join(str(graph.relative_to(path)) for graph in graphs)
+        raise InputError(
+            f"{path}: the folder has several graphs and no model.onnx ({names}); name the file",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+            value=names,
+        )
+    return graphs[0] if graphs else None
+
+
+def load_graph(
+    path: Path,
+    graph: Path,
+    *,
+    task: str | None = None,
+    tokenizer: Path | None = None,
+    example_inputs: str | Path | None = None,
+    arrays: bool = False,
+) -> ModelFolder:
+    """Load a graph as a model folder; its network runs in torch.
+
+    Args:
+        path: what the user named: the file or its folder.
+        graph: the file.
+        task: the task; None: that of the configuration beside the file, else by the form of the first output.
+        tokenizer: folder of the tokenizer; None: that of the file, or the one above it.
+        example_inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
+        arrays: whether the rows are arrays named as the inputs, so that no tokenizer is needed.
+
+    Raises:
+        InputError: the graph or a file beside it cannot be used.
+    """
+    folder = _companion_folder(path, graph)
+    program = Program.of(graph)
+    config, name = _configuration(folder, program, task, arrays=arrays)
+    network = network_of(program, config)
+    loaded = ModelFolder(
+        path=folder,
+        model=network,
+        processor=None if arrays else load_processor(tokenizer or folder),
+        config=config,
+        fingerprint=fingerprint(network),
+        task=name,
+        family=config.model_type,
+        example={} if example_inputs is None else read_example(example_inputs, network),
+        base=tokenizer,
+    )
+    again = partial(
+        load_graph, path, graph, task=task, tokenizer=tokenizer, example_inputs=example_inputs, arrays=arrays
+    )
+    return replace(loaded, load_again=again)
+
+
+def _companion_folder(path: Path, graph: Path) -> Path:
+    """The folder of configuration and tokenizer: that of the graph, or the one above it in the layout `onnx/`."""
+    if path.is_dir():
+        return path
+    inner = graph.parent
+    above = inner.parent
+    has_own = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
+    return above if inner.name == "onnx" and not has_own and (above / CONFIG).is_file() else inner
+
+
+def _configuration(
+    folder: Path, program: Program, task: str | None, *, arrays: bool
+) -> tuple[PretrainedConfig, str]:
+    """The configuration of a graph, and its task."""
+    if arrays:
+        return GraphConfig(graph=program.digest), ARRAYS
+    if (folder / CONFIG).is_file():
+        read_config(folder)
+        config = load_config(folder, False)
+        _, name = model_class(folder, config, task, False)
+        return config, name
+    name = task or _task_by_form(folder, program)
+    return GraphConfig(graph=program.digest, **program.settings), name
+
+
+def _task_by_form(folder: Path, program: Program) -> str:
+    """The task of a graph of texts, by the names and shapes of its outputs."""
+    names = set(program.outputs)
+    if {"start_logits", "end_logits"} <= names:
+        return "question-answering"
+    rank = len(program.graph.outputs[0].shape or ())
+    if rank == 2:
+        return "text-classification"
+    raise InputError(
+        f"{folder}: the outputs of the graph ({', '.join(program.outputs)}) do not show its task; name it (--task), or"
+        " put the config.json of the model beside the graph",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        path=folder,
+        field="task",
+    )
