@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -95,6 +95,21 @@ class _Shared:
     values: dict[int, Tensor] = field(default_factory=dict)
 
 
+class Values(tuple[Tensor, ...]):
+    """The values after a layer, which know their numbers: a pass may continue with those of a later layer.
+
+    Attributes:
+        numbers: number of each value.
+    """
+
+    numbers: tuple[int, ...]
+
+    def __new__(cls, numbers: tuple[int, ...], computed: Mapping[int, Tensor]) -> Self:
+        values = super().__new__(cls, (computed[number] for number in numbers))
+        values.numbers = numbers
+        return values
+
+
 class GraphLayer(nn.Module):
     """The nodes between two sums of the residual stream.
 
@@ -110,11 +125,11 @@ class GraphLayer(nn.Module):
         self._steps, self._shared = list(steps), shared
         self.operands, self.results = tuple(operands), tuple(results)
 
-    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *values: Tensor) -> Values:
         """The values of `results`, from those of `operands`."""
         computed = dict(zip(self.operands, values, strict=True))
         execute(self._steps, computed, self._shared.values)
-        return tuple(computed[number] for number in self.results)
+        return Values(self.results, computed)
 
 
 def execute(steps: Sequence[Step], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
@@ -163,7 +178,8 @@ class GraphNetwork(PreTrainedModel):
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         super().__init__(config)
         self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
-        self.group_names = [group.name for group in program.found.groups]
+        self.graph_inputs, self.graph_outputs = program.signature
+        self.group_names = [group.linear for group in program.found.groups]
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
         self.constants, self.sums = _Constants(), nn.ModuleDict()
@@ -210,8 +226,9 @@ class GraphNetwork(PreTrainedModel):
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}
             for layer in self.layers:
-                results = layer(*(computed[number] for number in layer.operands))
-                computed.update(zip(layer.results, results, strict=True))
+                # What replays the values of a later layer in place of this one leaves it without operands.
+                values = layer(*(computed.get(number) for number in layer.operands))
+                computed = dict(zip(values.numbers, values, strict=True))
             execute(self._after, computed, shared)
             return {
                 name: operand.value if isinstance(operand, Weight) else {**shared, **computed}[operand]

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from transformers import PretrainedConfig
 
 import graph_passes
 from compressor.graph.fusions import fuse
+from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.units.projections import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
@@ -83,23 +85,32 @@ class Program:
         return [value.name or "" for value in self.graph.outputs]
 
     @property
+    def signature(self) -> tuple[dict[str, InputSpec], dict[str, OutputSpec]]:
+        """Type and axes of each input and of each output by name."""
+        inputs = [value for value in self.graph.inputs if not value.is_initializer()]
+        return (
+            {value.name or "": InputSpec(*_spec(value)) for value in inputs},
+            {value.name or "": OutputSpec(*_spec(value)) for value in self.graph.outputs},
+        )
+
+    @property
     def paths(self) -> dict[str, str]:
-        """Initializer of the weight that a group ends in -> name of the group, the path of its linear."""
-        return {group.weight: group.name for group in self.found.groups}
+        """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
+        return {group.weight: group.linear for group in self.found.groups}
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The attentions, named by the linears that mix their heads."""
         return tuple(
-            Site(group.name, group.kind, group.units, group.kv_heads, group.width)
+            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
             for group in self.found.groups
-            if group.type == "heads"
+            if group.kind is not None and group.kv_heads is not None
         )
 
     @property
     def feed_forwards(self) -> dict[str, int]:
         """Path of each linear that reads neurons -> their number."""
-        return {group.name: group.units for group in self.found.groups if group.type == "neurons"}
+        return {group.linear: group.units for group in self.found.groups if group.type == "neurons"}
 
     @property
     def digest(self) -> str:
@@ -135,3 +146,9 @@ class Program:
         """Version of the operator set of a node."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         return node.version or self.model.opset_imports.get(domain, 1)
+
+
+def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:
+    """Element type and axes of an input or an output; a size that depends on the inputs is None."""
+    dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
+    return dtype, tuple(size if isinstance(size, int) else None for size in value.shape or ())

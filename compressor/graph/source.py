@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
 from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError
@@ -18,6 +21,7 @@ from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor
+from compressor.tasks.array_files import read_arrays
 
 SUFFIX = ".onnx"
 _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
@@ -25,6 +29,10 @@ _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
 ARRAYS = "arrays"
 """The task of a graph whose rows are arrays."""
+_TOKENS = "input_ids"
+"""End of the name of an input with one id for each token."""
+_EXAMPLES = 16
+"""Rows of arrays that are examples of the inputs."""
 
 
 def graph_of(path: Path) -> Path | None:
@@ -60,7 +68,7 @@ def load_graph(
     task: str | None = None,
     tokenizer: Path | None = None,
     example_inputs: str | Path | None = None,
-    arrays: bool = False,
+    arrays: str | None = None,
 ) -> ModelFolder:
     """Load a graph as a model folder; its network runs in torch.
 
@@ -70,24 +78,32 @@ def load_graph(
         task: the task; None: that of the configuration beside the file, else by the form of the first output.
         tokenizer: folder of the tokenizer; None: that of the file, or the one above it.
         example_inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
-        arrays: whether the rows are arrays named as the inputs, so that no tokenizer is needed.
+        arrays: the rows, if they are arrays named as the inputs, which need no tokenizer; the first ones are examples.
 
     Raises:
         InputError: the graph or a file beside it cannot be used.
     """
     folder = _companion_folder(path, graph)
-    program = Program.of(graph)
-    config, name = _configuration(folder, program, task, arrays=arrays)
+    rows = {} if arrays is None else first_rows(arrays, _EXAMPLES)
+    program = Program.of(graph, {name: array.shape for name, array in rows.items()})
+    config, name = _configuration(folder, program, task, rows)
     network = network_of(program, config)
+    example = {} if example_inputs is None else read_example(example_inputs, network)
+    if rows:
+        example = {
+            name: torch.from_numpy(rows[name].astype(spec.dtype))
+            for name, spec in network.graph_inputs.items()
+            if name in rows
+        }
     loaded = ModelFolder(
         path=folder,
         model=network,
-        processor=None if arrays else load_processor(tokenizer or folder),
+        processor=None if arrays is not None else load_processor(tokenizer or folder),
         config=config,
         fingerprint=fingerprint(network),
         task=name,
         family=config.model_type,
-        example={} if example_inputs is None else read_example(example_inputs, network),
+        example=example,
         base=tokenizer,
     )
     again = partial(
@@ -107,11 +123,13 @@ def _companion_folder(path: Path, graph: Path) -> Path:
 
 
 def _configuration(
-    folder: Path, program: Program, task: str | None, *, arrays: bool
+    folder: Path, program: Program, task: str | None, rows: Mapping[str, np.ndarray]
 ) -> tuple[PretrainedConfig, str]:
     """The configuration of a graph, and its task."""
-    if arrays:
-        return GraphConfig(graph=program.digest), ARRAYS
+    if rows:
+        tokens = [array.shape[1] for name, array in rows.items() if name.endswith(_TOKENS) and array.ndim == 2]
+        limit = {"max_position_embeddings": tokens[0]} if tokens else {}
+        return GraphConfig(graph=program.digest, **limit), ARRAYS
     if (folder / CONFIG).is_file():
         read_config(folder)
         config = load_config(folder, False)
@@ -136,3 +154,21 @@ def _task_by_form(folder: Path, program: Program) -> str:
         path=folder,
         field="task",
     )
+
+
+def names_arrays(source: str) -> bool:
+    """Whether rows are arrays: a .npz file, or a folder of .npz or .npy files."""
+    path = Path(source)
+    if path.is_dir():
+        return any(any(path.glob(f"*{suffix}")) for suffix in (".npz", ".npy"))
+    return path.suffix.lower() == ".npz"
+
+
+def first_rows(source: str, count: int) -> dict[str, np.ndarray]:
+    """The first rows of arrays by name.
+
+    Raises:
+        InputError: the arrays cannot be read.
+    """
+    parts = next(iter(read_arrays(source).values()))
+    return {name: array[:count] for name, array in parts[0].arrays.items()}

@@ -34,7 +34,7 @@ def write_gated(network: GraphNetwork, plan: Plan, path: Path, example: ExampleR
         OSError: the disk is full or the folder cannot be written; no file remains.
     """
     model = with_weights(network)
-    graph_passes.gate(model, plan)
+    graph_passes.gate_groups(model, plan)
     if example is not None:
         record_example_rows(model, example)
     if plan.model is not None:

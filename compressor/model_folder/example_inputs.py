@@ -110,8 +110,20 @@ def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRo
     ids = {token for name, array in inputs.items() if name.endswith("input_ids") for token in np.unique(array).tolist()}
     if not ids:
         return ExampleRows(inputs)
+    if folder.processor is None and folder.example:
+        return _rows_without_tokenizer(inputs)
     layout, ordinary = _layout(folder)
     return ExampleRows(inputs, frozenset(ids - set(ordinary.tolist())), layout.padding)
+
+
+def _rows_without_tokenizer(inputs: Mapping[str, np.ndarray]) -> ExampleRows:
+    """Inputs of a model without a tokenizer: ids that every row has are markers, and padding is what the mask hides."""
+    ids = next(array for name, array in inputs.items() if name.endswith("input_ids"))
+    mask = next((array for name, array in inputs.items() if name.endswith("attention_mask")), None)
+    hidden = ids[mask == 0] if mask is not None and mask.shape == ids.shape else ids[:0]
+    padding = int(hidden[0]) if hidden.size else 0
+    shared = set.intersection(*(set(row.tolist()) for row in ids)) - {padding} if len(ids) > 1 else set()
+    return ExampleRows(inputs, frozenset(shared), padding)
 
 
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:

@@ -267,7 +267,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
     """
     from compressor.graph.source import graph_of, load_graph  # which loads a folder by the modules of this package
 
-    tokenizer, arrays = options.pop("tokenizer", None), options.pop("arrays", False)
+    tokenizer, arrays = options.pop("tokenizer", None), options.pop("arrays", None)
     graph = graph_of(Path(path))
     if graph is not None:
         return load_graph(

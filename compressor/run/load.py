@@ -15,6 +15,7 @@ from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.steps import Step, Units, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.source import names_arrays
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
@@ -59,7 +60,7 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
         example_inputs=source.example_inputs,
         pool_in_graph=recipe.export.pool_in_graph,
         tokenizer=source.tokenizer,
-        arrays=any(map(names_arrays, recipe.rows.sources)),
+        arrays=next(filter(names_arrays, recipe.rows.sources), None),
     )
 
 
